@@ -29,7 +29,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tracing::warn;
 
-pub use client::{Answer, fetch, not_responding, post_and_store, post_to_daemon, query_daemon, quoted};
+pub use client::{
+    Answer, DaemonEnded, MAX_PATH, fetch, not_responding, post_and_store, post_cancellable, post_to_daemon,
+    query_daemon, quoted,
+};
 pub use lb_host::socket::Bound;
 pub use rounds::Rounds;
 

@@ -96,6 +96,9 @@ pub struct CloseJob {
     pub order: CloseOrder,
     /// All clients of the host.
     pub targets: Vec<ReclaimTarget>,
+    /// Whether the backend exists even if no client uses it. If not, and no client does, the job
+    /// reports an unknown backend.
+    pub is_known: bool,
     /// Later flows stay, in nanoseconds of `CLOCK_MONOTONIC`.
     pub begun_until_ns: u64,
 }
@@ -151,12 +154,12 @@ pub fn run(job: &CloseJob, wait: &mut (impl FnMut(Duration) -> bool + Send)) -> 
 }
 
 fn counted(
-    CloseJob { order, targets, begun_until_ns }: &CloseJob,
+    CloseJob { order, targets, is_known, begun_until_ns }: &CloseJob,
     wait: &mut (impl FnMut(Duration) -> bool + Send),
 ) -> Result<Closed, CloseRefusal> {
     let CloseOrder { service, backend, client, idle, rate, is_dry_run, most } = order.clone();
-    let filter = Filter { client, service: Some(service.clone()), backend: Some(backend) };
-    let unknown = |text| CloseRefusal { is_permission: false, text };
+    let filter = Filter { client, service: Some(service.clone()), backend: (!is_known).then_some(backend) };
+    let unknown = |text| CloseRefusal { is_permission: false, is_busy: false, text };
     names::check_client(&filter, targets.iter().map(|target| target.pins.client.as_str()), "here")
         .map_err(unknown)?;
     try_close().map_err(|error| refused(&error))?;
@@ -187,7 +190,7 @@ fn counted(
 }
 
 fn refused(error: &DatapathError) -> CloseRefusal {
-    CloseRefusal { is_permission: error.is_permission(), text: chain(error) }
+    CloseRefusal { is_permission: error.is_permission(), is_busy: false, text: chain(error) }
 }
 
 fn failed(client: &str, error: &DatapathError) -> ClientClosed {

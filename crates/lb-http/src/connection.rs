@@ -26,7 +26,7 @@ use tokio::sync::{Notify, watch};
 
 /// Maximum size of a request head, in bytes. This is the smallest buffer that hyper accepts.
 /// Requests of our commands and of Prometheus have a tenth of this size.
-const HEAD_BYTES: usize = 8 << 10;
+pub const HEAD_BYTES: usize = 8 << 10;
 /// Time limit for the request to arrive.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 /// Time limit for the server to produce the answer. A request that waits for a cgroup to be covered

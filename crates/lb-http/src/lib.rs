@@ -29,7 +29,7 @@ use tokio::sync::Notify;
 use tokio::task::{AbortHandle, Id, JoinSet};
 use tracing::{info, warn};
 
-pub use connection::answer;
+pub use connection::{HEAD_BYTES, answer};
 pub use document::{CompressedDocument, ContentCoding, DocumentWriter, accepts_gzip, pending, respond};
 
 pub use self::limited::{LimitedStream, limited};

@@ -23,6 +23,9 @@ pub enum CloseAnswer {
 pub struct CloseRefusal {
     /// Whether the daemon lacks a privilege.
     pub is_permission: bool,
+    /// Whether other jobs prevent this one, so that a later request may succeed.
+    #[serde(default)]
+    pub is_busy: bool,
     pub text: String,
 }
 
@@ -113,6 +116,10 @@ impl Closed {
 
     /// The result for people: for each client what was closed, and why other flows stay.
     pub fn describe(&self) -> String {
+        let Self { service, backend, .. } = self;
+        if self.clients.is_empty() {
+            return format!("service {service}: no client here uses {backend}, so nothing is to be closed\n");
+        }
         let mut text = String::new();
         let did = if self.dry_run { "would close" } else { "closed" };
         for ClientClosed { client, tcp, udp, error } in &self.clients {
@@ -121,8 +128,7 @@ impl Closed {
                 counted(tcp.closed, "TCP connection"),
                 counted(udp.closed, "UDP socket")
             );
-            text +=
-                &format!("client {client}, service {}: {did} {closed} to {}\n", self.service, self.backend);
+            text += &format!("client {client}, service {service}: {did} {closed} to {backend}\n");
             let mut note = |count: u64, what: &str| {
                 if count > 0 {
                     text += &format!("  {}: {what}\n", counted(count, "other flow"));
@@ -192,13 +198,16 @@ mod tests {
         let expected =
             "client web, service users: would close 0 TCP connections and 0 UDP sockets to 10.0.0.1:80\n";
         assert_eq!((dry.describe().as_str(), dry.is_complete()), (expected, true));
+        let nowhere = Closed { clients: Vec::new(), ..dry };
+        let expected = "service users: no client here uses 10.0.0.1:80, so nothing is to be closed\n";
+        assert_eq!((nowhere.describe().as_str(), nowhere.is_complete()), (expected, true));
     }
 
     #[test]
     fn the_document_parses() {
         let answers = [
             CloseAnswer::Counted(result(CloseCounts::default(), CloseCounts::default())),
-            CloseAnswer::Refused(CloseRefusal { is_permission: true, text: "no".to_owned() }),
+            CloseAnswer::Refused(CloseRefusal { is_permission: true, is_busy: false, text: "no".to_owned() }),
         ];
         for answer in answers {
             let text = serde_json::to_string(&answer).unwrap();

@@ -12,9 +12,10 @@ use hyper::Response;
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
 use lb_kernel::trust;
-use percent_encoding::{NON_ALPHANUMERIC, PercentEncode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode};
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 
 use super::socket;
 use crate::config::Paths;
@@ -22,8 +23,23 @@ use crate::config::Paths;
 /// Encodes a name as a segment of a path or a value in a query. Names may contain any character but
 /// `/`.
 pub fn quoted(name: &str) -> PercentEncode<'_> {
-    percent_encoding::utf8_percent_encode(name, NON_ALPHANUMERIC)
+    /// The other characters that RFC 3986 allows in both, without those that end a value in a
+    /// query. Addresses would else need three bytes for each point, colon and comma, and the head
+    /// of a request is limited.
+    const QUOTED: &AsciiSet =
+        &NON_ALPHANUMERIC.remove(b'.').remove(b':').remove(b',').remove(b'-').remove(b'_').remove(b'~');
+    percent_encoding::utf8_percent_encode(name, QUOTED)
 }
+
+/// The longest path with query, in bytes, that the server accepts: the rest of the head has fewer
+/// bytes than are left.
+pub const MAX_PATH: usize = lb_http::HEAD_BYTES - 256;
+
+/// The daemon ended before its answer to a request that changes state was complete, so the change
+/// may have been made.
+#[derive(Debug, thiserror::Error)]
+#[error("the daemon ended before it answered: it may have made the change, or a part of it")]
+pub struct DaemonEnded;
 
 /// The result of a query to the daemon.
 #[derive(Debug)]
@@ -48,9 +64,17 @@ pub fn query_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<An
 ///
 /// # Errors
 /// If the daemon is not trusted, or refuses the request. The kind is `PermissionDenied` if this
-/// user has no permission.
+/// user has no permission, and the error is [`DaemonEnded`] if the daemon ended meanwhile.
 pub fn post_to_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     request(paths, Method::POST, path, TO_BEGIN)
+}
+
+/// Like [`post_to_daemon`], on the caller's runtime. If the future is dropped, the connection ends.
+///
+/// # Errors
+/// As for [`post_to_daemon`].
+pub async fn post_cancellable<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
+    send(paths, Method::POST, path, TO_BEGIN).await
 }
 
 /// Like [`post_to_daemon`], for changes that the daemon stores before it answers.
@@ -74,34 +98,37 @@ fn request<T: DeserializeOwned>(
     path: &str,
     to_begin: Duration,
 ) -> Result<Answer<T>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(send(paths, method, path, to_begin))
+}
+
+async fn send<T: DeserializeOwned>(
+    paths: &Paths,
+    method: Method,
+    path: &str,
+    to_begin: Duration,
+) -> Result<Answer<T>> {
     /// The limit for a complete answer. If clients and services are at their limits, it takes a
     /// second or two.
     const TO_END: Duration = Duration::from_secs(30);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // If the connection breaks during a request that changes state, it is unknown whether the
     // change was made. This is an error, not `NotRunning`.
-    let is_question = method == Method::GET;
-    let broken = |error: anyhow::Error| match has_ended(&error) {
-        true if is_question => Ok(Answer::NotRunning),
-        true => Err(error.context(ENDED)),
-        false => Err(error),
+    let changes_nothing = method == Method::GET;
+    let ended = || if changes_nothing { Ok(Answer::NotRunning) } else { Err(DaemonEnded.into()) };
+    let response = match tokio::time::timeout(to_begin, begin(paths, method, path)).await {
+        Ok(Ok(Some(response))) => response,
+        Ok(Ok(None)) => return Ok(Answer::NotRunning),
+        Ok(Err(error)) if is_full(&error) => return Ok(Answer::NotResponding),
+        Ok(Err(error)) if has_ended(&error) => return ended(),
+        Ok(Err(error)) => return Err(error),
+        Err(_) => return Ok(Answer::NotResponding),
     };
-    runtime.block_on(async {
-        let response = match tokio::time::timeout(to_begin, begin(paths, method, path)).await {
-            Ok(Ok(Some(response))) => response,
-            Ok(Ok(None)) => return Ok(Answer::NotRunning),
-            Ok(Err(error)) if is_full(&error) => return Ok(Answer::NotResponding),
-            Ok(Err(error)) => return broken(error),
-            Err(_) => return Ok(Answer::NotResponding),
-        };
-        match tokio::time::timeout(TO_END, end(response, path)).await {
-            Ok(answer) => answer.map(Answer::Given).or_else(broken),
-            Err(_) => Ok(Answer::NotResponding),
-        }
-    })
+    match tokio::time::timeout(TO_END, end(response, path)).await {
+        Ok(Err(error)) if has_ended(&error) => ended(),
+        Ok(answer) => answer.map(Answer::Given),
+        Err(_) => Ok(Answer::NotResponding),
+    }
 }
-
-const ENDED: &str = "the daemon ended before it answered: it may have made the change, or a part of it";
 
 /// The message that a daemon does not answer.
 pub fn not_responding(run: &Path) -> String {
@@ -139,7 +166,10 @@ pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Opt
     }
 }
 
-async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Response<Incoming>>> {
+/// The head of an answer. The task moves the bytes of the connection, and ends when this is dropped.
+type Begun = (Response<Incoming>, JoinSet<hyper::Result<()>>);
+
+async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Begun>> {
     let socket = socket(&paths.run);
     let stream = match UnixStream::connect(&socket).await {
         Ok(stream) => stream,
@@ -150,14 +180,15 @@ async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Respo
     };
     trust::check_daemon(stream.peer_cred()?.uid(), &socket, &paths.pins)?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(connection);
+    let mut task = JoinSet::new();
+    task.spawn(connection);
     let request = hyper::Request::builder().method(method).uri(path);
     let request = request.header("host", "localhost").body(Empty::<Bytes>::new())?;
     let response = sender.send_request(request).await;
-    response.map(Some).with_context(|| format!("query {}", socket.display()))
+    response.map(|response| Some((response, task))).with_context(|| format!("query {}", socket.display()))
 }
 
-async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> Result<T> {
+async fn end<T: DeserializeOwned>((response, _task): Begun, path: &str) -> Result<T> {
     /// A status of 64 clients with 16,384 backends each needs about a kilobyte per backend, far
     /// less than this.
     const MAX_BYTES: usize = 1 << 32;
@@ -169,6 +200,7 @@ async fn end<T: DeserializeOwned>(response: Response<Incoming>, path: &str) -> R
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text).into());
     }
     if status != StatusCode::OK {
+        let path = path.split('?').next().unwrap_or_default();
         bail!("the daemon answers {status} to {path}: {}", String::from_utf8_lossy(&body));
     }
     serde_json::from_slice(&body).context("the daemon's answer has the format of another version")
@@ -199,15 +231,43 @@ mod tests {
     }
 
     #[test]
+    fn the_server_accepts_the_longest_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths =
+            Paths { pins: folder.path().into(), run: folder.path().into(), state: folder.path().into() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let answer = runtime.block_on(async {
+            let listener = tokio::net::UnixListener::bind(socket(&paths.run)).unwrap();
+            let router = axum::Router::new().fallback(|| async { axum::Json(17) });
+            tokio::spawn(async move {
+                let (stream, _) = listener.accept().await.unwrap();
+                lb_http::answer(stream, router).await;
+            });
+            let path = format!("/{}", "x".repeat(MAX_PATH - 1));
+            send::<u32>(&paths, Method::POST, &path, TO_BEGIN).await
+        });
+        assert!(matches!(answer, Ok(Answer::Given(17))), "{answer:?}");
+    }
+
+    #[test]
+    fn only_characters_that_a_query_cannot_contain_are_quoted() {
+        let name = "10.0.0.1:80,[2001:db8::1]:80,a-b_c~d &=+#?/%é";
+        let expected = "10.0.0.1:80,%5B2001:db8::1%5D:80,a-b_c~d%20%26%3D%2B%23%3F%2F%25%C3%A9";
+        assert_eq!(quoted(name).to_string(), expected);
+    }
+
+    #[test]
     fn a_daemon_that_ends_before_its_answer_is_complete_is_not_running() {
         let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n17";
         assert!(matches!(request_answered(whole, Method::GET), Ok(Answer::Given(17))));
-        for cut in [0, 10, 30, whole.len() - 1] {
-            let answer = request_answered(&whole[..cut], Method::GET);
-            assert!(matches!(answer, Ok(Answer::NotRunning)), "{cut}: {:?}", answer.err());
-            let answer = request_answered(&whole[..cut], Method::POST).map(|_| ());
-            let error = answer.expect_err("no answer");
-            assert_eq!(error.to_string(), ENDED, "{cut}");
+        let chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n17\r\n0\r\n\r\n";
+        assert!(matches!(request_answered(chunked, Method::POST), Ok(Answer::Given(17))));
+        let cuts = [0, 10, 30, whole.len() - 1].map(|cut| &whole[..cut]);
+        for cut in cuts.into_iter().chain([1, 5, 7].map(|cut| &chunked[..chunked.len() - cut])) {
+            let answer = request_answered(cut, Method::GET);
+            assert!(matches!(answer, Ok(Answer::NotRunning)), "{cut:?}: {:?}", answer.err());
+            let error = request_answered(cut, Method::POST).expect_err("the change may have been made");
+            assert!(error.is::<DaemonEnded>(), "{cut:?}: {error:#}");
         }
         assert!(request_answered(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(), "the answer is not HTTP");
     }

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::anyhow;
+use anyhow::{Result, anyhow};
 use lb_document::{in_units, parse_duration};
 use lb_view::closing::{CloseAnswer, Closed};
 
 use super::{DEGRADED, PathOptions, paths_of};
-use crate::api::{self, Answer, quoted};
+use crate::api::{self, Answer, DaemonEnded, quoted};
 use crate::closing::{DEFAULT_RATE, IDLE_TIMES, RATES};
 use crate::config::Paths;
 use crate::error::CommandFailure;
@@ -84,19 +84,33 @@ const REQUESTS: u32 = 360;
 /// # Errors
 /// As for [`close`].
 pub fn run(options: &CloseOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
-    let is_complete = close(&paths_of(files)?, options)?;
+    let paths = paths_of(files)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let is_complete = runtime.block_on(close(&paths, options))?;
     Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
 }
 
+/// Why a request has closed nothing, or why its result is unknown. Another attempt may succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum NotClosed {
+    /// Other commands are closing connections.
+    #[error("{0}")]
+    Busy(String),
+    /// The daemon does not run, hangs, or ended before it answered.
+    #[error("{0}")]
+    NoAnswer(String),
+}
+
 /// Closes the connections, by one request to the daemon after the other, and prints the numbers.
-/// Returns whether no selected connection is left.
+/// Returns whether no selected connection is left. If the future is dropped, the daemon ends the job
+/// within a second.
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job
 /// closes its connections, or the daemon or its kernel cannot close connections.
-pub fn close(paths: &Paths, options: &CloseOptions) -> Result<bool, CommandFailure> {
+pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
     let path = path(options);
-    let mut all = request(paths, &path)?;
+    let mut all = request(paths, &path).await?;
     for _ in 1..REQUESTS {
         let left = all.sum(|counts| counts.left);
         if left == 0 {
@@ -105,7 +119,7 @@ pub fn close(paths: &Paths, options: &CloseOptions) -> Result<bool, CommandFailu
         if !options.json {
             print::message(format_args!("{} closed, {left} left", all.sum(|counts| counts.closed)));
         }
-        all.followed_by(request(paths, &path)?);
+        all.followed_by(request(paths, &path).await?);
     }
     if options.json {
         print::json(&all)?;
@@ -115,7 +129,7 @@ pub fn close(paths: &Paths, options: &CloseOptions) -> Result<bool, CommandFailu
     Ok(all.is_complete())
 }
 
-pub fn path(options: &CloseOptions) -> String {
+pub(super) fn path(options: &CloseOptions) -> String {
     let CloseOptions { service, backend, client, idle, rate, dry_run, json: _ } = options;
     let mut path = format!(
         "/v1/close/{}?backend={}&rate={}&dry_run={dry_run}",
@@ -132,26 +146,42 @@ pub fn path(options: &CloseOptions) -> String {
     path
 }
 
-/// Sends one request to the daemon.
+/// Checks that the daemon and its kernel can close connections. Closes nothing.
 ///
 /// # Errors
-/// As for [`close`].
-pub fn request(paths: &Paths, path: &str) -> Result<Closed, CommandFailure> {
-    match api::post_to_daemon::<CloseAnswer>(paths, path)? {
-        Answer::Given(CloseAnswer::Counted(closed)) => Ok(closed),
-        Answer::Given(CloseAnswer::Refused(refusal)) if refusal.is_permission => {
+/// As for [`close`], but not if another job closes connections of this backend.
+pub async fn check(paths: &Paths, options: CloseOptions) -> Result<()> {
+    match request(paths, &path(&CloseOptions { dry_run: true, ..options })).await {
+        Err(error) if matches!(error.downcast_ref(), Some(NotClosed::Busy(_))) => Ok(()),
+        counted => counted.map(drop),
+    }
+}
+
+/// Sends one request to the daemon.
+async fn request(paths: &Paths, path: &str) -> Result<Closed> {
+    let no_answer = |text: String| Err(NotClosed::NoAnswer(text).into());
+    match api::post_cancellable::<CloseAnswer>(paths, path).await {
+        Ok(Answer::Given(CloseAnswer::Counted(closed))) => Ok(closed),
+        Ok(Answer::Given(CloseAnswer::Refused(refusal))) if refusal.is_permission => {
             Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, refusal.text).into())
         }
-        Answer::Given(CloseAnswer::Refused(refusal)) => Err(anyhow!(refusal.text).into()),
-        Answer::NotRunning => {
-            let text = "the daemon is not running, so nothing was closed: only the daemon closes connections";
-            Err(anyhow!(text).into())
+        Ok(Answer::Given(CloseAnswer::Refused(refusal))) if refusal.is_busy => {
+            Err(NotClosed::Busy(refusal.text).into())
         }
-        Answer::NotResponding => {
-            let text = "it may have closed some connections (its log has the numbers); it ends the job when it \
-                        notices that this command has ended";
-            Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into())
-        }
+        Ok(Answer::Given(CloseAnswer::Refused(refusal))) => Err(anyhow!(refusal.text)),
+        Ok(Answer::NotRunning) => no_answer(
+            "the daemon is not running, so nothing was closed: only the daemon closes connections".to_owned(),
+        ),
+        Ok(Answer::NotResponding) => no_answer(format!(
+            "{}: it may have closed some connections (its log has the numbers); it ends the job when it \
+             notices that this command has ended",
+            api::not_responding(&paths.run)
+        )),
+        Err(error) if error.is::<DaemonEnded>() => no_answer(
+            "the daemon ended before it answered: some connections may be closed (its log has the numbers)"
+                .to_owned(),
+        ),
+        Err(error) => Err(error),
     }
 }
 

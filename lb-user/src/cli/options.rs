@@ -301,9 +301,10 @@ pub enum Command {
     /// that `[admin]` names. Other hosts are not affected.
     ///
     /// Exit codes: 0 the backends are drained (with --wait: and have no open flows); 1 refused or
-    /// not found; 3 drained, but a restart of the daemon would lose this, or flows are still open
-    /// after --timeout; 4 a permission is missing; 130 ^C ended the waiting, and the backends stay
-    /// drained.
+    /// not found, or a backend was no longer drained before the command ended; 3 drained, but a
+    /// restart of the daemon would lose this, connections that --close selects stay open, or flows
+    /// are still open after --timeout; 4 a permission is missing; 130 or 143 ^C or SIGTERM ended the
+    /// waiting or the closing, and the backends stay drained.
     Drain(overrides::DrainOptions),
     /// End the drain of backends on this host
     ///
@@ -323,8 +324,8 @@ pub enum Command {
     /// If no daemon runs, the command reads the overrides from the daemon's file, which needs the
     /// permission to read it.
     ///
-    /// Exit codes: 0 ok; 1 failed; 3 no daemon runs, or the overrides are not stored; 4 a
-    /// permission is missing.
+    /// Exit codes: 0 ok; 1 failed, or there is no such service; 3 no daemon runs, or the overrides
+    /// are not stored; 4 a permission is missing.
     Overrides {
         /// Only this service
         #[arg(short, long)]

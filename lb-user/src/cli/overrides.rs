@@ -1,9 +1,12 @@
 //! `socklb drain`, `undrain`, `weight` and `overrides`: what operators change on this host.
 
+mod closing;
+
 mod stored;
 
 mod waiting;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -11,18 +14,21 @@ use std::time::{Duration, SystemTime};
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use lb_document::parse_duration;
+use lb_view::filter::Filter;
 use lb_view::overrides::{
     Overridden, OverrideScope, OverridesDocument, check_duration, check_percent, check_reason,
 };
+use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
+use self::closing::Ending;
 use super::close::{self, CloseOptions, Rate};
 use super::{DEGRADED, PathOptions, paths_of};
-use crate::api::{self, Answer, OverrideAction, quoted};
+use crate::api::{self, Answer, DaemonEnded, OverrideAction, quoted};
 use crate::config::Paths;
 use crate::controller::unix_seconds;
 use crate::error::CommandFailure;
-use crate::print;
+use crate::{names, print, status};
 
 /// The flows that a drain closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -227,7 +233,24 @@ impl Change<'_> {
     /// # Errors
     /// If no daemon answers, or this user has no permission.
     fn request(&self, paths: &Paths) -> Result<Overridden, CommandFailure> {
-        match api::post_and_store(paths, &self.path())? {
+        let path = self.path();
+        if path.len() > api::MAX_PATH {
+            let text = format!(
+                "a request has at most {} bytes, and this one for {} backends has {}: name fewer backends at a \
+                 time, or name them by index; nothing is changed",
+                api::MAX_PATH,
+                self.backends.len(),
+                path.len()
+            );
+            return Err(anyhow!(text).into());
+        }
+        let answer = match api::post_and_store(paths, &path) {
+            Err(error) if error.is::<DaemonEnded>() => {
+                return Err(anyhow!("{error} (check with `socklb overrides`)").into());
+            }
+            answer => answer?,
+        };
+        match answer {
             Answer::Given(overridden) => Ok(overridden),
             Answer::NotRunning => {
                 Err(anyhow!("the daemon is not running: nothing is changed (`socklb overrides`)").into())
@@ -245,21 +268,19 @@ impl Change<'_> {
 /// # Errors
 /// If no daemon answers, or the daemon refuses the drain.
 pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
-    let DrainOptions { client, wait, timeout, json, .. } = options;
+    let DrainOptions { wait, json, .. } = options;
     let change = options.change();
     let paths = paths_of(files)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if options.close.is_some() {
         // Nothing is drained if the daemon or its kernel cannot close connections.
         let planned = Change { dry_run: true, ..change }.request(&paths)?;
         let known = planned.overrides.iter().map(|one| one.of.scope.backend);
         if let Some(backend) = planned.changed.iter().copied().chain(known).next() {
-            close::request(
-                &paths,
-                &close::path(&CloseOptions { dry_run: true, ..options.closing(backend) }),
-            )?;
+            runtime.block_on(close::check(&paths, options.closing(backend)))?;
         }
     }
-    let mut overridden = change.request(&paths)?;
+    let overridden = change.request(&paths)?;
     if !*wait && options.close.is_none() || overridden.refused.is_some() {
         return show(&overridden, change.action, *json);
     }
@@ -269,38 +290,57 @@ pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, Co
     } else {
         print::text(&text)?;
     }
+    let code = runtime.block_on(close_and_wait(&paths, options, overridden))?;
+    Ok(ExitCode::from(code))
+}
+
+/// Closes the flows of drained backends and waits for their end, as requested. Returns the exit
+/// code.
+///
+/// # Errors
+/// If the daemon is not trusted or refuses this user, or the output cannot be written.
+async fn close_and_wait(
+    paths: &Paths,
+    options: &DrainOptions,
+    mut overridden: Overridden,
+) -> anyhow::Result<u8> {
+    let json = options.json;
+    let mut interrupts = waiting::Interrupts::new()?;
     let drains = overridden.overrides.iter().map(|one| &one.of);
     let scopes: Vec<OverrideScope> = drains
-        .filter(|of| of.kind.is_drain() && of.scope.client == *client)
+        .filter(|of| of.kind.is_drain() && of.scope.client == options.client)
         .map(|of| of.scope.clone())
         .collect();
     let mut is_complete = true;
     if options.close.is_some() {
         if let Some(after) = options.after {
-            let waited = waiting::wait(&paths, scopes.clone(), after, *json)?;
-            if waited.is_interrupted() {
-                return Ok(ExitCode::from(waited.code));
+            let code = waiting::wait(paths, &scopes, after, json, &mut interrupts).await?.code;
+            if ![0, DEGRADED].contains(&code) {
+                print::message("no connections are closed");
+                return Ok(code);
             }
         }
-        for scope in &scopes {
-            is_complete &= close::close(&paths, &options.closing(scope.backend))?;
-        }
-        if !*wait {
-            let is_well = is_complete && overridden.not_kept.is_none();
-            return Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) });
+        match closing::close(paths, options, &scopes, interrupts.next()).await? {
+            Ending::Closed => {}
+            Ending::Incomplete => is_complete = false,
+            Ending::Early(code) => return Ok(code),
         }
     }
-    let waited = waiting::wait(&paths, scopes, *timeout, *json)?;
-    if let Some(last) = waited.last {
-        overridden.overrides = last.overrides;
-        overridden.overrides.retain(|one| waited.scopes.contains(&one.of.scope));
-        overridden.not_kept = last.not_kept;
+    let mut code = 0;
+    if options.wait {
+        let waited = waiting::wait(paths, &scopes, options.timeout, json, &mut interrupts).await?;
+        code = waited.code;
+        if let Some(last) = waited.last {
+            overridden.overrides = last.overrides;
+            overridden.overrides.retain(|one| scopes.contains(&one.of.scope));
+            overridden.not_kept = last.not_kept;
+        }
     }
-    if *json {
+    if json {
         print::json(&overridden)?;
     }
-    let is_degraded = (overridden.not_kept.is_some() || !is_complete) && waited.code == 0;
-    Ok(ExitCode::from(if is_degraded { DEGRADED } else { waited.code }))
+    let is_degraded = (overridden.not_kept.is_some() || !is_complete) && code == 0;
+    Ok(if is_degraded { DEGRADED } else { code })
 }
 
 /// Ends the drain of backends.
@@ -361,14 +401,49 @@ fn show(overridden: &Overridden, action: OverrideAction, json: bool) -> Result<E
 pub fn list(service: Option<&str>, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let why = match api::query_daemon::<OverridesDocument>(&paths, "/v1/overrides")? {
-        Answer::Given(document) => return print_list(document, service, json, true),
+        Answer::Given(document) => {
+            let services = || match api::query_daemon::<StatusDocument>(&paths, "/v1/status")? {
+                Answer::Given(status) => Ok(status),
+                Answer::NotRunning | Answer::NotResponding => {
+                    status::from_pins(&paths.pins, String::new()).map_err(Into::into)
+                }
+            };
+            check_service(service, &document, services)?;
+            return print_list(document, service, json, true);
+        }
         Answer::NotRunning => "the daemon is not running".to_owned(),
         Answer::NotResponding => api::not_responding(&paths.run),
     };
-    print::message(format_args!(
-        "{why}; showing the stored overrides: drained backends stay drained, and no override ends before the daemon runs again"
-    ));
-    print_list(stored::read(&paths)?, service, json, false)
+    let document = stored::read(&paths)?;
+    check_service(service, &document, || status::from_pins(&paths.pins, String::new()).map_err(Into::into))?;
+    if document.overrides.is_empty() {
+        print::message(format_args!("{why}; no overrides are stored"));
+    } else {
+        print::message(format_args!(
+            "{why}; showing the stored overrides: drained backends stay drained, and no override ends before the daemon runs again"
+        ));
+    }
+    print_list(document, service, json, false)
+}
+
+/// Checks that a service exists. An override may concern a service that no client has any longer.
+///
+/// # Errors
+/// If neither an override nor a client names it. The message lists the services that exist.
+fn check_service(
+    service: Option<&str>,
+    document: &OverridesDocument,
+    status: impl FnOnce() -> anyhow::Result<StatusDocument>,
+) -> anyhow::Result<()> {
+    let Some(service) = service else { return Ok(()) };
+    if document.overrides.iter().any(|one| one.of.scope.service == service) {
+        return Ok(());
+    }
+    let status = status()?;
+    let services = status.clients.iter().flat_map(|client| &client.services);
+    let services = || services.map(|service| (service.name.as_str(), BTreeSet::new())).collect();
+    let filter = Filter { service: Some(service.to_owned()), ..Filter::default() };
+    names::check(&filter, services).map_err(|text| anyhow!(text))
 }
 
 fn print_list(
@@ -404,7 +479,7 @@ mod tests {
         Cli::try_parse_from(words).map(|cli| cli.command).map_err(|error| error.to_string())
     }
 
-    fn drained(line: &str) -> DrainOptions {
+    pub fn drained(line: &str) -> DrainOptions {
         match parsed(line) {
             Ok(Command::Drain(options)) => options,
             other => panic!("{line}: {other:?}"),
@@ -428,8 +503,23 @@ mod tests {
         assert_eq!(closes.after, Some(Duration::from_secs(60)));
         assert_eq!(
             close::path(&closes.closing("10.0.0.1:80".parse().unwrap())),
-            "/v1/close/users?backend=10%2E0%2E0%2E1%3A80&rate=50&dry_run=false&client=a&idle_ms=30000"
+            "/v1/close/users?backend=10.0.0.1:80&rate=50&dry_run=false&client=a&idle_ms=30000"
         );
+    }
+
+    #[test]
+    fn a_request_for_too_many_backends_is_refused_before_it_is_sent() {
+        let folder = tempfile::tempdir().expect("create a folder");
+        let paths =
+            Paths { pins: folder.path().into(), run: folder.path().into(), state: folder.path().into() };
+        let error = |count: usize| {
+            let backends = vec!["192.168.100.100:65535"; count].join(" ");
+            let options = drained(&format!("socklb drain users {backends}"));
+            options.change().request(&paths).expect_err("no daemon runs").to_string()
+        };
+        assert!(error(350).contains("the daemon is not running"), "{}", error(350));
+        let text = error(400);
+        assert!(text.contains("name fewer backends at a time") && text.len() < 300, "{text}");
     }
 
     #[test]
@@ -444,6 +534,7 @@ mod tests {
             ("socklb drain users 0 --for 1000y", "write a time such as 90s, 10m or 2h"),
             ("socklb drain users 0 --for 10", "write a time such as 90s, 10m or 2h"),
             ("socklb drain users 0 --reason a\u{7}b", "the reason contains a control character"),
+            ("socklb drain users 0 --reason a\u{202e}b", "the invisible format character U+202E"),
             (&long, "the reason has 10000 characters; at most 200 are allowed"),
             ("socklb drain users 0 --timeout 10s", "--wait"),
             ("socklb drain users 0 --wait --dry-run", "cannot be used with"),

@@ -84,7 +84,11 @@ impl Controller {
         };
         if let Some(text) = refusal {
             info!(service = ?order.service, backend = %order.backend, user, process, text, "refused to close connections");
-            return answer.send(CloseAnswer::Refused(CloseRefusal { is_permission: false, text }));
+            return answer.send(CloseAnswer::Refused(CloseRefusal {
+                is_permission: false,
+                is_busy: true,
+                text,
+            }));
         }
         let begun_ns = known.map_or_else(
             || {
@@ -100,9 +104,24 @@ impl Controller {
         let tasks = self.clients.tasks.iter().filter(|client_task| !client_task.is_unpinned());
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         let leaving = leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None });
-        let job =
-            CloseJob { order, targets: tasks.map(target).chain(leaving).collect(), begun_until_ns: begun_ns };
+        let job = CloseJob {
+            targets: tasks.map(target).chain(leaving).collect(),
+            is_known: self.is_known(&order),
+            begun_until_ns: begun_ns,
+            order,
+        };
         self.effects.push(BackgroundWork::Close(job, Requester::Operator(who, answer)).into());
+    }
+
+    /// Whether the list contains the backend, or an override names it. It need not be in the subset of
+    /// any client.
+    fn is_known(&self, CloseOrder { service, backend, .. }: &CloseOrder) -> bool {
+        let is_overridden = |client_task: &ClientTask| {
+            let mut overrides = self.overrides_of(client_task).into_iter();
+            overrides.any(|of| of.scope.service == *service && of.scope.backend == *backend)
+        };
+        self.list_of(service).is_some_and(|list| list.get(*backend).is_some())
+            || self.clients.tasks.iter().any(is_overridden)
     }
 
     /// Closes flows of one client without a request, as soon as fewer than [`MAX_OWN_JOBS`] jobs of
@@ -121,7 +140,7 @@ impl Controller {
         }
         let age = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
         let begun_until_ns = self.environment.kernel.now_ns().saturating_sub(age);
-        let job = CloseJob { order, targets: vec![target(client_task)], begun_until_ns };
+        let job = CloseJob { order, targets: vec![target(client_task)], is_known: false, begun_until_ns };
         self.closing.own.push_back(OwnJob { client, cause, waiting: Some(job) });
         self.start_own_jobs();
     }

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,7 +11,7 @@ use lb_kernel::trust::Untrusted;
 use lb_view::overrides::{DrainProgress, OverrideScope, OverridesDocument};
 use lb_view::text::{Style, age, counted};
 use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind};
 
 use crate::api;
 use crate::cli::DEGRADED;
@@ -18,8 +19,11 @@ use crate::config::Paths;
 use crate::error::is_permission;
 use crate::print;
 
+/// The exit code if a drain ended before the command did.
+pub const NOT_DRAINED: u8 = 1;
+
 /// The pause between two queries.
-const PAUSE: Duration = Duration::from_millis(500);
+pub const PAUSE: Duration = Duration::from_millis(500);
 /// How long to wait for one answer.
 const TO_ANSWER: Duration = Duration::from_secs(2);
 /// If standard output is no terminal, the least time between two lines.
@@ -33,14 +37,55 @@ pub struct Waited {
     pub code: u8,
     /// The last state that the daemon reported.
     pub last: Option<OverridesDocument>,
-    /// The drains that were waited for.
-    pub scopes: Vec<OverrideScope>,
 }
 
-impl Waited {
-    /// Whether a signal has ended the waiting.
-    pub const fn is_interrupted(&self) -> bool {
-        self.code > 128
+/// The signals that end a command early. While this exists, they do not end the process by
+/// themselves.
+pub struct Interrupts {
+    interrupt: unix::Signal,
+    terminate: unix::Signal,
+}
+
+impl Interrupts {
+    /// Starts to catch the signals. Call this in a runtime.
+    ///
+    /// # Errors
+    /// If the process cannot open the descriptor that the handlers need.
+    pub fn new() -> Result<Self> {
+        let of = |signal: Signal| unix::signal(SignalKind::from_raw(signal.as_raw()));
+        Ok(Self { interrupt: of(Signal::INT)?, terminate: of(Signal::TERM)? })
+    }
+
+    /// Waits for a signal. Returns the exit code for it, as shells report such an end.
+    pub async fn next(&mut self) -> u8 {
+        let number = tokio::select! {
+            _ = self.interrupt.recv() => Signal::INT,
+            _ = self.terminate.recv() => Signal::TERM,
+        };
+        128 + u8::try_from(number.as_raw()).unwrap_or(0)
+    }
+}
+
+/// The overrides of the host, and the progress of these drains. Each is `None` if no daemon has
+/// answered in time; the progress also if the daemon does not know all drains yet.
+///
+/// # Errors
+/// If the daemon is not trusted or refuses this user.
+pub async fn observe(
+    paths: &Paths,
+    scopes: &[OverrideScope],
+) -> Result<(Option<OverridesDocument>, Option<DrainProgress>)> {
+    let query = api::fetch::<OverridesDocument>(paths, "/v1/overrides");
+    match tokio::time::timeout(TO_ANSWER, query).await {
+        Ok(Ok(Some(document))) => {
+            let progress = document.progress(scopes);
+            // A daemon that cannot read its file yet does not know all drains.
+            let is_known = progress.ended.is_empty() || document.not_kept.is_none();
+            Ok((Some(document), is_known.then_some(progress)))
+        }
+        Ok(Err(error)) if is_permission(&error) || error.is::<Untrusted>() => Err(error),
+        // The daemon does not run, is starting or stopping, or hangs.
+        Ok(Ok(None) | Err(_)) | Err(_) => Ok((None, None)),
     }
 }
 
@@ -49,64 +94,45 @@ impl Waited {
 ///
 /// # Errors
 /// If the daemon is not trusted or refuses this user, or the output cannot be written.
-pub fn wait(paths: &Paths, scopes: Vec<OverrideScope>, timeout: Duration, json: bool) -> Result<Waited> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let of = |signal_: Signal| signal(SignalKind::from_raw(signal_.as_raw()));
-        let (mut interrupt, mut terminate) = (of(Signal::INT)?, of(Signal::TERM)?);
-        let mut shown = Shown { is_terminal: !json && std::io::stdout().is_terminal(), json, last: None };
-        let mut waiting = Waiting::new(timeout);
-        let mut last = None;
-        let mut pause = tokio::time::interval(PAUSE);
-        pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let began = pause.tick().await;
-        let mut now = began;
-        let (code, text) = loop {
-            let query =
-                tokio::time::timeout(TO_ANSWER, api::fetch::<OverridesDocument>(paths, "/v1/overrides"));
-            let seen = tokio::select! {
-                seen = query => seen,
-                code = interrupted(&mut interrupt, &mut terminate) => break (code, INTERRUPTED.to_owned()),
-            };
-            let seen = match seen {
-                Ok(Ok(Some(document))) => {
-                    let progress = document.progress(&scopes);
-                    // A daemon that cannot read its file yet does not know all drains.
-                    let is_known = progress.ended.is_empty() || document.not_kept.is_none();
-                    last = Some(document);
-                    is_known.then_some(progress)
-                }
-                Ok(Err(error)) if is_permission(&error) || error.is::<Untrusted>() => return Err(error),
-                // The daemon does not run, is starting or stopping, or hangs.
-                Ok(Ok(None) | Err(_)) | Err(_) => None,
-            };
-            let at = now - began;
-            match waiting.step(at, seen) {
-                Step::Waits(line) => shown.progress(at, &line)?,
-                Step::Ends(code, text) => break (code, text),
-            }
-            tokio::select! {
-                tick = pause.tick() => now = tick,
-                code = interrupted(&mut interrupt, &mut terminate) => break (code, INTERRUPTED.to_owned()),
-            }
+pub async fn wait(
+    paths: &Paths,
+    scopes: &[OverrideScope],
+    timeout: Duration,
+    json: bool,
+    interrupts: &mut Interrupts,
+) -> Result<Waited> {
+    let mut shown = Shown { is_terminal: !json && std::io::stdout().is_terminal(), json, last: None };
+    let mut waiting = Waiting::new(timeout);
+    let mut last = None;
+    let mut pause = tokio::time::interval(PAUSE);
+    pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let began = pause.tick().await;
+    let mut now = began;
+    let (code, text) = loop {
+        let (document, seen) = tokio::select! {
+            seen = observe(paths, scopes) => seen?,
+            code = interrupts.next() => break (code, INTERRUPTED.to_owned()),
         };
-        shown.end(&text)?;
-        Ok(Waited { code, last, scopes })
-    })
+        last = document.or(last);
+        let at = now - began;
+        match waiting.step(at, seen) {
+            Step::Waits(line) => shown.progress(at, &line)?,
+            Step::Ends(code, text) => break (code, text),
+        }
+        tokio::select! {
+            tick = pause.tick() => now = tick,
+            code = interrupts.next() => break (code, INTERRUPTED.to_owned()),
+        }
+    };
+    shown.end(&text)?;
+    Ok(Waited { code, last })
 }
 
 const INTERRUPTED: &str = "waiting ended; the backends stay drained (`socklb undrain` ends this)";
 
-/// The exit code for the signal that ends the waiting, as shells report such an end.
-async fn interrupted(
-    interrupt: &mut tokio::signal::unix::Signal,
-    terminate: &mut tokio::signal::unix::Signal,
-) -> u8 {
-    let number = tokio::select! {
-        _ = interrupt.recv() => Signal::INT,
-        _ = terminate.recv() => Signal::TERM,
-    };
-    128 + u8::try_from(number.as_raw()).unwrap_or(0)
+/// The message that a command ends because a backend is no longer drained.
+pub fn no_longer_drained(backend: SocketAddr) -> String {
+    format!("{backend} is no longer drained: another command or the end of its time has ended this")
 }
 
 /// The progress that has been printed.
@@ -188,12 +214,7 @@ impl Waiting {
             return if is_late { Step::Ends(DEGRADED, late()) } else { Step::Waits(text) };
         };
         if let Some(backend) = progress.ended.first() {
-            return Step::Ends(
-                1,
-                format!(
-                    "{backend} is no longer drained: another command or the end of its time has ended this"
-                ),
-            );
+            return Step::Ends(NOT_DRAINED, no_longer_drained(*backend));
         }
         let (open, untracked) = (progress.open(), progress.untracked);
         let not_counted = if untracked > 0 {

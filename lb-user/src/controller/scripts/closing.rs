@@ -81,6 +81,22 @@ fn one_job_at_a_time_closes_the_connections_of_a_backend() {
 }
 
 #[test]
+fn a_listed_backend_without_connections_is_no_unknown_backend() {
+    script("", |stage| {
+        stage.closes = |job| closed(job, 0);
+        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        let (_first, _second) = (ask(stage, 7, BACKENDS[0]), ask(stage, 7, "10.0.0.99:80"));
+        let jobs = stage.hung.iter().filter_map(|work| match work {
+            BackgroundWork::Close(job, _) => Some((job.order.backend, job.is_known)),
+            _ => None,
+        });
+        let expected = [(address(BACKENDS[0]), true), (address("10.0.0.99:80"), false)];
+        assert_eq!(jobs.collect::<Vec<_>>(), expected);
+        stage.finish_hung();
+    });
+}
+
+#[test]
 fn a_command_continues_its_job_before_others_and_with_the_same_flows() {
     script("", |stage| {
         stage.closes = |job| closed(job, 7);

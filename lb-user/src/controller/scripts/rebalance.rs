@@ -25,7 +25,11 @@ fn busy(job: &CloseJob) -> CloseAnswer {
 }
 
 fn refused(_: &CloseJob) -> CloseAnswer {
-    CloseAnswer::Refused(CloseRefusal { is_permission: true, text: "the kernel refuses".to_owned() })
+    CloseAnswer::Refused(CloseRefusal {
+        is_permission: true,
+        is_busy: false,
+        text: "the kernel refuses".to_owned(),
+    })
 }
 
 fn answer(job: &CloseJob, tcp: CloseCounts) -> CloseAnswer {
