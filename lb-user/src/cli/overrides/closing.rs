@@ -208,8 +208,8 @@ mod tests {
         }
     }
 
-    /// Closes the connections of all backends of such a daemon. Returns the backends that the daemon
-    /// has been asked to close.
+    /// Closes the connections of all backends of such a daemon. Returns the backends of the
+    /// requests that the daemon has received.
     fn closed(
         closes: &'static [Closes],
         interrupted: impl Future<Output = u8>,
