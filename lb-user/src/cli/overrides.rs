@@ -493,7 +493,7 @@ mod tests {
         );
         assert_eq!(
             options.change().path(),
-            "/v1/overrides/users?action=drain&backends=10%2E0%2E0%2E1%3A80%2C3%2C%5B2001%3Adb8%3A%3A1%5D%3A80\
+            "/v1/overrides/users?action=drain&backends=10.0.0.1:80,3,%5B2001:db8::1%5D:80\
              &client=a%2Fb&for=600&reason=new%26kernel&force=true&dry_run=true"
         );
         let waiting = drained("socklb drain users 0 --wait");
