@@ -27,6 +27,8 @@ mod ejection;
 
 mod drain;
 
+mod drain_close;
+
 mod evidence;
 
 mod slow_paths;

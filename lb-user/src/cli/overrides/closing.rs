@@ -15,7 +15,7 @@ use crate::error::is_permission;
 use crate::print;
 
 /// How the closing has ended.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// No selected connection is left.
     Closed,

@@ -1,0 +1,61 @@
+//! The end of `socklb drain --close` while it closes connections on this kernel.
+
+use std::fs;
+use std::process::Stdio;
+
+use rustix::process::Signal;
+use stage::daemon::{ChildGuard, signal};
+use stage::eventually;
+use stage::fixture::{Fixture, SERVICE};
+use stage::probe::die_with_us;
+
+const FIRST: &str = "127.0.0.1:8001";
+/// The connections to the first backend, which one connection per second does not close in time.
+const OPEN: u64 = 120;
+
+fn open(fixture: &Fixture) -> u64 {
+    fixture.setup.backend(FIRST).map_or(0, |backend| backend.active)
+}
+
+/// Starts a drain that waits, and then closes one connection per second. After the first was closed,
+/// calls `ends`. The command must exit with this code, before it has closed all. Returns its output.
+#[track_caller]
+fn ended_by(ends: impl FnOnce(&Fixture, &ChildGuard), code: i32) -> String {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let _open: Vec<_> = (0..3 * OPEN).map(|_| probe.dial(SERVICE)).collect();
+    assert_eq!(open(&fixture), OPEN);
+    let arguments = ["drain", "users", FIRST, "--close", "all", "--after", "1s", "--rate", "1/s", "--wait"];
+    let path = fixture.setup.folder.join("beside");
+    let file = fs::File::create(&path).expect("create a file");
+    let mut command = fixture.setup.socklb(&arguments);
+    command.stdin(Stdio::null()).stderr(file.try_clone().expect("a second handle")).stdout(file);
+    die_with_us(&mut command);
+    let mut child = ChildGuard::of(command.spawn().expect("start the command"));
+    eventually("the first connection is closed", || open(&fixture), |open| *open < OPEN);
+    ends(&fixture, &child);
+    let ending = || child.try_wait().expect("read its status").and_then(|status| status.code());
+    let seen = eventually("the command ends", ending, Option::is_some);
+    let text = fs::read_to_string(&path).expect("read the output");
+    assert_eq!(seen, Some(code), "{text}");
+    let log = || fixture.daemon().log();
+    eventually("the job ends", log, |log| log.contains("is_canceled=true"));
+    assert!(open(&fixture) > OPEN / 2, "{} are open: {text}", open(&fixture));
+    text
+}
+
+#[test]
+fn a_signal_ends_the_closing_after_the_waiting() {
+    let text = ended_by(|_, child| signal(child, Signal::INT), 130);
+    assert!(text.contains("closing ended; the backends stay drained"), "{text}");
+    ended_by(|_, child| signal(child, Signal::TERM), 143);
+}
+
+#[test]
+fn an_undrain_ends_the_closing() {
+    let undrain = |fixture: &Fixture, _: &ChildGuard| {
+        assert!(fixture.setup.run(&["undrain", "users", FIRST]).status.success());
+    };
+    let text = ended_by(undrain, 1);
+    assert!(text.contains("127.0.0.1:8001 is no longer drained"), "{text}");
+}
