@@ -17,8 +17,9 @@ fn open(fixture: &Fixture) -> u64 {
     fixture.setup.backend(FIRST).map_or(0, |backend| backend.active)
 }
 
-/// Starts a drain that waits, and then closes one connection per second. After the first was closed,
-/// calls `ends`. The command must exit with this code, before it has closed all. Returns its output.
+/// Starts a drain that waits, and then closes one connection per second. After the first was
+/// closed, calls `ends`. The command must exit with this code, before it has closed all. Returns
+/// its output.
 #[track_caller]
 fn ended_by(ends: impl FnOnce(&Fixture, &ChildGuard), code: i32) -> String {
     let fixture = Fixture::new();

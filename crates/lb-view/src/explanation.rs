@@ -53,7 +53,8 @@ pub struct Explanation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorWeight {
     pub address: SocketAddr,
-    /// The percentage that multiplies the backend's share, before all shares are scaled to sum to 1.
+    /// The percentage that multiplies the backend's share, before all shares are scaled to sum to
+    /// 1.
     pub percent: u16,
 }
 

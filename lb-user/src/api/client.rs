@@ -166,7 +166,8 @@ pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Opt
     }
 }
 
-/// The head of an answer. The task moves the bytes of the connection, and ends when this is dropped.
+/// The head of an answer. The task moves the bytes of the connection, and ends when this is
+/// dropped.
 type Begun = (Response<Incoming>, JoinSet<hyper::Result<()>>);
 
 async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Begun>> {

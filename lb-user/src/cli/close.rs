@@ -102,8 +102,8 @@ pub enum NotClosed {
 }
 
 /// Closes the connections, by one request to the daemon after the other, and prints the numbers.
-/// Returns whether no selected connection is left. If the future is dropped, the daemon ends the job
-/// within a second.
+/// Returns whether no selected connection is left. If the future is dropped, the daemon ends the
+/// job within a second.
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job

@@ -303,8 +303,8 @@ pub enum Command {
     /// Exit codes: 0 the backends are drained (with --wait: and have no open flows); 1 refused or
     /// not found, or a backend was no longer drained before the command ended; 3 drained, but a
     /// restart of the daemon would lose this, connections that --close selects stay open, or flows
-    /// are still open after --timeout; 4 a permission is missing; 130 or 143 ^C or SIGTERM ended the
-    /// waiting or the closing, and the backends stay drained.
+    /// are still open after --timeout; 4 a permission is missing; 130 or 143 ^C or SIGTERM ended
+    /// the waiting or the closing, and the backends stay drained.
     Drain(overrides::DrainOptions),
     /// End the drain of backends on this host
     ///

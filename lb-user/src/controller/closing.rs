@@ -113,8 +113,8 @@ impl Controller {
         self.effects.push(BackgroundWork::Close(job, Requester::Operator(who, answer)).into());
     }
 
-    /// Whether the list contains the backend, or an override names it. It need not be in the subset of
-    /// any client.
+    /// Whether the list contains the backend, or an override names it. It need not be in the subset
+    /// of any client.
     fn is_known(&self, CloseOrder { service, backend, .. }: &CloseOrder) -> bool {
         let is_overridden = |client_task: &ClientTask| {
             let mut overrides = self.overrides_of(client_task).into_iter();

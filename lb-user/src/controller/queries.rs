@@ -47,8 +47,8 @@ impl Controller {
         summary
     }
 
-    /// Why a client uses its backends of a service; empty if the client does not run, or has no such
-    /// service with a list.
+    /// Why a client uses its backends of a service; empty if the client does not run, or has no
+    /// such service with a list.
     pub fn explanations(&self, client: &str, service: &str) -> Vec<Explanation> {
         let Some(client_task) = self.clients.task(client) else { return Vec::new() };
         let (balancer, loads) = (client_task.balancer(), client_task.loads());

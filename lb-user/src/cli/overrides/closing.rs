@@ -26,8 +26,8 @@ pub enum Ending {
 }
 
 /// Closes the connections of these drained backends. Stops within a second when `interrupted`
-/// returns an exit code, or when one of the backends is no longer drained. If the connections of one
-/// backend cannot be closed, continues with the next.
+/// returns an exit code, or when one of the backends is no longer drained. If the connections of
+/// one backend cannot be closed, continues with the next.
 ///
 /// # Errors
 /// If the daemon is not trusted, lacks a privilege or refuses this user, or the output cannot be
