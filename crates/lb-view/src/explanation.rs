@@ -9,7 +9,7 @@ use crate::load::ServiceLoadStatus;
 use crate::status::UnusedEndpoints;
 use serde::{Deserialize, Serialize};
 
-pub const SCHEMA: u32 = 5;
+pub const SCHEMA: u32 = 6;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
