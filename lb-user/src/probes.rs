@@ -367,7 +367,7 @@ fn unconnected(error: &io::Error) -> ProbeFailure {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
@@ -490,9 +490,10 @@ mod tests {
 
     #[tokio::test]
     async fn probes_find_that_a_backend_refuses_and_that_it_recovers() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let at = listener.local_addr().unwrap();
-        drop(listener);
+        // This test holds the port, so that no other test listens at it.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = socket.local_addr().unwrap();
         let mut probes = Probes::new(Arc::default());
         let news = Arc::clone(&probes.news);
         let target = target(at, None);
@@ -500,7 +501,7 @@ mod tests {
         let limit = Duration::from_secs(10);
         tokio::time::timeout(limit, news.notified()).await.expect("news");
         assert_eq!(refusing(&probes), [(target.clone(), Why::Probe)]);
-        let _listener = TcpListener::bind(at).await.unwrap();
+        let _listener = socket.listen(16).unwrap();
         tokio::time::timeout(limit, news.notified()).await.expect("news");
         let well = ProbedHealth { health: Health::Healthy, why: Why::Probe, is_unconfirmed: false };
         assert_eq!(probes.results(), [(target.clone(), well)].into());

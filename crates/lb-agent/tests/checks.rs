@@ -7,7 +7,7 @@ use std::time::Duration;
 use lb_agent::check::CheckMethod;
 use lb_report::agent::streak::Outcome;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 /// Longer than any check takes, except for checks that must exceed their time.
 const LONG: Duration = Duration::from_secs(20);
@@ -45,7 +45,10 @@ async fn a_connection_passes_and_a_port_without_a_listener_fails() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     assert_eq!(CheckMethod::Tcp(at).run(LONG).await, Outcome::Passed);
-    drop(listener);
+    // This test holds the port, so that no other test listens at it.
+    let closed = TcpSocket::new_v4().unwrap();
+    closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = closed.local_addr().unwrap();
     failed(CheckMethod::Tcp(at).run(LONG).await, "no process listens at 127.0.0.1:");
 }
 
