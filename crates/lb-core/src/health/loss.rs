@@ -112,6 +112,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
     /// Notes the present state. In panic the times of all backends start again.
     pub fn note(&mut self, now: T, presence: Presence) {
         let Presence { members, missing, is_panic } = presence;
+        if self.members.is_empty() && self.missing.is_empty() {
+            // The list of a new service may change before the first look.
+            self.members.clone_from(&members);
+        }
         self.missing.retain(|address, known| {
             let has_slot = missing.get(address);
             has_slot.is_some_and(|has_slot| *has_slot || now < known.since + FORGOTTEN_AFTER) && !is_panic
@@ -232,6 +236,11 @@ mod tests {
         assert_eq!(run(&mut backends, 0..=59, &presence(&[1], &[2, 3])), []);
         assert_eq!(run(&mut backends, 60..=60, &presence(&[], &[1, 2, 3])), []);
         assert_eq!(run(&mut backends, 61..=125, &presence(&[1], &[2, 3])), [(125, address(1))]);
+    }
+
+    #[test]
+    fn a_backend_can_leave_before_the_first_look_at_a_new_service() {
+        assert_eq!(run(&mut of(0), 0..=65, &presence(&[1], &[2, 3])), [(64, address(1))]);
     }
 
     #[test]
