@@ -14,6 +14,7 @@ fn a_backend_is_announced_once_ready_and_prewarmed() {
     let check = format!("cmd:test -e {}", stage.file("ready").display());
     let _run = stage.start(&["--ready", &check, "--prewarm", &prewarm], &stage.program(&["serve"]));
     stage.until("app takes signals");
+    stage.until("reported LameDuck");
     assert_eq!(stage.story(), ["reported LameDuck"]);
     fs::write(stage.file("ready"), "").unwrap();
     stage.until("reported Ready");
