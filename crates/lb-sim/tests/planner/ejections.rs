@@ -1,20 +1,17 @@
 //! Clients that eject backends: the keys that configure ejection, and properties that hold whatever
 //! way backends fail in.
 
-use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::TrafficCounts;
 use lb_sim::traffic::{TrafficReport, play};
 use proptest::prelude::*;
 
+use super::{read, scenario};
+
 const START: &str = "title = \"t\"\nduration = \"10s\"\nstep = \"1s\"\nbackends = { count = 4 }\n";
 const JOB: &str = "[[job]]\nname = \"a\"\ntasks = 2\ntraffic = \"connections\"\n";
 
-fn read(text: &str) -> Result<Scenario, String> {
-    Scenario::read("x", "x.toml", text).map_err(|fault| fault.to_string())
-}
-
 fn played(text: &str, seed: u64) -> TrafficReport {
-    play(&read(text).unwrap_or_else(|fault| panic!("{fault}\n{text}")), seed)
+    play(&scenario(text), seed)
 }
 
 #[test]

@@ -1,15 +1,10 @@
 //! Backends that fail while they are still in the list: the results of connects, compared with
 //! calculations by hand.
 
-use lb_sim::traffic::scenario::Scenario;
+use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::tally::{RequestErrors, TrafficCounts};
-use lb_sim::traffic::{TrafficReport, play};
 
-fn played(text: &str) -> TrafficReport {
-    let scenario =
-        Scenario::read("test", "test.toml", text).unwrap_or_else(|fault| panic!("{fault}\n{text}"));
-    play(&scenario, 1)
-}
+use super::played;
 
 /// One client, which connects once per second to two backends in turn, for 12 seconds. Each
 /// connection lasts two seconds.

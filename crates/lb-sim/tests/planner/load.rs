@@ -2,15 +2,11 @@
 //! by hand.
 
 use lb_sim::traffic::figures::RunFigures;
-use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{RequestErrors, TrafficCounts};
 use lb_sim::traffic::{TrafficReport, play};
 use proptest::prelude::*;
 
-fn played(text: &str) -> TrafficReport {
-    let scenario = Scenario::read("test", "test.toml", text);
-    play(&scenario.unwrap_or_else(|fault| panic!("{fault}\n{text}")), 1)
-}
+use super::{played, scenario};
 
 fn figures(report: &TrafficReport, run: usize) -> &RunFigures {
     &report.figures.as_ref().expect("requests cost something").runs[run]
@@ -560,7 +556,7 @@ proptest! {
     /// sent request is on one connection.
     #[test]
     fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {
-        let scenario = Scenario::read("busy", "busy.toml", &text).unwrap_or_else(|fault| panic!("{fault}\n{text}"));
+        let scenario = scenario(&text);
         let report = play(&scenario, seed);
         let total = &report.summary.runs[0];
         let TrafficCounts { arrivals, served, abandoned, errors, .. } = total.counts;

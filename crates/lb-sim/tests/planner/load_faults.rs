@@ -2,7 +2,8 @@
 //! start, or too few are left. Clients must not all go to one backend, and weights must not
 //! oscillate.
 
-use crate::fleet::{FLEET, busiest_over_least, most, played, rows, weights};
+use crate::fleet::{FLEET, busiest_over_least, most, rows, weights};
+use crate::played;
 use lb_sim::metrics::float;
 use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::figures::RunFigures;

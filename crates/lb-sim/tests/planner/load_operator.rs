@@ -1,7 +1,8 @@
 //! Weights that follow load while an operator changes weights, switches the law, or upgrades all
 //! daemons at once.
 
-use crate::fleet::{FLEET, busiest_over_least, most, played, rows, weights};
+use crate::fleet::{FLEET, busiest_over_least, most, rows, weights};
+use crate::played;
 use lb_sim::metrics::mean;
 use lb_sim::traffic::tally::StepRow;
 

@@ -1,5 +1,5 @@
-//! All integration tests of the planner, in one program: fourteen programs took longer to compile
-//! and to link.
+//! All integration tests of the planner, in one program, because several take longer to compile and
+//! to link.
 
 mod band;
 mod commands;
@@ -17,3 +17,23 @@ mod scenario_files;
 mod shipped;
 mod traffic;
 mod unequal;
+
+use lb_sim::traffic::scenario::Scenario;
+use lb_sim::traffic::{TrafficReport, play};
+
+/// Reads a scenario from a file `x.toml` with this text.
+fn read(text: &str) -> Result<Scenario, String> {
+    Scenario::read("x", "x.toml", text).map_err(|fault| fault.to_string())
+}
+
+/// Reads a scenario without faults.
+#[track_caller]
+fn scenario(text: &str) -> Scenario {
+    read(text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))
+}
+
+/// Plays a scenario with seed 1.
+#[track_caller]
+fn played(text: &str) -> TrafficReport {
+    play(&scenario(text), 1)
+}

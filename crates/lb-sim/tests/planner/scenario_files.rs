@@ -1,14 +1,10 @@
 //! Files that are not valid scenarios. Each error states the line and column, the value and the
 //! correction.
 
-use lb_sim::traffic::scenario::Scenario;
+use super::read;
 
 const START: &str = "title = \"t\"\nduration = \"10s\"\nstep = \"1s\"\nbackends = { count = 4 }\n";
 const JOB: &str = "[[job]]\nname = \"a\"\ntasks = 2\ntraffic = \"requests\"\n";
-
-fn read(text: &str) -> Result<Scenario, String> {
-    Scenario::read("x", "x.toml", text).map_err(|fault| fault.to_string())
-}
 
 #[track_caller]
 fn check(text: &str, expected: &str) {

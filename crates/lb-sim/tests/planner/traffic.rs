@@ -3,14 +3,11 @@
 
 use lb_core::subset::Algorithm;
 use lb_sim::metrics::Spread;
-use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::tally::{RequestErrors, StepRow, Total, TrafficCounts};
 use lb_sim::traffic::{TrafficReport, play};
 use proptest::prelude::*;
 
-fn scenario(text: &str) -> Scenario {
-    Scenario::read("test", "test.toml", text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))
-}
+use super::scenario;
 
 #[track_caller]
 fn check(text: &str, steps: &[StepRow], total: &Total) {

@@ -1,18 +1,12 @@
 //! A small fleet with different machines, clients and subsets, but without unevenness by chance.
 //! The tests of weights that follow load use it.
 
-use lb_sim::traffic::scenario::Scenario;
+use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::tally::{StepRow, WeightChanges};
-use lb_sim::traffic::{TrafficReport, play};
 
 /// The fleet as a scenario. Half of its machines have less than half of the capacity of the others.
 /// The demand is a third of the total capacity.
 pub const FLEET: &str = include_str!("fleet.toml");
-
-pub fn played(text: &str) -> TrafficReport {
-    let scenario = Scenario::read("test", "test.toml", text);
-    play(&scenario.unwrap_or_else(|fault| panic!("{fault}\n{text}")), 1)
-}
 
 /// The rows of a run that end after `from` and at or before `to`, in seconds.
 pub fn rows<'a>(report: &'a TrafficReport, run: &str, (from, to): (u64, u64)) -> Vec<&'a StepRow> {
