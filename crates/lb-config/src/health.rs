@@ -1,5 +1,5 @@
-//! The `health` of a `[[service]]`: how backends are probed, and what happens when they are
-//! unavailable.
+//! The `health` and the `on_backend_loss` of a `[[service]]`: how backends are probed, and what
+//! happens when they are unavailable.
 
 use lb_core::health::loss::OnBackendLoss;
 use lb_core::service::{HealthRules, Protocol};
@@ -7,18 +7,22 @@ use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
 use super::keys::health::{DRAIN_FALLBACK, PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
-use super::keys::service::HEALTH;
+use super::keys::service::{HEALTH, ON_BACKEND_LOSS};
 use super::probe::{self, Around, ProbeConfig, ProbeKind};
 
-/// Reads the key of a service's table; `None` if its value is wrong. If the key is not written, all
-/// defaults apply.
+/// Reads both keys of a service's table; `None` if a value is wrong. For a key that is not written,
+/// the defaults apply.
 pub fn read(
     table: &Table<'_>,
     protocol: Option<Protocol>,
     around: Around<'_>,
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<(HealthRules, Option<ProbeConfig>)> {
-    let Some(item) = HEALTH.item(table, report) else { return Some((HealthRules::default(), None)) };
+    let on_backend_loss = read_on_backend_loss(table, protocol, report);
+    let Some(item) = HEALTH.item(table, report) else {
+        let rules = HealthRules { on_backend_loss: on_backend_loss?, ..HealthRules::default() };
+        return Some((rules, None));
+    };
     let keys = item.table(&SECTION, report)?;
     let panic_threshold = PANIC_THRESHOLD.take(&keys, report);
     let replace_after = REPLACE_AFTER.take(&keys, report);
@@ -33,17 +37,32 @@ pub fn read(
     });
     let heeds_reports = probe.as_ref().is_some_and(ProbeConfig::is_by_report);
     let (replace_after, drain_fallback) = (replace_after?, drain_fallback?);
-    // `on_backend_loss` is a key of the service.
-    let on_backend_loss = OnBackendLoss::Keep;
     let rules = HealthRules {
         panic_threshold,
         replace_after,
         first_look,
         heeds_reports,
         drain_fallback,
-        on_backend_loss,
+        on_backend_loss: on_backend_loss?,
     };
     Some((rules, probe))
+}
+
+fn read_on_backend_loss(
+    table: &Table<'_>,
+    protocol: Option<Protocol>,
+    report: &mut DiagnosticCollector<'_>,
+) -> Option<OnBackendLoss> {
+    let value = ON_BACKEND_LOSS.take(table, report)?;
+    if value == OnBackendLoss::CloseIdle
+        && protocol == Some(Protocol::Udp)
+        && let Some(item) = ON_BACKEND_LOSS.item(table, report)
+    {
+        let message = "on_backend_loss \"close-idle\" closes no UDP socket: the kernel does not record when one was used";
+        report.add(item.span(), message, "write \"keep\" or \"close\"".to_owned());
+        return None;
+    }
+    Some(value)
 }
 
 #[cfg(test)]
@@ -71,6 +90,16 @@ mod tests {
         );
         assert!(health("health = { drain_fallback = true }").drain_fallback);
         assert_eq!(health("protocol = 'udp'\nhealth = { panic_threshold = 30 }").panic_threshold, 30);
+    }
+
+    #[test]
+    fn what_happens_on_backend_loss_is_a_key_of_the_service() {
+        let on_loss = |lines: &str| services(&with_line(lines)).remove(0).service.health.on_backend_loss;
+        assert_eq!(on_loss(""), OnBackendLoss::Keep);
+        for value in OnBackendLoss::ALL {
+            assert_eq!(on_loss(&format!("on_backend_loss = '{}'\nhealth = {{}}", value.name())), value);
+        }
+        assert_eq!(on_loss("protocol = 'udp'\non_backend_loss = 'close'"), OnBackendLoss::Close);
     }
 
     #[test]

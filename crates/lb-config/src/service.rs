@@ -6,11 +6,10 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use lb_core::health::loss::OnBackendLoss;
-use lb_core::service::{HealthRules, Protocol, Service};
+use lb_core::service::{Protocol, Service};
 
 use super::discovery::{AddressLookup, ClusterIpOrigin, ServerSettings};
-use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_BACKEND_LOSS, ON_NO_BACKEND, PROTOCOL, SUBSET};
+use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
 use super::keys::{lookup, port_name};
 use super::probe::Around;
 use super::template::ServiceTemplate;
@@ -194,7 +193,6 @@ fn read_template(
         None => Some((subset::default(), None)),
     };
     let errno = read_errno(table, report);
-    let on_backend_loss = read_on_backend_loss(table, declared.protocol, report);
     let backends = BACKENDS.item(table, report);
     let surroundings = source::Surroundings {
         service: declared.address,
@@ -214,7 +212,6 @@ fn read_template(
     let (subset, seed) = subset?;
     let choice = choice?;
     let (health, probe) = health?;
-    let health = HealthRules { on_backend_loss: on_backend_loss?, ..health };
     let service = Service {
         name: declared.name?.to_owned(),
         address: declared.address?,
@@ -250,23 +247,6 @@ fn read_errno(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option
     u16::try_from(errno).ok()
 }
 
-fn read_on_backend_loss(
-    table: &Table<'_>,
-    protocol: Option<Protocol>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<OnBackendLoss> {
-    let value = ON_BACKEND_LOSS.take(table, report)?;
-    if value == OnBackendLoss::CloseIdle
-        && protocol == Some(Protocol::Udp)
-        && let Some(item) = ON_BACKEND_LOSS.item(table, report)
-    {
-        let message = "on_backend_loss \"close-idle\" closes no UDP socket: the kernel does not record when one was used";
-        report.add(item.span(), message, "write \"keep\" or \"close\"".to_owned());
-        return None;
-    }
-    Some(value)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::keys::ERRNOS;
@@ -274,7 +254,7 @@ mod tests {
     use super::super::{ClientService, EndpointSource};
     use super::*;
     use lb_core::control::ControlRules;
-    use lb_core::service::{Ejection, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
+    use lb_core::service::{Ejection, HealthRules, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
     use lb_core::subset::Algorithm;
     use lb_report::keys::{Keys, ServiceKey};
     use std::time::Duration;
@@ -315,16 +295,6 @@ mod tests {
             let errno = services(&with_line(&format!("on_no_backend = '{name}'"))).remove(0).service.errno;
             assert_eq!(i32::from(errno), number, "{name}");
         }
-    }
-
-    #[test]
-    fn what_happens_on_backend_loss_is_a_key_of_the_service() {
-        let on_loss = |lines: &str| services(&with_line(lines)).remove(0).service.health.on_backend_loss;
-        assert_eq!(on_loss(""), OnBackendLoss::Keep);
-        for value in OnBackendLoss::ALL {
-            assert_eq!(on_loss(&format!("on_backend_loss = '{}'\nhealth = {{}}", value.name())), value);
-        }
-        assert_eq!(on_loss("protocol = 'udp'\non_backend_loss = 'close'"), OnBackendLoss::Close);
     }
 
     #[test]

@@ -121,12 +121,15 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
             has_slot.is_some_and(|has_slot| *has_slot || now < known.since + FORGOTTEN_AFTER) && !is_panic
         });
         if !is_panic {
-            let new = || missing.keys().filter(|address| !self.missing.contains_key(address));
-            let of = self.members.len() + new().filter(|address| !self.members.contains(address)).count();
-            let new: Vec<SocketAddr> = new().copied().collect();
-            // A backend that was forgotten has no slot and is no member.
-            let new = new.into_iter().filter(|one| missing[one] || self.members.contains(one));
-            self.missing.extend(new.map(|address| (address, Missing { since: now, of, next: None })));
+            // A backend that was just forgotten has no slot and is no member.
+            let is_new = |(address, has_slot): &(SocketAddr, bool)| {
+                !self.missing.contains_key(address) && (*has_slot || self.members.contains(address))
+            };
+            let new: BTreeSet<SocketAddr> =
+                missing.into_iter().filter(is_new).map(|(address, _)| address).collect();
+            let of = self.members.union(&new).count();
+            self.missing
+                .extend(new.into_iter().map(|address| (address, Missing { since: now, of, next: None })));
         }
         self.members = members;
         let lost = self.missing.values().filter(|one| one.is_lost(now));
