@@ -25,6 +25,7 @@ use self::closing::Ending;
 use super::close::{self, CloseOptions, Rate};
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, DaemonEnded, OverrideAction, quoted};
+use crate::closing::IDLE;
 use crate::config::Paths;
 use crate::controller::unix_seconds;
 use crate::error::CommandFailure;
@@ -42,7 +43,7 @@ pub enum CloseWhich {
 impl CloseWhich {
     const fn idle(self) -> Option<Duration> {
         match self {
-            Self::Idle => Some(Duration::from_secs(30)),
+            Self::Idle => Some(IDLE),
             Self::All => None,
         }
     }

@@ -58,6 +58,7 @@ use thiserror::Error;
 
 pub use self::attachment::Followed;
 pub use self::errors::error_decay;
+pub use self::overrides::effects;
 use crate::backoff::Backoff;
 use crate::closing::CloseCause;
 use crate::config::ClientConfig;

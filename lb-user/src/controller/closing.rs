@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lb_core::rebalance::{ClosingOutcome, MIN_AGE};
 use lb_http::peer::PeerCredentials;
 use lb_kernel::ReclaimTarget;
-use lb_view::closing::{CloseAnswer, CloseRefusal};
+use lb_view::closing::{CloseAnswer, CloseRefusal, Closed};
 use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
@@ -116,24 +116,16 @@ impl Controller {
     /// Whether the list contains the backend, or an override names it. It need not be in the subset
     /// of any client.
     fn is_known(&self, CloseOrder { service, backend, .. }: &CloseOrder) -> bool {
-        let is_overridden = |client_task: &ClientTask| {
-            let mut overrides = self.overrides_of(client_task).into_iter();
-            overrides.any(|of| of.scope.service == *service && of.scope.backend == *backend)
-        };
-        self.list_of(service).is_some_and(|list| list.get(*backend).is_some())
-            || self.clients.tasks.iter().any(is_overridden)
+        let is_listed = self.list_of(service).is_some_and(|list| list.get(*backend).is_some());
+        is_listed || self.overrides.has(service, *backend)
     }
 
     /// Closes flows of one client without a request, as soon as fewer than [`MAX_OWN_JOBS`] jobs of
     /// the daemon run. `order` must name the client. Flows that are younger than `age` stay. Does
     /// nothing while an earlier job of the client runs or waits.
     pub fn close_by_itself(&mut self, order: CloseOrder, cause: CloseCause, age: Duration) {
-        let tasks = &self.clients.tasks;
-        let Some(client_task) =
-            tasks.iter().find(|client_task| order.client.as_ref() == Some(&client_task.client.name))
-        else {
-            return;
-        };
+        let client_task = order.client.as_deref().and_then(|client| self.clients.task(client));
+        let Some(client_task) = client_task else { return };
         let client = client_task.client.name.clone();
         if client_task.is_unpinned() || self.closing.closes_by_itself(&client) {
             return;
@@ -243,8 +235,7 @@ impl Controller {
                 answer.send(result);
             }
             Requester::Daemon(cause) => {
-                let mut tasks = self.clients.tasks.iter_mut();
-                let client_task = tasks.find(|client_task| client.as_ref() == Some(&client_task.client.name));
+                let client_task = client.as_deref().and_then(|client| self.clients.task_mut(client));
                 match (cause, client_task) {
                     (CloseCause::BackendLoss, Some(client_task)) if left > 0 => {
                         client_task.continue_loss(&service, backend, now);
@@ -260,10 +251,9 @@ impl Controller {
         }
     }
 
-    fn count_closed(&mut self, service: &str, cause: CloseCause, closed: &lb_view::closing::Closed) {
+    fn count_closed(&mut self, service: &str, cause: CloseCause, closed: &Closed) {
         for of_client in &closed.clients {
-            let mut tasks = self.clients.tasks.iter_mut();
-            if let Some(client_task) = tasks.find(|client_task| client_task.client.name == of_client.client) {
+            if let Some(client_task) = self.clients.task_mut(&of_client.client) {
                 let count = client_task.closed.entry((service.to_owned(), cause)).or_default();
                 *count += of_client.tcp.closed + of_client.udp.closed;
             }

@@ -16,6 +16,7 @@ use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::ids::ServiceIndex;
 use lb_core::service::ignores_weights;
 use lb_http::peer::PeerCredentials;
+use lb_view::explanation::OperatorWeight;
 use lb_view::overrides::{
     ClientEffect, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus, OverridesDocument,
     SCHEMA, check_duration, check_percent, check_reason,
@@ -24,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use super::Controller;
-use super::client_task::ClientTask;
+use super::client_task::{ClientTask, effects};
 use super::clock::unix_seconds;
 use super::leaving::Leaving;
 use super::state_files::{StoredFile, StoredRead};
@@ -113,6 +114,11 @@ impl Overrides {
         let first = OverrideScope { service: service.to_owned(), backend, client: None };
         let from_here = self.in_force.range((first, false)..).map(|(_, one)| &one.of);
         from_here.take_while(move |of| of.scope.service == service)
+    }
+
+    /// Whether any override names this backend of a service.
+    pub fn has(&self, service: &str, backend: SocketAddr) -> bool {
+        self.of_service(service).any(|of| of.scope.backend == backend)
     }
 
     fn drained(&self, client: &str, service: &str) -> BTreeSet<SocketAddr> {
@@ -342,7 +348,12 @@ impl Controller {
             self.overrides.in_force.keys().map(|(scope, _)| scope.service.as_str()).collect();
         let overrides = services.iter().flat_map(|service| self.override_statuses(service, None)).collect();
         let error = self.sources.files_to_store.error_of(&StoredOverrides::path(&self.config.paths.state));
-        let not_kept = self.overrides.unread.as_deref().or(error).map(str::to_owned);
+        let not_kept = match &self.overrides.unread {
+            Some(why) => Some(format!(
+                "the overrides of an earlier daemon cannot be read, and drains in the kernel's maps hold: {why}"
+            )),
+            None => error.map(str::to_owned),
+        };
         OverridesDocument { schema: SCHEMA, overrides, not_kept }
     }
 
@@ -351,6 +362,15 @@ impl Controller {
         let client = client_task.client.name.as_str();
         let services = client_task.client.services.iter().map(|configured| configured.service.name.as_str());
         services.flat_map(|service| self.overrides.of(client, service).cloned()).collect()
+    }
+
+    /// The weights that operators have set for backends of a service of a client task.
+    pub fn operator_weights(&self, client: &str, service: &str) -> Vec<OperatorWeight> {
+        let weight = |of: &Override| match of.kind {
+            OverrideKind::Weight { percent } => Some(OperatorWeight { address: of.scope.backend, percent }),
+            OverrideKind::Drain => None,
+        };
+        self.overrides.of(client, service).filter_map(weight).collect()
     }
 
     fn override_statuses(&self, service: &str, only: Option<&[SocketAddr]>) -> Vec<OverrideStatus> {
@@ -389,23 +409,13 @@ impl Controller {
         service: &str,
         backends: &BTreeSet<SocketAddr>,
     ) -> BTreeMap<SocketAddr, ClientEffect> {
-        let mut effects = BTreeMap::new();
-        let Ok(tables) = self.environment.kernel.tables(&leaving.pins) else { return effects };
+        let Ok(tables) = self.environment.kernel.tables(&leaving.pins) else { return BTreeMap::new() };
         let services = tables.services().into_iter().filter(|view| view.name == service);
         let indexes: BTreeSet<ServiceIndex> = services.map(|view| view.index).collect();
-        for view in tables.slots() {
-            if indexes.contains(&view.service) && backends.contains(&view.address) {
-                let effect = effects.entry(view.address).or_insert_with(|| ClientEffect {
-                    client: leaving.pins.client.clone(),
-                    is_settled: !leaving.begins_flows(),
-                    open_flows: 0,
-                    untracked: 0,
-                    share: 0.0,
-                });
-                effect.open_flows += tables.active(view.at.slot);
-            }
-        }
-        effects
+        let slots = tables.slots().into_iter();
+        let named = slots.filter(|view| indexes.contains(&view.service) && backends.contains(&view.address));
+        let named = named.map(|view| (view.at.slot, view.address)).collect();
+        effects(&leaving.pins.client, !leaving.begins_flows(), &tables, &named)
     }
 
     /// The list of a service that was delivered last; `None` if there is none.
@@ -550,9 +560,8 @@ impl Controller {
         let endpoints: &[Endpoint] = list.as_ref().map_or(&[], |list| list.as_slice());
         let matching: Vec<&Endpoint> = if let Ok(address) = word.parse::<SocketAddr>() {
             // An override can be ended even if the backend has left the list.
-            let is_overridden = |(scope, _): &Key| scope.service == service && scope.backend == address;
             let ends_it = action != OverrideAction::Drain;
-            if ends_it && self.overrides.in_force.keys().any(is_overridden) {
+            if ends_it && self.overrides.has(service, address) {
                 return Ok(address);
             }
             endpoints.iter().filter(|endpoint| endpoint.address == address).collect()

@@ -11,14 +11,12 @@ use tracing::info;
 
 use super::{Controller, Effect};
 use lb_view::coverage::Coverage;
-use lb_view::explanation::{Explanation, OperatorWeight};
-use lb_view::overrides::{Override, OverrideKind};
+use lb_view::explanation::Explanation;
 use lb_view::readmission::{self, Readmission, Readmitted};
 use lb_view::source::{self, Refreshed};
 
 use crate::api::{ControllerQuery, Reply, SourceText};
 use crate::configured::configured;
-use crate::controller::client_task::ClientTask;
 use crate::explain;
 
 /// A request that waits until a client's programs cover a cgroup.
@@ -54,20 +52,9 @@ impl Controller {
         let (balancer, loads) = (client_task.balancer(), client_task.loads());
         let mut explanations = explain::explain(&client_task.client, balancer, Some(service), true, loads);
         for explanation in &mut explanations {
-            explanation.operator_weights = self.operator_weights(client_task, service);
+            explanation.operator_weights = self.operator_weights(client, service);
         }
         explanations
-    }
-
-    fn operator_weights(&self, client_task: &ClientTask, service: &str) -> Vec<OperatorWeight> {
-        let overrides = self.overrides_of(client_task).into_iter();
-        let weight = |of: Override| match of.kind {
-            OverrideKind::Weight { percent } if of.scope.service == service => {
-                Some(OperatorWeight { address: of.scope.backend, percent })
-            }
-            OverrideKind::Weight { .. } | OverrideKind::Drain => None,
-        };
-        overrides.filter_map(weight).collect()
     }
 
     pub fn answer(&mut self, query: ControllerQuery, now: Instant) {
@@ -105,12 +92,7 @@ impl Controller {
                 }
             }
             ControllerQuery::Overrides(answer) => {
-                let mut document = self.overrides_document();
-                if self.overrides.is_unread() {
-                    let text = "the overrides of an earlier daemon cannot be read, and drains in the kernel's maps hold";
-                    document.not_kept = document.not_kept.map(|why| format!("{text}: {why}"));
-                }
-                answer.send(document);
+                answer.send(self.overrides_document());
             }
             ControllerQuery::Source { service, newest, answer } => {
                 answer.send(self.source_text(&service, newest));

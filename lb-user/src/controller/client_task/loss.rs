@@ -2,18 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lb_core::health::loss::{MissingBackends, OnBackendLoss, delay};
 use lb_kernel::Datapath;
 use tracing::warn;
 
 use super::ClientTask;
-use crate::closing::{CloseOrder, DEFAULT_RATE};
-
-/// How long a connection is idle before `close-idle` closes it; the same as for `socklb drain
-/// --close idle`.
-pub const IDLE: Duration = Duration::from_secs(30);
+use crate::closing::{CloseOrder, DEFAULT_RATE, IDLE};
 
 impl ClientTask {
     /// Notes which backends are missing, and returns what to close now: the connections of one

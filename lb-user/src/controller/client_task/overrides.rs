@@ -9,7 +9,8 @@ use lb_core::balancer::Fact;
 use lb_core::control::factor::Factors;
 use lb_core::health::{Health, Who, Why};
 use lb_core::ids::{ServiceIndex, Slot};
-use lb_core::plan::{BackendPlan, entries_by_slot};
+use lb_core::plan::entries_by_slot;
+use lb_kernel::Tables;
 use lb_view::overrides::ClientEffect;
 
 use super::ClientTask;
@@ -60,35 +61,23 @@ impl ClientTask {
     ) -> BTreeMap<SocketAddr, ClientEffect> {
         let (plan, tables) = (self.datapath.applied(), self.datapath.tables());
         let is_meant = |index: &ServiceIndex| plan.services.get(index).is_some_and(|one| one.name == service);
-        let named: BTreeMap<Slot, &BackendPlan> = plan
+        let named: BTreeMap<Slot, SocketAddr> = plan
             .backends
             .iter()
             .filter(|(_, backend)| backends.contains(&backend.address) && is_meant(&backend.service))
-            .map(|(slot, backend)| (*slot, backend))
+            .map(|(slot, backend)| (*slot, backend.address))
             .collect();
+        let mut effects =
+            effects(&self.client.name, self.override_grace == OverrideGrace::Over, tables, &named);
         let open = plan.services.values().find(|one| one.name == service && one.open);
         let mut entries = open.map(|one| entries_by_slot(&one.schedule)).unwrap_or_default();
         entries.retain(|slot, _| plan.backends.get(slot).is_some_and(|backend| backend.usable.is_usable()));
         let all: u32 = entries.values().sum();
-        let mut effects: BTreeMap<SocketAddr, ClientEffect> = BTreeMap::new();
-        for (slot, backend) in &named {
-            let effect = effects.entry(backend.address).or_insert_with(|| ClientEffect {
-                client: self.client.name.clone(),
-                is_settled: self.override_grace == OverrideGrace::Over,
-                open_flows: 0,
-                untracked: 0,
-                share: 0.0,
-            });
-            effect.open_flows += tables.active(*slot);
-            effect.share += entries.get(slot).map_or(0.0, |own| f64::from(*own) / f64::from(all));
-        }
-        let slots: Vec<Slot> = named.keys().copied().collect();
-        // If the counts cannot be read, the tick logs the error.
-        let _ = tables.visit_counts(&slots, |slot, counts| {
-            if let Some(effect) = effects.get_mut(&named[&slot].address) {
-                effect.untracked += counts.sums.untracked;
+        for (slot, entries) in entries {
+            if let Some(effect) = named.get(&slot).and_then(|address| effects.get_mut(address)) {
+                effect.share += f64::from(entries) / f64::from(all);
             }
-        });
+        }
         effects
     }
 
@@ -126,4 +115,33 @@ impl ClientTask {
             self.override_grace = OverrideGrace::Over;
         }
     }
+}
+
+/// The flows to the backends of these slots, as effects of overrides on a client whose table gives
+/// the backends no share.
+pub fn effects(
+    client: &str,
+    is_settled: bool,
+    tables: &Tables,
+    slots: &BTreeMap<Slot, SocketAddr>,
+) -> BTreeMap<SocketAddr, ClientEffect> {
+    let mut effects: BTreeMap<SocketAddr, ClientEffect> = BTreeMap::new();
+    for (slot, address) in slots {
+        let effect = effects.entry(*address).or_insert_with(|| ClientEffect {
+            client: client.to_owned(),
+            is_settled,
+            open_flows: 0,
+            untracked: 0,
+            share: 0.0,
+        });
+        effect.open_flows += tables.active(*slot);
+    }
+    let order: Vec<Slot> = slots.keys().copied().collect();
+    // If the counts cannot be read, the tick logs the error.
+    let _ = tables.visit_counts(&order, |slot, counts| {
+        if let Some(effect) = effects.get_mut(&slots[&slot]) {
+            effect.untracked += counts.sums.untracked;
+        }
+    });
+    effects
 }
