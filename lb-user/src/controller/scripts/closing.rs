@@ -15,13 +15,25 @@ use crate::controller::{BackgroundWork, Event};
 
 /// What a job answers that has closed one connection and left as many.
 fn closed(job: &CloseJob, left: u64) -> CloseAnswer {
-    let tcp = CloseCounts { closed: 1, left, ..CloseCounts::default() };
-    CloseAnswer::Counted(Closed {
-        schema: SCHEMA,
-        service: job.order.service.clone(),
-        backend: job.order.backend,
-        dry_run: false,
-        clients: vec![ClientClosed { client: "web".to_owned(), tcp, ..ClientClosed::default() }],
+    answer(job, CloseCounts { closed: 1, left, ..CloseCounts::default() })
+}
+
+/// The answer of a job that has counted the TCP flows of the client `web`.
+pub fn answer(job: &CloseJob, tcp: CloseCounts) -> CloseAnswer {
+    let client = ClientClosed { client: "web".to_owned(), tcp, ..ClientClosed::default() };
+    let (service, backend) = (job.order.service.clone(), job.order.backend);
+    CloseAnswer::Counted(Closed { schema: SCHEMA, service, backend, dry_run: false, clients: vec![client] })
+}
+
+pub fn is_close(work: &BackgroundWork) -> bool {
+    matches!(work, BackgroundWork::Close(..))
+}
+
+/// The jobs that have begun and not ended.
+pub fn jobs(stage: &Stage) -> impl Iterator<Item = (&CloseJob, &Requester)> {
+    stage.hung.iter().filter_map(|work| match work {
+        BackgroundWork::Close(job, requester) => Some((job, requester)),
+        _ => None,
     })
 }
 
@@ -55,18 +67,14 @@ fn refusal(mut reply: Receiver<CloseAnswer>) -> String {
 /// The jobs that have begun and not ended, with the number of their clients, and the time up to
 /// which the job applies to flows.
 fn running(stage: &Stage) -> Vec<(usize, u64)> {
-    let jobs = stage.hung.iter().filter_map(|work| match work {
-        BackgroundWork::Close(job, _) => Some((job.targets.len(), job.begun_until_ns)),
-        _ => None,
-    });
-    jobs.collect()
+    jobs(stage).map(|(job, _)| (job.targets.len(), job.begun_until_ns)).collect()
 }
 
 #[test]
 fn one_job_at_a_time_closes_the_connections_of_a_backend() {
     script("", |stage| {
         stage.closes = |job| closed(job, 0);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         let first = ask(stage, 11, BACKENDS[0]);
         let text = refusal(ask(stage, 12, BACKENDS[0]));
         assert!(text.contains("user 0 (process 11) is closing the connections of service users"), "{text}");
@@ -84,7 +92,7 @@ fn one_job_at_a_time_closes_the_connections_of_a_backend() {
 fn a_listed_backend_without_connections_is_no_unknown_backend() {
     script("", |stage| {
         stage.closes = |job| closed(job, 0);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         let (_first, _second) = (ask(stage, 7, BACKENDS[0]), ask(stage, 7, "10.0.0.99:80"));
         let jobs = stage.hung.iter().filter_map(|work| match work {
             BackgroundWork::Close(job, _) => Some((job.order.backend, job.is_known)),
@@ -103,14 +111,14 @@ fn a_command_continues_its_job_before_others_and_with_the_same_flows() {
         assert_eq!(refusal(ask(stage, 11, BACKENDS[0])), "");
         stage.pass(SECOND);
         assert!(refusal(ask(stage, 12, BACKENDS[0])).contains("process 11"));
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         let again = ask(stage, 11, BACKENDS[0]);
         let began = running(stage)[0].1;
         stage.finish_hung();
         assert_eq!(refusal(again), "");
         // The command has ended without continuing.
         stage.pass(2 * SECOND);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         let other = ask(stage, 12, BACKENDS[0]);
         let now = running(stage)[0].1;
         assert!(now - began >= 3_000_000_000, "from {began} to {now}");
@@ -123,7 +131,7 @@ fn a_command_continues_its_job_before_others_and_with_the_same_flows() {
 fn a_job_without_its_requester_is_not_continued() {
     script("", |stage| {
         stage.closes = |job| closed(job, 7);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         drop(ask(stage, 11, BACKENDS[0]));
         assert_eq!(running(stage).len(), 1);
         stage.finish_hung();
@@ -153,7 +161,7 @@ fn after_a_kill_a_new_command_closes_at_once() {
 fn a_fifth_job_is_refused() {
     script("", |stage| {
         stage.closes = |job| closed(job, 0);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         let jobs: Vec<_> = (1..=4).map(|n| ask(stage, n, &format!("10.0.0.{n}:80"))).collect();
         assert!(refusal(ask(stage, 5, "10.0.0.5:80")).contains("4 other jobs are closing connections"));
         stage.finish_hung();
@@ -170,11 +178,8 @@ fn connect_to_all(stage: &mut Stage) {
 
 /// The orders of the jobs that have begun and not ended.
 fn orders(stage: &Stage) -> Vec<&CloseOrder> {
-    let jobs = stage.hung.iter().filter_map(|work| match work {
-        BackgroundWork::Close(job, Requester::Daemon(CloseCause::BackendLoss)) => Some(&job.order),
-        _ => None,
-    });
-    jobs.collect()
+    let is_ours = |requester: &Requester| matches!(requester, Requester::Daemon(CloseCause::BackendLoss));
+    jobs(stage).filter(|(_, requester)| is_ours(requester)).map(|(job, _)| &job.order).collect()
 }
 
 fn of_lost(backend: &str, idle: Option<Duration>) -> CloseOrder {
@@ -193,7 +198,7 @@ fn of_lost(backend: &str, idle: Option<Duration>) -> CloseOrder {
 fn connections_to_a_backend_that_left_the_list_are_closed_after_a_minute() {
     script("on_backend_loss = \"close-idle\"", |stage| {
         stage.closes = |job| closed(job, 7);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         connect_to_all(stage);
         stage.pass(120 * SECOND);
         stage.list(&BACKENDS[..2]);
@@ -206,20 +211,20 @@ fn connections_to_a_backend_that_left_the_list_are_closed_after_a_minute() {
         stage.finish_hung();
         assert_eq!(stage.task().closed[&("users".to_owned(), CloseCause::BackendLoss)], 1);
         // Connections are left, so the next job begins at once.
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         stage.closes = |job| closed(job, 0);
         stage.pass(2 * SECOND);
         assert_eq!(orders(stage), [&expected]);
         stage.finish_hung();
         // What is still open was not idle. The daemon tries again later.
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         stage.pass(20 * SECOND);
         assert_eq!(orders(stage).len(), 0);
         stage.pass(12 * SECOND);
         assert_eq!(orders(stage), [&expected]);
         stage.finish_hung();
         stage.list(&BACKENDS);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         stage.pass(120 * SECOND);
         assert_eq!(orders(stage).len(), 0, "the backend is back");
     });
@@ -229,7 +234,7 @@ fn connections_to_a_backend_that_left_the_list_are_closed_after_a_minute() {
 fn connections_to_a_backend_that_refuses_connections_are_closed_after_a_minute() {
     script("on_backend_loss = \"close\"\nhealth = { probe = \"tcp\" }\nejection = \"off\"", |stage| {
         stage.closes = |job| closed(job, 0);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         stage.find(&BACKENDS, true);
         connect_to_all(stage);
         stage.find(&BACKENDS[..1], false);
@@ -298,7 +303,7 @@ fn connections_stay_if_a_list_replaces_all_backends() {
 fn the_minute_of_a_lost_backend_starts_again_with_the_daemon() {
     script("on_backend_loss = \"close\"", |stage| {
         stage.closes = |job| closed(job, 0);
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         connect_to_all(stage);
         stage.list(&BACKENDS[..2]);
         stage.pass(50 * SECOND);

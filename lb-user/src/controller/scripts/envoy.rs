@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use lb_http::peer::PeerCredentials;
 use lb_report::wire::Readiness;
 use serde_json::Value;
 
+use super::overrides::drain;
 use super::stage::{BACKENDS, FAULTS_PER_MILLE, SEED, Stage, address, cgroup_path, list_of, script};
-use crate::api::{ControllerQuery, OverrideAction, OverrideRequest, Reply};
 use crate::controller::{BackgroundWork, Event};
 use crate::daemon::Files as _;
 
@@ -99,20 +98,7 @@ fn an_ejected_backend_is_unhealthy_for_envoy() {
 #[test]
 fn a_backend_that_an_operator_has_drained_drains() {
     script(ENVOY, |stage| {
-        let request = OverrideRequest {
-            action: OverrideAction::Drain,
-            backends: BACKENDS[1].to_owned(),
-            client: None,
-            for_s: None,
-            reason: None,
-            percent: None,
-            force: false,
-            dry_run: false,
-        };
-        let who = PeerCredentials { user: 0, groups: vec![0], process: 7 };
-        let (answer, _reply) = Reply::new();
-        let query = ControllerQuery::Override { service: "users".to_owned(), request, who, answer };
-        stage.dispatch(Event::Query(query));
+        let _reply = stage.request(drain(&[BACKENDS[1]]));
         for _ in 0..30 {
             stage.tick();
         }

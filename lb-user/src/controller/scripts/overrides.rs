@@ -21,7 +21,7 @@ const FIRST: &str = BACKENDS[0];
 const MIDDLE: &str = BACKENDS[1];
 const THIRD: &str = BACKENDS[2];
 
-fn drain(backends: &[&str]) -> OverrideRequest {
+pub fn drain(backends: &[&str]) -> OverrideRequest {
     OverrideRequest {
         action: OverrideAction::Drain,
         backends: backends.join(","),
@@ -43,7 +43,7 @@ fn weight(backend: &str, percent: u16) -> OverrideRequest {
 }
 
 impl Stage {
-    fn request(&mut self, request: OverrideRequest) -> oneshot::Receiver<Overridden> {
+    pub fn request(&mut self, request: OverrideRequest) -> oneshot::Receiver<Overridden> {
         let (answer, reply) = Reply::new();
         let (service, who) = ("users".to_owned(), PeerCredentials { user: 7, groups: vec![7], process: 77 });
         self.dispatch(Event::Query(ControllerQuery::Override { service, request, who, answer }));

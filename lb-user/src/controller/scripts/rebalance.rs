@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_view::closing::{ClientClosed, CloseAnswer, CloseCounts, CloseRefusal, Closed, SCHEMA};
+use lb_view::closing::{CloseAnswer, CloseCounts, CloseRefusal};
 
+use super::closing::{self, answer, is_close};
 use super::stage::{BACKENDS, SECOND, Stage, address, script};
 use crate::closing::{CloseCause, CloseJob, Requester};
-use crate::controller::BackgroundWork;
 
 const REBALANCE: &str = "rebalance = { rate = \"100/s\", idle = \"7s\" }\nejection = \"off\"";
 /// Longer than a daemon needs to apply a list while operations of the kernel fail.
@@ -32,12 +32,6 @@ fn refused(_: &CloseJob) -> CloseAnswer {
     })
 }
 
-fn answer(job: &CloseJob, tcp: CloseCounts) -> CloseAnswer {
-    let client = ClientClosed { client: "web".to_owned(), tcp, ..ClientClosed::default() };
-    let (service, backend) = (job.order.service.clone(), job.order.backend);
-    CloseAnswer::Counted(Closed { schema: SCHEMA, service, backend, dry_run: false, clients: vec![client] })
-}
-
 /// A pool of 30 connections to the first two backends. Then the third is added.
 fn add_a_backend(stage: &mut Stage) {
     stage.list(&BACKENDS[..2]);
@@ -52,18 +46,16 @@ fn add_a_backend(stage: &mut Stage) {
     stage.pass(APPLIED);
 }
 
-/// The jobs that have begun and not ended.
+/// The jobs of `rebalance` that have begun and not ended.
 fn jobs(stage: &Stage) -> Vec<CloseJob> {
-    let jobs = stage.hung.iter().filter_map(|work| match work {
-        BackgroundWork::Close(job, Requester::Daemon(CloseCause::Rebalance)) => Some(job.clone()),
-        _ => None,
-    });
-    jobs.collect()
+    let is_ours = |requester: &Requester| matches!(requester, Requester::Daemon(CloseCause::Rebalance));
+    let jobs = closing::jobs(stage).filter(|(_, requester)| is_ours(requester));
+    jobs.map(|(job, _)| job.clone()).collect()
 }
 
 /// Lets jobs begin, and waits for the next one.
 fn next_job(stage: &mut Stage, within: u32) -> Option<CloseJob> {
-    stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+    stage.hangs = is_close;
     for _ in 0..within {
         stage.pass(SECOND);
         if let Some(job) = jobs(stage).pop() {
@@ -103,7 +95,7 @@ fn open(stage: &Stage) -> BTreeMap<SocketAddr, usize> {
 fn a_new_backend_gets_connections_of_the_others_until_it_has_enough() {
     script(REBALANCE, |stage| {
         stage.closes = closed;
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         add_a_backend(stage);
         let mut sum = 0;
         while let Some(job) = jobs(stage).pop().or_else(|| next_job(stage, 60)) {
@@ -130,7 +122,7 @@ fn a_new_backend_gets_connections_of_the_others_until_it_has_enough() {
 fn connections_that_are_younger_than_a_minute_are_not_closed() {
     script(REBALANCE, |stage| {
         stage.closes = closed;
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         add_a_backend(stage);
         stage.finish_hung();
         let before = stage.controller().environment.kernel.now_ns();
@@ -155,7 +147,7 @@ fn a_backend_in_slow_start_is_not_refilled() {
 fn busy_connections_are_tried_again_only_after_a_while() {
     script(REBALANCE, |stage| {
         stage.closes = busy;
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         add_a_backend(stage);
         stage.finish_hung();
         let mut tried = Vec::new();
@@ -175,7 +167,7 @@ fn busy_connections_are_tried_again_only_after_a_while() {
 fn a_daemon_that_cannot_close_connections_pauses() {
     script(REBALANCE, |stage| {
         stage.closes = refused;
-        stage.hangs = |work| matches!(work, BackgroundWork::Close(..));
+        stage.hangs = is_close;
         add_a_backend(stage);
         let job = jobs(stage).pop().or_else(|| next_job(stage, 60));
         assert!(job.is_some());
