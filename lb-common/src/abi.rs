@@ -1,11 +1,11 @@
 //! The kernel ABI: every map's name, key, value and capacity, and the limits that both the programs
-//! and the daemon obey.
+//! and the daemon must respect.
 //!
 //! One set of these maps exists per client task, under `<pins>/v<ABI_VERSION>/<client>/maps/`. The
-//! documentation of each value says which side writes it. Any change of a layout here needs a new
-//! [`ABI_VERSION`]. The maps that all client tasks of a host share are in [`host`] and have a
-//! version of their own. The maps that an agent shares with its program are in [`responder`] and
-//! are not pinned.
+//! documentation of each value names the side that writes it. Any change of a layout here needs a
+//! new [`ABI_VERSION`]. The maps that all client tasks of a host share are in [`host`] and have a
+//! separate version. The maps that an agent shares with its program are in [`responder`] and are
+//! not pinned.
 //!
 //! During an upgrade the programs of two versions run side by side, so two properties are the same
 //! in all versions: links are pinned as `links/<hook>@<cgroup id>`, and [`map::BACKENDS`] (named
@@ -75,7 +75,8 @@ pub const VIP_CELLS: u32 = 8 * MAX_SERVICES;
 pub const MAX_PROBES: u32 = 32;
 /// Maximum client tasks per host. Each has its own programs and maps, so this bounds locked memory.
 pub const MAX_CLIENTS: usize = 64;
-/// The largest fixed subset size: the largest set that a scan inside one program run can afford.
+/// The largest fixed subset size. A scan of more backends would take too long in one run of a
+/// program.
 pub const MAX_SUBSET: u32 = 256;
 /// Maximum backends in the list of one table ([`Members`]): the backends of a whole subset, and up
 /// to half that number of backends that were replaced.
@@ -93,9 +94,9 @@ pub const SCHEDULE_ENTRIES_PER_BACKEND: u32 = 32;
 /// has room for twice this number, so that a new table finds room beside the table that it
 /// replaces.
 pub const SCHEDULE_ENTRIES: u32 = 524_288;
-/// Default number of slots of one client task: enough to replace all backends of sixteen services
-/// with 128 backends each. A slot's counters take half a kilobyte on every CPU, so a larger number
-/// must be configured.
+/// Default number of slots of one client task: enough for sixteen services with 128 backends each,
+/// even while all of these backends are being replaced. A slot's counters take half a kilobyte on
+/// every CPU, so a larger number must be configured.
 pub const SLOTS: u32 = 4_096;
 /// Maximum slots of a client task: a schedule entry has 16 bits, and the value [`NO_SLOT`] is not a
 /// slot.

@@ -9,7 +9,7 @@
 //! fails, the backend is ejected for twice as long. (Envoy's outlier detection ejects as well, but
 //! readmits hosts after a time, not by a trial.)
 //!
-//! The module must not know any map or clock. Times are ticks, which wrap around after 52 days, so
+//! The module must not use maps or clocks. Times are ticks, which wrap around after 52 days, so
 //! they are compared by their distance: a time that is further ahead than the longest ejection
 //! counts as past.
 
@@ -30,8 +30,8 @@ pub struct Evidence {
     /// The number of the flow's [`Ending`], or [`NO_ANSWER`]; without meaning if the flow has not
     /// ended.
     pub ending: u8,
-    /// The source for the process that began the flow. But the evidence that [`next`] receives must
-    /// contain the source of the whole run of failures, including this one, see [`failure_source`].
+    /// The failure source of the process that began the flow. But [`next`] requires evidence with
+    /// the source of the whole run of failures, including this failure (see [`failure_source`]).
     pub failure_source: FailureSource,
 }
 
@@ -45,8 +45,8 @@ impl EvidenceKind {
     pub const NONE: Self = Self(0);
     /// A failure.
     pub const FAILURE: Self = Self(1);
-    /// A reset of an established connection. It counts as two failures, because the establishment
-    /// counted for the backend.
+    /// A reset of an established connection. It counts as two failures, because the established
+    /// connection has already counted in the backend's favor.
     pub const RESET: Self = Self(2);
     /// An established connection on which the backend sent no answer. It counts as two failures,
     /// and only while other backends answer, see
@@ -91,8 +91,8 @@ impl EvidenceKind {
     }
 }
 
-/// Which process saw the failures of a run, or that several processes saw them, as one byte. If
-/// only one process saw the failures, its requests may have caused them.
+/// One byte that identifies the process that saw the failures of a run, or that states that several
+/// processes saw them. If only one process saw the failures, its requests may have caused them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureSource(pub u8);
 
@@ -125,7 +125,7 @@ impl FailureSource {
 const RESET_AT_ONCE_NS: u64 = 3_000_000_000;
 
 /// A missing answer counts only if at least this time has passed since the choice: a client that
-/// closes earlier has hardly waited.
+/// closes earlier has not waited long enough for an answer.
 const NO_ANSWER_AFTER_NS: u64 = 500_000_000;
 
 impl Evidence {
@@ -168,8 +168,7 @@ impl Evidence {
             + lacks_answer * u32::from(EvidenceKind::NO_ANSWER.0)
             + end.send_failed() * u32::from(EvidenceKind::SEND_FAILED.0)
             + end.is_answered() * u32::from(EvidenceKind::ANSWERED.0);
-        // If the flow was established, that has already decided the trial, unless the trial waits
-        // for an answer.
+        // An established flow has already decided the trial, unless the trial waits for an answer.
         let decides = lacks_answer | end.is_answered() | (was_established ^ 1);
         let ending = end.number() * (lacks_answer ^ 1) + u32::from(NO_ANSWER) * lacks_answer;
         kind | (is_trial & decides) << 3 | ending << 8 | u32::from(failure_source.0) << 16
@@ -284,7 +283,7 @@ pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
 }
 
 /// The number of failures in a row that ejects a backend: the number in the rules, doubled if the
-/// daemon's probes find it healthy (`is_probed_healthy`, 1 or 0).
+/// daemon's probes find the backend healthy (`is_probed_healthy`, 1 or 0).
 #[inline(always)]
 pub fn doubled_if(failures: u8, is_probed_healthy: u8) -> u8 {
     // A shift replaces a branch. The result is bounded because a run counts to 255 at most.
@@ -417,8 +416,8 @@ pub fn failure_source(
     FailureSource(failure_source)
 }
 
-/// The ejection word of a backend after a trial that decided nothing: its time is over at once, so
-/// that the next connect can be the next trial.
+/// The ejection word of a backend after a trial that decided nothing: the ejection's time is over
+/// at once, so that the next connect can be the next trial.
 #[inline(always)]
 pub fn undecided(before: EjectionState, now: u32) -> EjectionState {
     if before.phase == EjectionPhase::Trial as u8 {
@@ -437,8 +436,8 @@ pub fn time_over(before: EjectionState, now: u32) -> EjectionState {
 }
 
 /// The ejection word if an ejection is withheld: the backend is not ejected, and its run of
-/// failures stays so long that the next failure leads to the same decision. `ejected` is the word
-/// that [`next`] returned, and `before` the word before it.
+/// failures stays long enough that the next failure leads to the same decision. `ejected` is the
+/// word that [`next`] returned, and `before` the word before it.
 #[inline(always)]
 pub const fn withheld(ejected: EjectionState, before: EjectionState, now: u32) -> EjectionState {
     EjectionState { at: now, level: before.level, phase: EjectionPhase::Counting as u8, ..ejected }
@@ -468,15 +467,15 @@ const fn raised(level: u8) -> u8 {
 pub const NO_JITTER: u32 = 1 << 31;
 
 /// The duration of an ejection in ticks: doubled for each level, with a jitter of up to a tenth, so
-/// that many clients do not try ejected backends at the same moment.
+/// that many clients do not begin trials at the same moment.
 #[inline(always)]
 pub fn duration(level: u8, rules: EjectionRules, random: u32) -> u32 {
     let doubled = u64::from(rules.base) << (level & MOST_LEVELS);
     #[expect(clippy::cast_possible_truncation, reason = "smaller than `max`, which has 32 bits")]
     let length = if doubled < u64::from(rules.max) { doubled as u32 } else { rules.max };
     let tenth = length / 10;
-    // A multiplication and a shift replace a remainder, because programs have no cheap division by
-    // a variable.
+    // A multiplication and a shift replace a remainder, because a division by a variable is
+    // expensive in a program.
     let jitter = ((u64::from(random) * u64::from(2 * tenth + 1)) >> 32) as u32;
     length - tenth + jitter
 }

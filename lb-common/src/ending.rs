@@ -1,5 +1,5 @@
 //! Determines how a flow ended, from the state that its socket has when the flow ends. The kernel
-//! programs and the tests on the host run the same functions. The module must not know maps.
+//! programs and the tests on the host run the same functions. The module must not use maps.
 
 use crate::abi::Phase;
 use crate::load::{in_one_register, sign_mask_in_register};
@@ -8,8 +8,8 @@ use crate::load::{in_one_register, sign_mask_in_register};
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ending {
-    /// Either side closed the established connection in order. For datagrams: the socket was closed
-    /// or directed elsewhere.
+    /// Either side closed the established connection in an orderly way. For datagrams: the socket
+    /// was closed or directed elsewhere.
     Closed = 0,
     /// The peer refused the connection.
     Refused = 1,
@@ -84,8 +84,8 @@ impl Ending {
         1 << (self as u32 & 31)
     }
 
-    /// Whether the ending counts against the backend, regardless of what else is known about the
-    /// flow. Endings that this host or the application caused do not count.
+    /// Whether the ending counts against the backend, regardless of the other data about the flow.
+    /// Endings that this host or the application caused do not count.
     #[inline(always)]
     pub const fn is_error(self) -> bool {
         self.bit() & ERRORS != 0
@@ -247,7 +247,7 @@ impl End {
 
     /// 1 if the backend sent no data on an established connection, although the client had sent
     /// data or the backend closed first; else 0. (A FIN counts as a byte, so a backend that answers
-    /// with only one byte looks like one that only closes.)
+    /// with only one byte is indistinguishable from a backend that only closes.)
     #[inline(always)]
     fn sent_nothing(self) -> u32 {
         let spoke_first = self.flag(Self::CLOSED_BY_PEER);
@@ -324,7 +324,7 @@ pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32,
     let was_established = phase == Phase::Established as u8;
     match error {
         0 if !was_established => Ending::GaveUp,
-        // A socket that closes in order passes through other states first.
+        // In an orderly close, a socket passes through other states first.
         0 if from == TCP_ESTABLISHED || from == TCP_CLOSE_WAIT => Ending::Aborted,
         0 => Ending::Closed,
         error => of_error(error, was_established),
@@ -375,8 +375,8 @@ pub struct SocketSnapshot {
     pub was_established: bool,
 }
 
-/// Whether every socket in this TCP state has been established. (Closed sockets may or may not have
-/// been.)
+/// Whether the connection of every socket in this TCP state has been established. (For a closed
+/// socket this is unknown.)
 #[inline(always)]
 pub fn implies_established(state: u32) -> bool {
     // The kernel's states fit in 32 bits.

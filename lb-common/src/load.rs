@@ -47,10 +47,10 @@ pub fn decayed(errors: RecentErrors, now: u32, half_life: HalfLife) -> u32 {
 }
 
 /// `errors` after one more error at the tick `now`. The backend has `flows` open flows, including
-/// the failed one. At least one error is added, and so many that the other open flows and the
-/// errors together are more than `peak`. If only one were added while other backends have many open
-/// flows, errors would halve faster than they accumulate, and a backend that fails each connect
-/// would get most connects.
+/// the failed one. The number of added errors is at least one, and large enough that the other open
+/// flows and the errors together exceed `peak`. If only one error were added while other backends
+/// have many open flows, errors would halve faster than they accumulate, and a backend that fails
+/// each connect would get most connects.
 #[inline(always)]
 pub fn with_another(
     errors: RecentErrors,
@@ -103,9 +103,9 @@ fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLi
     }
 }
 
-/// Whether `errors` are so old that, with any possible half-life, the last of them has decayed long
-/// ago. The daemon must then clear them: ticks wrap around, so 52 days after the errors were
-/// counted they would count as load again for a while.
+/// Whether `errors` are so old that they have decayed completely with any possible half-life. The
+/// daemon must then clear them: ticks wrap around, so 52 days after the errors were counted they
+/// would count as load again for a while.
 pub fn are_stale(errors: RecentErrors, now: u32) -> bool {
     /// 13 days. After 32 half-lives of at most an hour, none of the largest possible number of
     /// errors remains.

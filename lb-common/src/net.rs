@@ -1,5 +1,5 @@
-//! Addresses and ports in network byte order. Byte order is part of the type: they are never bare
-//! integers.
+//! Addresses and ports in network byte order. The byte order is part of the type, so an address or
+//! a port is never a bare integer.
 //!
 //! The kernel passes programs an IPv4 address as one 32-bit word and an IPv6 address as four, all
 //! in network order. An IPv4 address is stored in its v4-mapped form (RFC 4291 section 2.5.5.2,

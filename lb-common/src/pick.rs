@@ -2,13 +2,13 @@
 //! function.
 //!
 //! A choice depends on the tables, on the service's rules and on one number, the *sample*: a
-//! cursor's position or a random number. With the same tables, rules and sample, the choice is the
-//! same again. A backend is *eligible* if its state word permits it to be chosen and it is below
-//! the limit of open flows. If the picked backend is not eligible, entries that are scattered over
-//! the table are examined, so that the connects of this backend go to all other backends by their
+//! cursor's position or a random number. The same tables, rules and sample always give the same
+//! choice. A backend is *eligible* if its state word permits it to be chosen and it is below the
+//! limit of open flows. If the picked backend is not eligible, entries that are scattered over the
+//! table are examined, so that the connects of this backend go to all other backends by their
 //! shares. If no backend is eligible, the service's rules and its fallback decide.
 //!
-//! This file contains the parts that all policies share. The module must not know how weights
+//! This file contains the parts that all policies share. The module must not depend on how weights
 //! become a schedule, and reads no clock.
 
 mod diversion;
@@ -215,7 +215,7 @@ pub fn scattered(cursor: Cursor) -> u32 {
     mixed(cursor.phase.wrapping_add(cursor.start))
 }
 
-/// A number without visible relation to `x`; different inputs give different results.
+/// Scrambles the bits of a number; different inputs give different results.
 #[inline(always)]
 fn mixed(mut x: u32) -> u32 {
     x ^= x >> 16;
@@ -262,8 +262,8 @@ pub fn pick<T: Tables>(
     (view.by_schedule(sample), sample)
 }
 
-/// Picks a backend for a given sample. With the same tables, rules, sample and tick, the result is
-/// the same again.
+/// Picks a backend for a given sample. The same tables, rules, sample and tick always give the same
+/// result.
 pub fn choose<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
     let view = View { tables, table, rules, now };
     match Policy::from_u8(rules.policy) {

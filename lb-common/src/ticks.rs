@@ -11,8 +11,8 @@ pub const fn tick(ns: u64) -> u32 {
     (ns >> TICK_LOG2) as u32
 }
 
-/// Whether `ticks` ticks have passed since `start_ns`. If the start is in the future, they have
-/// not: after an upgrade the programs' clock may be a tick behind the clock of the previous
+/// Whether `ticks` ticks have passed since `start_ns`. The result is false if the start is in the
+/// future: after an upgrade the programs' clock may be a tick behind the clock of the previous
 /// programs.
 #[inline(always)]
 pub const fn have_passed(ticks: u32, start_ns: u64, now_ns: u64) -> bool {

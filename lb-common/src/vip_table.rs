@@ -23,9 +23,9 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// A 64-bit hash in which each bit depends on all of the input. (It multiplies by odd constants
-    /// with few regularities, namely those of SplitMix64 and the golden ratio, and XORs the upper
-    /// half into the lower half.)
+    /// A 64-bit hash in which each bit depends on all of the input. (The function multiplies by odd
+    /// constants with few regularities, from SplitMix64 and from the golden ratio, and XORs the
+    /// upper half into the lower half.)
     #[inline(always)]
     fn hash(self) -> u64 {
         let [a, b, c, d] = self.address.words.map(|word| u64::from(word.to_network()));
@@ -131,7 +131,7 @@ pub struct Store {
 
 /// The store that enters a service at a destination; it replaces another service at the same
 /// destination. `None` if none of the [`MAX_PROBES`] cells is free; with an eighth of the cells in
-/// use that does not happen by chance.
+/// use, this practically never occurs by chance.
 pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> Option<Store> {
     let (first, mark) = destination.start();
     let cell = VipCell { mark, service: service + 1 };

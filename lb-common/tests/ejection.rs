@@ -1,5 +1,4 @@
-//! The rules by which a backend is ejected and readmitted, each by itself, with ticks that wrap
-//! around.
+//! Tests each rule by which a backend is ejected and readmitted, with ticks that wrap around.
 
 use lb_common::abi::{BackendState, EjectionPhase, EjectionRules, EjectionState, StateWord, Usable};
 use lb_common::ejection::{
@@ -211,7 +210,7 @@ fn a_failure_long_after_the_last_one_begins_a_new_run() {
         backend.now += MAX;
     }
     assert_eq!(backend.see(REFUSED), Verdict::Eject);
-    // A backend that is ejected or on trial keeps its run, however long ago the last failure was.
+    // A backend that is ejected or on trial retains its run, however long ago the last failure was.
     backend.now = backend.state.at.wrapping_add(10 * MAX);
     backend.try_it();
     assert_eq!(backend.see(of_trial(REFUSED)), Verdict::EjectLonger);
@@ -323,7 +322,11 @@ fn only_the_trial_decides_about_an_ejected_backend() {
         assert_eq!(backend.see(ESTABLISHED), Verdict::Unchanged);
     }
     backend.now = backend.state.at;
-    assert_eq!(backend.see(REFUSED), Verdict::Unchanged, "its time is over, but no trial has begun");
+    assert_eq!(
+        backend.see(REFUSED),
+        Verdict::Unchanged,
+        "the ejection's time is over, but no trial has begun"
+    );
     backend.try_it();
     let on_trial = backend.state;
     assert_eq!(backend.see(REFUSED), Verdict::Unchanged);
@@ -489,7 +492,11 @@ fn only_an_answer_readmits_a_backend_ejected_for_missing_answers() {
     assert_eq!([(); 3].map(|()| backend.see(NO_ANSWER_EVIDENCE))[2], Verdict::Eject);
     backend.now = backend.state.at;
     backend.try_it();
-    assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Unchanged, "it accepted connections before, too");
+    assert_eq!(
+        backend.see(of_trial(ESTABLISHED)),
+        Verdict::Unchanged,
+        "the backend also accepted connections while it did not answer"
+    );
     assert_eq!(backend.see(of_trial(NO_ANSWER_EVIDENCE)), Verdict::EjectLonger);
     backend.now = backend.state.at;
     backend.try_it();

@@ -4,8 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::net::{Address, Be16};
 
-/// Whether a backend may be chosen, and if not, why: one word, which a choice reads with a single
-/// load. It has two halves: the daemon's ([`DaemonState`]), and the kernel programs'.
+/// Whether connects may choose a backend, and if not, the reason: one word, which a choice reads
+/// with a single load. It has two halves: the daemon's ([`DaemonState`]), and the kernel programs'.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct StateWord {
@@ -16,7 +16,7 @@ pub struct StateWord {
     /// The field `state` of [`DaemonState`]. Written by the daemon together with `usable`.
     pub state: u8,
     /// 1 while the backend is ejected, else 0. Written by the kernel programs. The daemon also sets
-    /// it when it ejects a backend, and clears it when an operator readmits the backend, when
+    /// it when it ejects the backend, and clears it when an operator readmits the backend, when
     /// ejection is turned off, and before the slot gets another backend.
     pub ejected: u8,
     /// The [`FailureSource`](crate::ejection::FailureSource) of the run of failures; 0 if there is
@@ -37,8 +37,8 @@ pub struct DaemonState {
 }
 one_word!(DaemonState, u16);
 
-/// Whether the daemon lets connects choose a backend. Numbers are part of the ABI: bit 0 is set if
-/// connects may choose the backend, bit 1 if they may choose it even while it is ejected.
+/// Whether the daemon lets connects choose a backend. The numbers are part of the ABI: bit 0 is set
+/// if connects may choose the backend, bit 1 if they may choose it even while it is ejected.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Usable {
@@ -77,9 +77,9 @@ impl From<bool> for Usable {
     }
 }
 
-/// The health of a backend according to the daemon, and its reason: the worst of all verdicts. Two
-/// verdicts are not included, because they are stored elsewhere: that the programs have ejected the
-/// backend ([`StateWord::ejected`]), and that the backend is a lame duck by its own report
+/// The health of a backend according to the daemon, and the reason for it: the worst of all
+/// verdicts except two, which are stored elsewhere. One of these is an ejection by the programs
+/// ([`StateWord::ejected`]); the other is a report by which the backend is a lame duck
 /// ([`Verdict`](super::host::Verdict)). Numbers are part of the ABI. Commands show the reason, and
 /// the next daemon adopts it.
 #[repr(u8)]

@@ -178,8 +178,8 @@ pub struct SlotCounters {
     pub connecting: u64,
     /// Flows that were established.
     pub established: u64,
-    /// Flows that went to another address: a program of another owner rewrote the destination after
-    /// socklb.
+    /// Flows that went to another address, because another system's program rewrote the destination
+    /// after socklb's program.
     pub diverted: u64,
     /// Flows that ended, by [`Ending`].
     pub endings: [u64; ENDING_ROWS],
@@ -218,8 +218,8 @@ pub const FIRST_BUCKET_LOG2: u32 = 4;
 pub struct Histogram {
     /// The sum of the times, in microseconds.
     pub sum_us: u64,
-    /// The number of times in each bucket. Bucket `i` counts times up to 2^(4 + `i`) microseconds
-    /// that are above the bound of the previous bucket.
+    /// The number of measured times in each bucket. Bucket `i` counts times up to 2^(4 + `i`)
+    /// microseconds that are above the bound of the previous bucket.
     pub buckets: [u64; TIME_BUCKETS],
 }
 const _: () = assert!(size_of::<Histogram>() == 168);

@@ -24,9 +24,9 @@ pub struct Flow {
     /// The ID, in the host's PID namespace, of the process that made the call.
     pub process: u32,
     /// The policy's sample: the cursor's position in the table, which includes its start, or a
-    /// random number. With the table and the loads of that time, [`choose`](crate::pick::choose)
-    /// makes the same choice again from it. It is 0 if the call became a trial before the policy
-    /// made a choice.
+    /// random number. Given this sample, the table and the loads of that time,
+    /// [`choose`](crate::pick::choose) returns the same backend. The sample is 0 if the call became
+    /// a trial before the policy made a choice.
     pub sample: u32,
     /// The generation of the service's table at the time of the choice.
     pub table_generation: u16,
@@ -58,7 +58,7 @@ impl Flow {
     };
 }
 
-/// How far a flow has come. Numbers are part of the ABI.
+/// The progress of a flow. Numbers are part of the ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
@@ -107,7 +107,8 @@ pub enum Reason {
     Overflow = 2,
     /// The backend is ejected, and the flow tests whether it works again.
     Trial = 3,
-    /// The choice was a lame duck by its own report; this is another backend, from the schedule.
+    /// The first choice was a lame duck by its own report; this is another backend, from the
+    /// schedule.
     Diverted = 4,
 }
 
@@ -138,9 +139,9 @@ impl Reason {
 
 /// A bucket of the flow table: which socket holds it. Written by the kernel programs; the daemon
 /// also frees it, with the same compare-and-swap, if the socket is gone. The flow itself is in
-/// [`map::FLOWS`](super::map::FLOWS) at the same index. Buckets are small and lie side by side, so
-/// that the buckets of sockets that were created one after the other, which have consecutive
-/// cookies, share a cache line. A connect to an address that is not a service reads only that line.
+/// [`map::FLOWS`](super::map::FLOWS) at the same index. Sockets that were created in succession
+/// have consecutive cookies. Buckets are small and contiguous, so that the buckets of such sockets
+/// share a cache line. A connect to an address that is not a service reads only that line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowBucket {

@@ -1,9 +1,9 @@
 //! The data that all client tasks of a host share in the kernel: until when each reporting backend
-//! is a lame duck, the register of these backends, and the last report of each that was accepted,
-//! which means that it passed all checks. The addresses at which a kernel program receives reports,
-//! and that program's counters, are here as well.
+//! is a lame duck, the register of these backends, and the last accepted report of each. (A report
+//! is accepted if it passes all checks.) The data also contains the addresses at which a kernel
+//! program receives reports, and that program's counters.
 //!
-//! This is an ABI of its own: one set of these maps exists per host, under
+//! This is a separate ABI: one set of these maps exists per host, under
 //! `<pins>/host-v<HOST_ABI_VERSION>/`, beside the directories of the clients. Clients of every ABI
 //! version that supports reports read the same set. Any change of a layout here needs a new
 //! [`HOST_ABI_VERSION`], but not a new version of the clients' maps.
@@ -15,8 +15,8 @@ use crate::net::{Address, Be16};
 /// The version of everything in this module; a part of the pin path.
 pub const HOST_ABI_VERSION: u32 = 2;
 
-/// Number of report ids, and so of elements of [`map::VERDICTS`], which take half a megabyte, and
-/// of [`map::LAST_REPORTS`], which take two megabytes.
+/// Number of report ids. The maps [`map::VERDICTS`] (half a megabyte) and [`map::LAST_REPORTS`]
+/// (two megabytes) have as many elements.
 pub const REPORT_IDS: u32 = 65_536;
 
 /// The report id of a backend without reports. Its verdict is always zero.
@@ -45,8 +45,9 @@ pub mod map {
 }
 
 /// Until when a backend is a lame duck by its own report. Written as one word by the receiver of
-/// its reports, which is the daemon or a kernel program. The clients' programs read it for the
-/// backend that they have chosen. It expires, so a receiver that dies leaves no lasting state.
+/// its reports, which is the daemon or a kernel program. The clients' programs read it for a
+/// backend that they have chosen, or that may replace a chosen one. It expires, so a receiver that
+/// dies leaves no lasting state.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Verdict {

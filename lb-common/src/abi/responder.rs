@@ -1,5 +1,6 @@
-//! The data that an agent shares with the kernel program that answers requests in its place. None
-//! of it is pinned: one process owns the maps and the program, and creates the maps when it starts.
+//! The data that an agent shares with the kernel program that answers requests in the agent's
+//! place. None of it is pinned: one process owns the maps and the program, and creates the maps
+//! when it starts.
 
 use bytemuck::{Pod, Zeroable};
 

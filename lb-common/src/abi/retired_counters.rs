@@ -21,8 +21,8 @@ pub struct BackendName {
 const _: () = assert!(size_of::<BackendName>() == 84);
 
 /// The counters that a backend had when it left its slot. If the backend returns, its counters
-/// continue from these. Only the daemon reads and writes them. They are in a map so that they
-/// outlive the daemon and are removed together with the other counters.
+/// continue from these. Only the daemon reads and writes them. They are in a kernel map so that
+/// they outlive the daemon, and so that they are removed together with the other counters.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct RetiredCounters {

@@ -63,7 +63,7 @@ impl TableRef {
 }
 
 /// A service: the data that connect needs, and that `status` needs when no daemon is running.
-/// Written by the daemon, except fields that say otherwise.
+/// Written by the daemon, except the fields that name another writer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Service {
@@ -116,8 +116,8 @@ pub struct Service {
     pub _reserved: [u8; 3],
     /// The tick at which the backend in `answered` answered. Written by the kernel programs.
     pub answered_at: u32,
-    /// The largest number of open flows per share that any usable backend has, but at most twice
-    /// the mean of the usable backends with open flows. The unit is 2^-16 flows. With
+    /// The peak of open flows per share: the largest number that any usable backend has, but at
+    /// most twice the mean of the usable backends with open flows. The unit is 2^-16 flows. With
     /// `least-loaded` every backend is one share. With `p2c` a share is the whole table: the flows
     /// of a backend, multiplied by the length of the table and divided by the backend's entries.
     /// Zero if no usable backend has flows, and until the service has a policy that compares load.
@@ -214,15 +214,15 @@ const _: () = assert!(size_of::<Rules>() == 20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Policy {
     /// The next entry of an interleaved schedule in which all backends have the same number of
-    /// entries. It ignores all weights, including the structural ones.
+    /// entries. This policy ignores all weights, including the structural ones.
     RoundRobin = 0,
     /// The next entry of an interleaved schedule in which backends have entries by weight.
     WeightedRoundRobin = 1,
-    /// The members with the fewest open flows, in turn. Recent errors count as open flows. Examines
-    /// every member.
+    /// The members with the fewest open flows, in turn. Recent errors count as open flows. This
+    /// policy examines every member.
     LeastLoaded = 2,
-    /// Two random entries of the schedule are drawn; of their two backends, the one with the lower
-    /// load per weight.
+    /// Of the backends of two random entries of the schedule, the one with the lower load per
+    /// weight.
     P2c = 3,
     /// A random entry of the schedule.
     Random = 4,
@@ -292,9 +292,9 @@ impl Overflow {
     }
 }
 
-/// The list of a table's backends, each once. After these follow backends that were replaced in the
-/// table by others; they get trials if they are ejected. Written by the daemon, only while no table
-/// refers to the list.
+/// The list of a table's backends, each once, followed by the backends that others replace in the
+/// table. A replaced backend gets trials if it is ejected. Written by the daemon, only while no
+/// table refers to the list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Members {

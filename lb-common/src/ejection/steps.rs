@@ -28,7 +28,7 @@ pub trait EjectionStore {
     /// Whether the members of the service's table are listed.
     fn lists_members(&self) -> bool;
 
-    /// A survey of all members, or of scattered entries of the table if the members are not listed.
+    /// Surveys all members, or scattered entries of the table if the members are not listed.
     fn survey(&self, now: u32) -> Survey;
 
     /// A random number for the jitter: all numbers of 32 bits are equally likely.
@@ -71,8 +71,8 @@ pub trait EjectionStore {
     /// Clears the recent errors of a backend.
     fn forget_errors(&self, backend: Self::Backend);
 
-    /// Whether a trial may go to a backend: it is below the limit of open flows, and it is not a
-    /// lame duck by its own report.
+    /// Whether a backend may have a trial: it must be below the limit of open flows, and must not
+    /// be a lame duck by its own report.
     fn takes_trials(&self, backend: Self::Backend) -> bool;
 
     /// Increments the counter of an event for a slot.
@@ -134,13 +134,13 @@ impl Judgement {
     }
 }
 
-/// Why the evidence was not judged. The caller must call [`judge`] again.
+/// The reason why the evidence was not judged. The caller must call [`judge`] again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unjudged {
     /// Another CPU changed the ejection word first.
     Contended,
     /// The backend should be ejected, and it is unknown whether one more backend may be ejected.
-    /// The caller must find out by a survey, and then judge again.
+    /// The caller must determine this by a survey, and then judge again.
     WantsRoom,
 }
 
@@ -208,10 +208,10 @@ pub fn judge<W: EjectionStore>(
 }
 
 /// Discards evidence that does not count. Some failures may be the fault of this host (send
-/// failures) or normal for the protocol (missing answers): they count only while other backends
-/// show that they are not. `evidence` and the result are words of [`Evidence`]; the result is 0 if
-/// nothing is left to judge. `began` is the tick at which the flow began. Call this once per flow,
-/// before [`judge`].
+/// failures) or normal for the protocol (missing answers). Such a failure counts only while other
+/// backends show that neither is the case. `evidence` and the result are words of [`Evidence`]; the
+/// result is 0 if nothing is left to judge. `began` is the tick at which the flow began. Call this
+/// once per flow, before [`judge`].
 ///
 /// A missing answer counts if another backend has answered since the previous missing answer, or
 /// since this flow began. (The second condition is needed because clients send in bursts, so all
@@ -265,9 +265,9 @@ pub fn schedule_trial<W: EjectionStore>(store: &W, event: Event, now: u32) {
     if !store.lists_members() {
         return;
     }
-    // This is done twice, because another CPU may have ejected a backend between this CPU's survey
-    // and its store, and may have stored its own result first. With a second survey after its own
-    // store, either this CPU sees the other's ejection, or the other CPU stores last.
+    // This is done twice: between this CPU's survey and its store, another CPU may eject a backend
+    // and store its own result, which this CPU would overwrite. After a second survey, either this
+    // CPU has seen the other CPU's ejection, or the other CPU stores last.
     for _ in 0..2 {
         let (seen, before) = (store.survey(now), store.next_trial());
         store.set_next_trial(next_trial(seen, store.rules(), event, before, now));

@@ -1,10 +1,10 @@
 //! Diversion: if the chosen backend is a lame duck by its own report, another backend of the same
 //! table replaces it.
 //!
-//! Connect checks whether the chosen backend is a lame duck, but not whether each examined backend
-//! is, because it has neither time nor stack for that. So policies treat lame ducks like other
-//! backends, and under every policy the replacement comes from the schedule. The module must not
-//! know reports, and reads no clock.
+//! A choice examines several backends. Connect checks only whether the chosen backend is a lame
+//! duck, because a check of every examined backend would take too much time and stack. So policies
+//! treat lame ducks like other backends, and under every policy the replacement comes from the
+//! schedule. The module must not depend on reports, and reads no clock.
 
 use super::schedule::{from_word, to_word};
 use super::view::{at_limit, slot_at};

@@ -1,5 +1,5 @@
-//! The policy `p2c`, power of two choices: of two random backends, the one with the lower load for
-//! its weight.
+//! The policy `p2c`, power of two choices: the policy takes, of two random backends, the one with
+//! the lower load for its weight.
 //!
 //! Both backends are random entries of the schedule, so that a backend takes part in comparisons in
 //! proportion to its weight. The load is divided by the weight: a backend that should get half as
@@ -79,8 +79,8 @@ fn is_lower<T: Tables>(view: &View<'_, T>, a: T::Backend, b: T::Backend) -> bool
 /// nearly all entries of the table, the result may be `first`.
 ///
 /// The search beside the third position begins at a random entry and goes in a random direction.
-/// The same backends are always neighbors in a schedule, and would otherwise be compared with each
-/// other more often than with the other backends.
+/// Otherwise, backends that are neighbors in the schedule would be compared with each other more
+/// often than with other backends.
 #[inline(always)]
 pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, sample: u32) -> u32 {
     let third = mixed(sample);

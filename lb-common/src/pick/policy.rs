@@ -76,8 +76,8 @@ impl<T: Tables> View<'_, T> {
 
     /// The pick if no backend at the sample is eligible. If the service has a limit of open flows,
     /// this examines a few scattered entries, and then scans all members for the least loaded one.
-    /// Without a limit, it examines so many scattered entries that it nearly always finds a backend
-    /// that may be chosen; if it finds none, it examines the members.
+    /// Without a limit, it examines [`MAX_LOOKS`] scattered entries, which nearly always include a
+    /// backend that may be chosen; if they do not, it examines the members.
     #[inline(always)]
     fn elsewhere(&self, sample: u32) -> Pick {
         let has_limit = self.rules.active_limit != 0;

@@ -1,6 +1,6 @@
 //! The policies `round-robin`, `weighted-round-robin` and `random`, which pick the schedule's entry
-//! at the sample. Also, for all policies, the search for another backend if the backend of an entry
-//! is not eligible.
+//! at the sample. This module also contains, for all policies, the search for another backend if
+//! the backend of an entry is not eligible.
 //!
 //! The three policies differ in the schedule, where all backends have either the same number of
 //! entries or numbers in proportion to their weights, and in the sample, which is either the next

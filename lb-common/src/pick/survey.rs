@@ -3,7 +3,7 @@
 //! trial.
 //!
 //! Each survey counts all members again, so that there is no stored count that could become wrong.
-//! Surveys are rare: they follow failures and trials, and never a successful connect.
+//! Surveys are rare: they follow failures and trials, and never an ordinary successful connect.
 
 use super::Tables;
 use super::mixed;
@@ -77,8 +77,8 @@ impl Survey {
     }
 
     /// Whether one more backend may be ejected: at least two are available, so that one remains.
-    /// (If very many backends fail, this host may be the cause. The daemon, which knows more,
-    /// decides about that.)
+    /// (If very many backends fail, this host may be the cause. The daemon, which has more
+    /// information, decides about that.)
     #[inline(always)]
     pub const fn has_room(self) -> bool {
         self.available() >= 2

@@ -1,7 +1,7 @@
 //! The policies' queries of the tables: the slot at a position, and whether its backend may be
 //! chosen.
 //!
-//! All policies use this module; it must not know any policy.
+//! All policies use this module; it must not depend on any policy.
 
 use super::{CORRUPT, Tables};
 use crate::abi::{NO_SLOT, Rules, TableRef};

@@ -22,7 +22,7 @@ fn backends_fill_up_to_the_limit_only() {
         }
         assert_eq!(host.flows(), [3; 10], "{policy:?}");
         assert_eq!(host.connect(&cpu, rules), Pick { how: How::Limited, slot: NO_SLOT });
-        // A backend that falls below the limit is found, wherever it is in the table.
+        // A backend that falls below the limit is found at any position in the table.
         host.backends[6].flows = 2;
         assert_eq!(host.connect(&cpu, rules), picked(6));
         // Above the limit, flows are spread evenly and marked as overflow.

@@ -42,8 +42,8 @@ fn a_second_backend_is_searched_if_both_points_are_the_same() {
     let host = Host::new(entries, 2).with_flows(&[9, 0]);
     check(&host, 4, 8, 1);
     check(&host.clone().with_flows(&[0, 9]), 4, 8, 0);
-    // The other backend that is found may be unusable; and if the backend of both points is
-    // unusable, the other one is picked.
+    // If the other backend is unusable, the backend of both points is picked. If the backend of
+    // both points is unusable, the other backend is picked.
     check(&host.clone().without(&[1]), 4, 8, 0);
     check(&host.without(&[0]), 4, 8, 1);
     // There is no other backend.
@@ -51,8 +51,8 @@ fn a_second_backend_is_searched_if_both_points_are_the_same() {
     check(&alone, 4, 8, 0);
 }
 
-/// If one of two backends has 30 flows, none of 1,000 connects goes to it, even if it has up to
-/// four fifths of the entries.
+/// If one of two backends has 30 flows, at most 10 of 1,000 connects go to it, even if it has up to
+/// four fifths of the entries. None go to it if the entries of the two backends alternate.
 #[test]
 fn a_loaded_backend_gets_no_connects_while_another_is_idle() {
     for weight in 1..=4 {
@@ -84,7 +84,7 @@ fn recent_errors_count_as_flows_until_they_decay() {
 }
 
 #[test]
-fn unusable_backends_lose_and_a_third_replaces_two_of_them() {
+fn unusable_backends_are_not_picked_and_a_third_one_replaces_two_of_them() {
     check(&Host::in_turn(10).with_flows(&[0, 9]).without(&[0]), 0, 1, 1);
     check(&Host::in_turn(10).with_flows(&[9, 0]).without(&[1]), 0, 1, 0);
     let host = Host { fallback: 9, ..Host::in_turn(10).without(&[2, 5]) };

@@ -39,7 +39,7 @@ fn a_single_usable_backend_is_found_and_the_fallback_comes_last() {
     }
 }
 
-/// The same backends are always neighbors in a schedule: if the next entry replaced an unusable
+/// A backend always has the same neighbors in a schedule. So if the next entry replaced an unusable
 /// one, a single neighbor would get all connects of a dead backend.
 #[test]
 fn connects_of_unusable_backends_go_to_all_others_by_their_shares() {
