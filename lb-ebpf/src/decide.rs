@@ -1,7 +1,7 @@
 //! Decides to which backend a call goes: the lookup of the service, the choice of a backend, and
 //! the access to the tables.
 //!
-//! Connect and sendmsg share this code, which must know neither of them.
+//! Connect and sendmsg share this code, which must depend on neither of them.
 
 pub mod service;
 

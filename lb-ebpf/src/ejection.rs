@@ -29,9 +29,9 @@ use crate::rows;
 
 // The results of a judgement: what the caller must do next. (The caller does it, because functions
 // that call each other share 512 bytes of stack.)
-/// Nothing.
+/// Nothing remains to be done.
 const DONE: u32 = 0;
-/// Judge again, because another CPU changed the word first.
+/// Judge again, because another CPU changed the ejection word first.
 const AGAIN: u32 = 1;
 /// Judge again, after a survey of whether one more backend may be ejected.
 const WANTS_ROOM: u32 = 2;
@@ -61,7 +61,8 @@ pub fn report_established<I: Instructions>(
     why: u8,
     reaches_backend: impl Fn() -> u32,
 ) {
-    // Most backends have no failures from which to subtract: a single load shows that.
+    // For most backends nothing changes, because their ejection words are zero. A single load shows
+    // that.
     let Some(backend) = BACKENDS.get_ptr(slot) else { return };
     if Evidence::established(is_trial(why)).matters(load(backend)) {
         let word = ESTABLISHED | JUDGES | (reaches_backend() * COUNTS);
@@ -129,8 +130,8 @@ pub fn trial_bit(why: u8) -> u32 {
     reason & (reason >> 1) & 1
 }
 
-/// Reports that a socket is directed elsewhere before its flow has ended otherwise. This is no
-/// evidence about the backend; but if the flow was a trial, another connect must become the trial.
+/// Reports that a socket is directed elsewhere while its flow is open. This is no evidence about
+/// the backend; but if the flow was a trial, another connect must become the trial.
 #[inline(always)]
 pub fn abandoned<I: Instructions>(flow: &Flow) {
     if is_trial(flow.why) && flow.phase != Phase::Established as u8 {
@@ -171,8 +172,8 @@ global_function! {
     judge_backend, judge_backend_5_10;
 }
 
-/// Judges, and retries if another CPU changed the word first. Returns what remains to be done
-/// ([`DONE`] and the numbers after it).
+/// Judges, and retries if another CPU changed the ejection word first. Returns what remains to be
+/// done ([`DONE`] and the numbers after it).
 #[inline(always)]
 fn retry<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
@@ -210,12 +211,12 @@ fn room_for(index: u32, now: u32) -> u32 {
     if Survey::from_word(survey_service(index, now)).has_room() { ROOM } else { NO_ROOM }
 }
 
-/// Records that a SYN of a flow was sent. This clears the stored send failures: this host can send
-/// SYNs.
+/// Records that the kernel is about to send a SYN of a flow, so it has found a route and a port.
+/// This clears the stored send failures.
 #[inline(always)]
 pub fn sent(service: u32) {
     let Some(service) = SERVICES.get_ptr_mut(service) else { return };
-    // SAFETY: a live map value; only the programs write both fields.
+    // SAFETY: a live map value; while the service is open, only the programs write these fields.
     unsafe {
         if (&raw const (*service).awaits_syn).read_volatile() != 0 {
             (&raw mut (*service).send_failures).write_volatile(SendFailures::NONE.0);
@@ -240,8 +241,8 @@ pub fn answered(service: u32, slot: u32) {
 
 /// The slot of the ejected backend for which this connect is the trial, if a trial is due.
 ///
-/// The next trial is scheduled when the SYN is sent ([`trial_begun`]): a survey of all members here
-/// would double the verifier's work for each connect program.
+/// The next trial is scheduled when the SYN is sent ([`trial_begun`]) and not here, because a
+/// survey of all members here would double the verifier's work for each connect program.
 #[inline(always)]
 pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32) -> Option<u32> {
     if next_trial(service).slot == 0 {
@@ -282,8 +283,8 @@ global_function! {
     pub fn begin_trial(index: u32, slot: u32, now: u32) -> u32 = claim, claim_trial, claim_trial_5_10;
 }
 
-// From here on: global functions that the programs with either set of instructions call, and bodies
-// of global functions.
+// The rest of this file contains global functions that the programs with either set of instructions
+// call, and bodies of global functions.
 
 /// The evidence that a socket's flow gives about its backend, as the word of an [`Evidence`]; 0 if
 /// there is none. `word` contains the [`End`] of the flow, or [`ESTABLISHED`], and the bits
@@ -293,8 +294,8 @@ global_function! {
 #[inline(never)]
 extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u32 {
     let Some(record) = record::of(cookie) else { return 0 };
-    // Read all fields of the record here: it may be in either of two tables, and the verifier
-    // follows both paths for as long as the record is used.
+    // All fields of the record are read here: the record may be in either of two tables, and the
+    // verifier follows both paths for as long as the record is used.
     let (slot, index, why) = (record.slot(), record.service(), record.why());
     let (start_ns, process, namespace) = (record.start_ns(), record.process(), record.namespace());
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
@@ -503,7 +504,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn set_send_failures(&self, send_failures: SendFailures) {
-        // SAFETY: as above; only the programs write both fields.
+        // SAFETY: as above; while the service is open, only the programs write these fields.
         unsafe {
             (&raw mut (*self.service).send_failures).write_volatile(send_failures.0);
             (&raw mut (*self.service).awaits_syn).write_volatile(1);
@@ -536,7 +537,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn set_ejected(&self, backend: *mut Backend, ejected: u8) {
-        // SAFETY: a live map value; only the programs write the byte.
+        // SAFETY: a live map value. The daemon may store the byte as well, also in a single store.
         unsafe { (&raw mut (*backend).state.ejected).write_volatile(ejected) };
     }
 

@@ -1,4 +1,4 @@
-//! Records and counters of the sockets that were sent to backends.
+//! Records and counters of the sockets that were directed to backends.
 
 pub mod record;
 

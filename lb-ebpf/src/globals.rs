@@ -1,8 +1,9 @@
 //! Constants that the loader writes into the programs before it loads them. The verifier then knows
 //! each value, and skips code that these values make unreachable.
 //!
-//! The loader sets each constant by its name: in `crates/lb-kernel/src/client/object.rs`, and in
-//! `read/holders.rs` for the constants of the iterator.
+//! The loader sets each constant by its name. `crates/lb-kernel/src/client/object.rs` determines
+//! the values, those of kernel features come from `host/features.rs`, and those of the iterator
+//! from `read/holders.rs`.
 
 use core::arch::asm;
 use core::marker::PhantomData;
@@ -56,8 +57,8 @@ pub const KNOWS_MPTCP: Constant<u32, { place_of("KNOWS_MPTCP") }> = Constant::ne
 /// unknown helper.)
 pub const HAS_SET_RETVAL: Constant<u32, { place_of("HAS_SET_RETVAL") }> = Constant::new();
 
-/// 1 if the TCP program is attached as well (`accounting = "full"`), else 0. If it is, a flow ends
-/// when its connection ends, and the programs know the cause.
+/// 1 if the TCP program is attached as well (`accounting = "full"`), else 0. If it is attached, a
+/// flow ends when its connection ends, and the programs know the cause.
 pub const FULL_ACCOUNTING: Constant<u32, { place_of("FULL_ACCOUNTING") }> = Constant::new();
 
 /// 1 if any service of the client may scan its backends, else 0. If it is 0, the scans are dead
@@ -71,8 +72,8 @@ pub const JIFFY_NS: Constant<u64, { place_of("JIFFY_NS") }> = Constant::new();
 /// before the clock's start.
 pub const FIRST_JIFFY_NS: Constant<u64, { place_of("FIRST_JIFFY_NS") }> = Constant::new();
 
-/// The kernel's number of the type `struct tcp_sock`; 0 if the programs may not cast pointers to
-/// the kernel's own structures (Linux 6.2 and CAP_PERFMON).
+/// The number of the type `struct tcp_sock` in the kernel's BTF; 0 if the programs may not cast
+/// pointers to the kernel's own structures (Linux 6.2 and CAP_PERFMON).
 pub const TCP_SOCK: Constant<u32, { place_of("TCP_SOCK") }> = Constant::new();
 
 /// Whether the programs may cast pointers to the kernel's own structures. The verifier knows the
@@ -82,8 +83,8 @@ pub fn can_cast() -> bool {
     TCP_SOCK.load() != 0
 }
 
-/// The kernel's number of the type of a call's context (`struct bpf_sock_addr_kern`); valid only if
-/// [`TCP_SOCK`] is not 0.
+/// The number of the type of a call's context (`struct bpf_sock_addr_kern`) in the kernel's BTF;
+/// valid only if [`TCP_SOCK`] is not 0.
 pub const CALL: Constant<u32, { place_of("CALL") }> = Constant::new();
 
 /// The offset of the socket (`sk`) in that structure; valid only if [`TCP_SOCK`] is not 0.
@@ -107,8 +108,8 @@ pub const SOCKET_NAMESPACE: Constant<u32, { place_of("SOCKET_NAMESPACE") }> = Co
 /// 0.
 pub const NAMESPACE_COOKIE: Constant<u32, { place_of("NAMESPACE_COOKIE") }> = Constant::new();
 
-/// The offset of a socket's error (`sock.sk_err`), from the kernel's own description of its types;
-/// 0 if the programs may not read it.
+/// The offset of a socket's error (`sock.sk_err`), from the kernel's BTF; 0 if the programs may not
+/// read it.
 pub const SK_ERR: Constant<u32, { place_of("SK_ERR") }> = Constant::new();
 
 /// Like [`SK_ERR`], for an error that the kernel did not act on (`sock.sk_err_soft`).
@@ -178,7 +179,7 @@ pub const SOCKET_FLAGS: Constant<u32, { place_of("SOCKET_FLAGS") }> = Constant::
 pub const UNICAST_TTL: Constant<u32, { place_of("UNICAST_TTL") }> = Constant::new();
 
 /// Offsets of fields of the kernel's structures, for the iterator over open files. Set by the
-/// loader from the kernel's description of its types.
+/// loader from the kernel's BTF.
 #[unsafe(no_mangle)]
 pub static FILE_INODE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]

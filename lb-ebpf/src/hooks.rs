@@ -1,5 +1,5 @@
-//! The code of the hooks, one file per kind: it reads a call's context, acts on it, and returns the
-//! verdict.
+//! The code of the hooks, one file per kind: the code reads a call's context, acts on it, and
+//! returns the verdict.
 //!
 //! It must not choose backends itself (`decide` does), and must not store records itself (`flow`
 //! does).

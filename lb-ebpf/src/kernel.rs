@@ -1,5 +1,5 @@
 //! Access to the kernel: contexts of programs, the clock, and atomic instructions. The module must
-//! not know services.
+//! not depend on services.
 
 pub mod cast;
 

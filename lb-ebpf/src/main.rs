@@ -40,7 +40,7 @@ use crate::kernel::sock_ops::Ops;
 
 /// The verdict that lets a call proceed.
 const PROCEED: i32 = 1;
-/// The verdict that fails a call.
+/// The verdict that makes a call fail.
 const REFUSE: i32 = 0;
 /// The result of a program for TCP events; the kernel requires 1.
 const SEEN: u32 = 1;
@@ -145,7 +145,8 @@ pub fn socklb_release_5_10(ctx: SockContext) -> i32 {
     PROCEED
 }
 
-// The section name tells the loader the type of the program: aya has no macro for iterators.
+// The loader derives the type of the program from the section name. aya has no macro for iterators,
+// so the section is set here.
 #[unsafe(link_section = "iter/task_file")]
 #[unsafe(no_mangle)]
 pub extern "C" fn socklb_holders(context: holders::OpenFile) -> i32 {

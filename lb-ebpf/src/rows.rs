@@ -40,15 +40,15 @@ pub fn backend(slot: u32) -> Option<*const Backend> {
     BACKENDS.get_ptr(slot)
 }
 
-/// The state word of a backend, which decides whether it may be chosen.
+/// The state word of a backend, which determines whether connects may choose the backend.
 #[inline(always)]
 pub fn state(backend: *const Backend) -> StateWord {
     // SAFETY: a live map value.
     StateWord::from_word(unsafe { (&raw const (*backend).state).cast::<u32>().read_volatile() })
 }
 
-/// Whether a backend is a lame duck by its own report. Callers check only the chosen backend,
-/// because a check of each candidate of a scan would not fit on the stack of the hooks.
+/// Whether a backend is a lame duck by its own report. Policies do not check this for the backends
+/// that they examine, because the check would not fit on the stack of the hooks.
 #[inline(always)]
 pub fn is_lame(backend: *const Backend, now_ns: u64) -> bool {
     // SAFETY: a live map value.
@@ -79,14 +79,14 @@ pub fn address(slot: u32) -> Option<*const BackendAddress> {
 #[inline(always)]
 pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     match address(slot) {
-        // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
+        // SAFETY: a live map value; a slot retains its backend while flows refer to it.
         Some(backend) => unsafe { (*backend).address == ip && (*backend).port == port },
         None => true,
     }
 }
 
-/// Like [`is_backend`], but as a global function, for callers that run rarely. Returns 1 or 0. The
-/// words of the address and the port are in network order.
+/// Like [`is_backend`], but as a global function, for slow paths. Returns 1 or 0. The words of the
+/// address and the port are in network order.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn has_address(slot: u32, high: u64, low: u64, port: u32) -> u32 {

@@ -1,8 +1,8 @@
-//! Programs with which the connect benchmark compares socklb's program. Not shipped.
+//! Reference programs with which the connect benchmark compares socklb's program. Not shipped.
 //!
 //! `empty4` does nothing: it shows the cost of any program on this hook. `floor4` looks up one
 //! service in a BPF hash and one backend in a BPF array, and rewrites the destination. This is the
-//! least that a balancer with its tables in ordinary maps must do.
+//! minimum work of a balancer that has its tables in ordinary maps.
 #![no_std]
 #![no_main]
 

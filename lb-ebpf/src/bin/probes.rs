@@ -1,9 +1,9 @@
-//! One program for each optional feature of the kernel. The kernel has the feature if its verifier
-//! accepts the program.
+//! One program for each optional feature of the kernel. The kernel has a feature if its verifier
+//! accepts the feature's program.
 //!
 //! The probes use the features in the same way as the shipped programs, and are never attached. The
-//! loader sets the offsets of fields in the probes as in the shipped programs (`globals.rs`).
-//! `crates/lb-kernel/src/host/features.rs` has the table of features.
+//! loader sets the offsets of kernel fields in the probes as it does in the shipped programs
+//! (`globals.rs`). `crates/lb-kernel/src/host/features.rs` has the table of features.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -43,7 +43,7 @@ static SYN_RETRIES: Global<u32> = Global::new(0);
 pub fn fetching_atomics(_: SockAddrContext) -> i32 {
     let mut word = 0u64;
     let word = &raw mut word;
-    // SAFETY: a word of this function's own.
+    // SAFETY: the pointer is to a local variable.
     let before = unsafe {
         word.write_volatile(0);
         atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(word, 1)
@@ -57,8 +57,8 @@ pub fn set_retval(_: SockAddrContext) -> i32 {
     const BPF_FUNC_SET_RETVAL: usize = 187;
     /// `ECONNREFUSED`
     const ERRNO: i64 = 111;
-    // The number must fill the whole register, because Linux 7.2 checks all 64 bits. The binding's
-    // `int` does not fill it.
+    // The argument has 64 bits, because Linux 7.2 checks the whole register. The binding has an
+    // `int`, which does not fill the register.
     // SAFETY: the number of a helper is its address in a program, and this helper takes and returns
     // a number.
     unsafe {
@@ -80,8 +80,8 @@ pub fn knows_mptcp(ctx: SockAddrContext) -> i32 {
 #[sock_ops]
 pub fn socket_errors(ctx: SockOpsContext) -> u32 {
     // SAFETY: the context is valid while the program runs. The helper returns a pointer to the
-    // kernel's own structure or null, and the verifier checks the read against the description of
-    // its type, from which the offset comes.
+    // kernel's own structure or null, and the verifier checks the read against the BTF of its type,
+    // from which the offset comes.
     unsafe {
         let socket = (&raw const (*ctx.ops).__bindgen_anon_2.sk).read_volatile();
         if !socket.is_null() {

@@ -103,9 +103,9 @@ impl Decision {
     /// record.
     #[inline(always)]
     pub fn count(&self, tracked: bool) {
-        // There is one call per field: a choice of the field before the addition would be
-        // arithmetic with a different offset on each path, which the verifier permits only with
-        // CAP_PERFMON.
+        // There is one call of `outcome` per field. If the code selected the field first and then
+        // called `outcome` once, the offset of the addition would differ by path, which the
+        // verifier permits only with CAP_PERFMON.
         if !tracked {
             tally::count(self.slot, |counts| &raw mut counts.untracked);
             tally::outcome(self.index, |outcomes| &raw mut outcomes.untracked);
@@ -121,7 +121,7 @@ impl Decision {
         }
     }
 
-    /// The verdict on a call for which no backend was chosen: refuses it, or lets it go on
+    /// The verdict on a call for which no backend was chosen: the call is refused, or proceeds
     /// unchanged if the tables are broken. Counts the outcome.
     #[inline(always)]
     pub fn refuse(&self, dial: &Dial) -> Verdict {

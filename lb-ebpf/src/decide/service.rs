@@ -10,8 +10,8 @@ use crate::kernel::context::Dial;
 use crate::maps::VIP_TABLE;
 use crate::rows;
 
-/// The dialed service. (It is no `Option`, so that every part always has a value, as the verifier
-/// requires.)
+/// The dialed service. (It is not an `Option`, because the verifier requires that every part always
+/// has a value.)
 #[derive(Clone, Copy)]
 pub struct Dialled {
     /// The service index; [`NOT_A_SERVICE`] if the address is not a service.
@@ -55,7 +55,8 @@ impl VipTable for Services {
     #[inline(always)]
     fn cell(&self, position: u32) -> Option<VipCell> {
         let cell: *const VipCell = VIP_TABLE.get_ptr(position)?;
-        // SAFETY: a live map value, which changes at any time, hence one volatile load.
+        // SAFETY: a live map value. The daemon may change it at any time, so it is read by one
+        // volatile load.
         Some(VipCell::from_word(unsafe { cell.cast::<u64>().read_volatile() }))
     }
 
@@ -88,8 +89,9 @@ impl VipTable for Services {
 /// cells more quickly than a loop over all cells.
 const CELLS: u32 = 8;
 
-/// The index of the service at a destination whose first cell belongs to another service; or
-/// [`OTHER`] or [`NOTHING`](lb_common::vip_table::NOTHING) if there is no such service.
+/// The index of the service at a destination, if the destination's first cell belongs to another
+/// service. If there is no service at the destination, [`OTHER`] or
+/// [`NOTHING`](lb_common::vip_table::NOTHING).
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_further_on(ab: u64, cd: u64, end: u32) -> u32 {

@@ -32,7 +32,8 @@ impl<I> KernelTables<I> {
     }
 }
 
-/// The tables for functions that read only data that all services share, and write nothing.
+/// The tables for functions that read the maps only at given indexes, without a service, and write
+/// nothing.
 const OF_NO_SERVICE: KernelTables<Linux5_10> = KernelTables::new(0, core::ptr::null());
 
 /// Where a service's table is, loaded as one word.
@@ -91,8 +92,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn entry(&self, entry: u32) -> Option<u32> {
         let cell: *const ScheduleCell = SCHEDULE.get_ptr(entry / ENTRIES_PER_CELL)?;
-        // The cell is loaded as one word and shifted, because an index into it would be arithmetic
-        // on a map pointer, which the verifier would have to follow.
+        // The cell is loaded as one word and shifted. An index into the cell would be arithmetic on
+        // a map pointer, which the verifier would have to check.
         // SAFETY: a live map value, aligned to eight bytes.
         let word = unsafe { cell.cast::<u64>().read_volatile() };
         Some((word >> (16 * (entry % ENTRIES_PER_CELL))) as u32 & 0xffff)
@@ -147,7 +148,7 @@ impl<I: Instructions> Tables for KernelTables<I> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
         // The position is before the first slot, so that the last step ends at the last slot and
         // not behind it: without CAP_PERFMON no pointer may leave its map's value.
-        // SAFETY: a live map value; the slots follow the field.
+        // SAFETY: a live map value; the slots follow the field `listed`.
         unsafe {
             let count = (&raw const (*members).count).read_volatile();
             let listed = (&raw const (*members).listed).read_volatile();
@@ -167,10 +168,10 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn member(&self, before: *const u16) -> (u32, *const u16) {
         let mut position = before;
-        // This is in assembly, because the compiler would otherwise derive an index from the
-        // pointers of two iterations.
-        // SAFETY: within the slots of a live map value, because callers request at most as many
-        // slots as there are; the instruction adds the size of a slot.
+        // This is in assembly, because the compiler would otherwise replace the pointer with an
+        // index that it computes from the pointers of two iterations.
+        // SAFETY: the position stays within the slots of a live map value, because callers request
+        // at most as many slots as there are; the instruction adds the size of a slot.
         unsafe {
             asm!("{0} += 2", inout(reg) position, options(pure, readonly, nostack, preserves_flags));
             (u32::from(position.read_volatile()), position)

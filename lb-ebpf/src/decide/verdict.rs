@@ -9,7 +9,7 @@ use crate::{PROCEED, REFUSE};
 pub enum Verdict {
     /// The call goes to the backend.
     Forward(*const BackendAddress),
-    /// The call goes on unchanged.
+    /// The call proceeds unchanged.
     Proceed,
     /// The call fails.
     Refuse,

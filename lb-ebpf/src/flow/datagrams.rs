@@ -2,8 +2,9 @@
 //! with one position per service.
 //!
 //! Kernel fact: the kernel runs the programs of sendmsg, recvmsg and connect under the socket lock,
-//! and the program of release after all of them. So no two programs change a socket's entry at the
-//! same time, and the program that removes the entry counts the ends of all its flows.
+//! and runs the program of release after the last of these calls. So no two programs change a
+//! socket's entry at the same time, and the program that removes the entry counts the ends of all
+//! its flows.
 
 use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, MAX_DATAGRAM_FLOWS, NO_SLOT, Peer};
 use lb_common::ending::Ending;
@@ -19,7 +20,7 @@ fn entry(cookie: u64) -> Option<*mut Datagrams> {
     if record::may_have_datagrams(cookie) { DATAGRAMS.get_ptr_mut(cookie) } else { None }
 }
 
-/// The flow of a socket to a service, if it has one.
+/// The flow of a socket to a service, if the socket has one.
 #[inline(always)]
 pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
     let entry = entry(cookie)?;
@@ -121,8 +122,8 @@ fn put(entry: *mut Datagrams, cookie: u64, flow: &Flow) {
     let position = position_for(cookie, u32::from(flow.service));
     // SAFETY: the socket's own entry; within the arrays by the mask.
     unsafe {
-        // This makes the position unknown to the compiler as well, which otherwise knows the range
-        // of the function's result and removes the mask.
+        // This hides the position from the compiler as well. Otherwise the compiler would know the
+        // range of the function's result and remove the mask.
         let position = opaque_to_verifier(entry, position as usize);
         let at = flow_at(entry, position);
         if (&raw const (*at).phase).read_volatile() != 0 {
@@ -158,7 +159,7 @@ extern "C" fn leave_position(cookie: u64, position: u32, service: u32, slot: u32
     0
 }
 
-/// The service of the socket's flow whose current or previous backend is `peer`.
+/// The service of that flow of the socket of which `peer` is the current or the previous backend.
 #[inline(always)]
 pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     let entry = entry(cookie)?;
@@ -172,7 +173,7 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
             break;
         }
         let backend = rows::address(slot)?;
-        // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
+        // SAFETY: a live map value; a slot retains its backend while flows refer to it.
         if unsafe { (*backend).address == peer && (*backend).port == port } {
             return Some(service);
         }

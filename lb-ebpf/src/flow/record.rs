@@ -102,9 +102,10 @@ fn index(cookie: u64) -> u32 {
 
 #[inline(always)]
 fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
-    // SAFETY: `bucket` is a live map value. Another socket may claim or free it meanwhile, hence
-    // volatile. It can become equal to `cookie` only by this socket's own calls, which the socket
-    // lock serializes, or by the daemon, when it returns a claimed record.
+    // SAFETY: `bucket` is a live map value. Another socket may claim or free it meanwhile, so the
+    // loads are volatile. The stored cookie can become equal to `cookie` only by this socket's own
+    // calls, which the socket lock serializes, or by the daemon, when the daemon restores a claimed
+    // record.
     unsafe {
         if (&raw const (*bucket).cookie).read_volatile() == cookie {
             let flow = FLOWS.get_ptr_mut(index(cookie))?;
@@ -128,9 +129,9 @@ pub fn of(cookie: u64) -> Option<RecordRef> {
     find(FLOW_BUCKETS.get_ptr_mut(index(cookie))?, cookie)
 }
 
-/// Whether any socket with the same bucket as this one has an entry of datagrams. The check saves a
-/// hash lookup, which would fail for most sockets and take as long as everything else that a
-/// program does for them.
+/// Whether any socket with the same bucket as this one has an entry of datagrams. Without this
+/// check, most sockets would need a hash lookup that finds nothing and takes as long as the rest of
+/// the program.
 #[inline(always)]
 pub fn may_have_datagrams(cookie: u64) -> bool {
     // SAFETY: a live map value, to which other programs may add.
@@ -220,8 +221,8 @@ extern "C" fn claim_overflow(cookie: u64) -> u32 {
 }
 
 /// Counts the end of the socket's previous flow, in a global function. Such a function accepts only
-/// numbers: the slot, the start of the flow, and one word with the service, the reason of the
-/// choice, and the phase.
+/// numbers, which here are the slot, the start of the flow, and one word with the service, the
+/// reason for the choice, and the phase.
 #[inline(always)]
 fn end_of_former<I: Instructions>(before: &Flow) {
     let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;
@@ -314,7 +315,8 @@ extern "C" fn ending_of_error(error: u32, was_established: u32) -> u32 {
     ending::of_error(error, was_established != 0) as u32
 }
 
-/// Ends the flow of a socket that is no longer directed to a backend, if it has one.
+/// Ends the flow of a socket, if there is one, because the socket is no longer directed to a
+/// backend.
 #[inline(always)]
 pub fn leave<I: Instructions>(cookie: u64) {
     if of(cookie).is_some() {
@@ -402,8 +404,8 @@ pub fn end<I: Instructions>(
 }
 
 /// Removes an entry from a hash with `remove`, and returns whether the entry was there. Kernel
-/// fact: from Linux 5.11 to 6.0 a hash rejects a change with EBUSY while this CPU is inside another
-/// change of the same bucket, which takes only an instant.
+/// fact: from Linux 5.11 to 6.0 a hash rejects a change with EBUSY while this CPU is executing
+/// another change of the same bucket, which takes only an instant.
 #[inline(always)]
 pub fn is_removed(remove: impl Fn() -> Result<(), i32>) -> bool {
     const EBUSY: i32 = -16;

@@ -1,4 +1,4 @@
-//! Counters: the outcome of each call, and what happened to the flows of each slot's backend.
+//! Counters: the outcome of each call, and the events of the flows of each slot's backend.
 //!
 //! When a flow ends, all its counters are updated before the active count decreases, because after
 //! that the slot may get another backend with its own counters.
@@ -123,8 +123,8 @@ pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
 #[inline(never)]
 pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
     let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
-    // The service is looked up last, so that its pointer need not be saved on the stack across a
-    // call: old kernels allow little stack.
+    // The service is looked up last, so that no call follows and its pointer need not be saved on
+    // the stack, which is small on old kernels.
     let Some(service) = SERVICES.get_ptr(service) else { return 0 };
     // SAFETY: live map values; the daemon may change the fields at any time, and the errors are one
     // word.

@@ -1,9 +1,9 @@
 //! connect(2): looks up the address, decides on a backend, records the flow, and rewrites the
 //! destination.
 //!
-//! Each call counts exactly one outcome. If anything is unknown or contradictory, the call goes
-//! through unchanged. A call is refused only if its address is a known service and that service has
-//! no usable backend, or all of its backends are at the limit.
+//! Each call counts exactly one outcome. If any data is unknown or contradictory, the call proceeds
+//! unchanged. A call is refused only if its address is a known service and that service has no
+//! usable backend, or all of its backends are at the limit.
 
 use lb_common::abi::NOT_A_SERVICE;
 use lb_common::net::{Address, IPPROTO_TCP, IPPROTO_UDP};
@@ -22,7 +22,7 @@ pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
-/// This also handles a v4-mapped address, with which a process dials an IPv4 service: the addresses
+/// This also handles v4-mapped addresses, with which IPv6 sockets dial IPv4 services: the addresses
 /// of backends are stored v4-mapped as well.
 #[inline(always)]
 pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
@@ -34,8 +34,8 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
 fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     let is_tcp = dial.protocol() == Some(IPPROTO_TCP);
     if !service.is_service() {
-        // If the socket failed to reach a service before and now dials elsewhere, its flow ends
-        // here.
+        // The socket may have dialed a service before without success. If it now dials elsewhere,
+        // its flow ends here.
         if is_tcp || dial.protocol() == Some(IPPROTO_UDP) {
             record::leave::<I>(dial.cookie_if_any());
         }

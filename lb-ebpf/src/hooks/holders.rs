@@ -18,8 +18,8 @@ pub type OpenFile = *const *const u8;
 #[inline(always)]
 pub fn write_socket(context: OpenFile) {
     // SAFETY: the context and the values it points to are valid while the program runs; at the end
-    // of the iteration the file is null. The data behind the file is read by a helper that checks
-    // each address.
+    // of the iteration the file is null. A helper that checks each address reads the data to which
+    // the file points.
     unsafe {
         let file = context.add(3).read_volatile();
         if file.is_null() {

@@ -1,10 +1,10 @@
 //! getpeername(2), and the source of a received datagram: a process sees the address that it
-//! dialed, and not the backend's.
+//! dialed, and not the address of the backend.
 //!
-//! The kernel is about to report the peer's address. The programs replace it only if it is the
-//! address of the backend of one of the socket's flows (for datagrams, also of a previous backend).
-//! For other peers they change nothing: a socket may have been connected elsewhere since, and the
-//! kernel runs these programs for accepted sockets, too.
+//! These programs run when the kernel is about to report the peer's address. They replace it only
+//! if it is the address of the backend of one of the socket's flows (for datagrams, also of a
+//! previous backend). They leave other addresses unchanged: a socket may have been connected
+//! elsewhere since, and the kernel runs these programs for accepted sockets, too.
 
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};
@@ -69,7 +69,7 @@ fn service_of_peer(dial: &Dial, peer: Address, port: Be16) -> Option<*const Serv
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     let backend = rows::address(record::of(dial.cookie_if_any())?.slot())?;
-    // SAFETY: a live map value; a slot keeps its backend while flows refer to it.
+    // SAFETY: a live map value; a slot retains its backend while flows refer to it.
     let (address, its_port, service) = unsafe { ((*backend).address, (*backend).port, (*backend).service) };
     if address != peer || its_port != port {
         return None;

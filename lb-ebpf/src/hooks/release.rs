@@ -1,5 +1,5 @@
 //! The last close(2) of a socket. Flows end here if no other program sees their end: flows of
-//! datagrams, connections of which no SYN was sent, and connections of clients without full
+//! datagrams, connections whose SYN was never sent, and connections of clients without full
 //! accounting.
 
 use lb_common::abi::Phase;
@@ -70,15 +70,15 @@ pub fn release<I: Instructions>(socket: &Socket) {
             retransmits = socket.retransmits();
         }
     }
-    // Backends are judged here only without full accounting. With full accounting, the TCP program
-    // has missed events of a connection that ends here, so its evidence is weak.
+    // Backends are judged here only without full accounting. With full accounting, a connection
+    // ends here only if the TCP program has missed some of its events, so the evidence is weak.
     let is_followed = FULL_ACCOUNTING.load() != 0;
     let judges = if is_followed { Judges::Nothing } else { Judges::All };
     let is_ordinary = || if is_followed { 0 } else { socket.is_ordinary() };
     record::end::<I>(cookie, record, end, retransmits, judges, is_ordinary);
 }
 
-/// Whether accounting is full and the TCP program has seen no SYN of the flow: if so, its
+/// Whether accounting is full and the TCP program has seen no SYN of the flow. If so, the
 /// connection never began.
 #[inline(always)]
 fn is_unsent(phase: u8) -> bool {

@@ -55,8 +55,9 @@ fn established<I: Instructions>(ops: &Ops) {
     // enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
-    // The connection may not lead to the backend: if no socket listens, a loopback socket can
-    // connect to itself, and programs that run after socklb's can redirect a socket.
+    // The connection may lead to another peer than the backend: if no socket listens, a loopback
+    // socket can connect to itself, and programs that run after socklb's program can redirect a
+    // socket.
     let reaches_backend = || {
         let (peer, port) = ops.peer();
         let [a, b, c, d] = peer.words.map(|word| u64::from(word.to_network()));

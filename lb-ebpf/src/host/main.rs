@@ -1,6 +1,6 @@
-//! The host's part: the maps that all client tasks share, and the program of network interfaces
-//! (XDP) that processes reports, independently of the daemon. It is a separate object, because it
-//! outlives every client and every version of the clients' ABI.
+//! The host's object: the maps that all client tasks share, and the program of network interfaces
+//! (XDP) that processes reports, independently of the daemon. The object is separate from the
+//! clients' object, because it outlives every client and every version of the clients' ABI.
 //!
 //! `lb_common::abi::host` documents the content and the writers of the maps. The clients' programs
 //! read one of the maps. They declare it as well, and the loader replaces it with this object's

@@ -16,8 +16,8 @@ use crate::atomic::{Instructions, add};
 
 /// `BPF_F_MMAPABLE`: the daemon reads and writes these arrays through a mapping.
 const MAPPED: usize = 1 << 10;
-/// `BPF_F_NO_PREALLOC`: memory is allocated with each entry, because most hosts receive reports of
-/// few backends.
+/// `BPF_F_NO_PREALLOC`: memory is allocated with each entry, because most hosts receive reports
+/// from few backends.
 const ON_DEMAND: usize = 1;
 
 #[btf_map(name = "verdicts")]
@@ -43,7 +43,7 @@ pub fn count(reception: Reception) {
     unsafe { add((&raw mut (*receptions).counts).cast::<u64>().add(reception.number() as usize), 1) };
 }
 
-/// The maps, which are accessed with one of the sets of atomic instructions.
+/// The maps. `I` is the set of atomic instructions with which they are accessed.
 pub struct HostMaps<I>(PhantomData<I>);
 
 impl<I> HostMaps<I> {

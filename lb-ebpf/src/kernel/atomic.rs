@@ -22,14 +22,14 @@ pub trait Instructions {
     /// `cursor` must point to this CPU's value of a per-CPU map.
     unsafe fn step(cursor: *mut Cursor) -> Cursor;
 
-    /// Writes `new` to `word` if the value of `word` is `old`. Returns whether it was.
+    /// Writes `new` to `word` if the value of `word` is `old`. Returns whether `new` was written.
     ///
     /// # Safety
     /// `word` must point into a map value and be aligned.
     unsafe fn replace(word: *mut u64, old: u64, new: u64) -> bool;
 
     /// Like [`Instructions::replace`], but without a compare-and-swap it is a plain store. Use it
-    /// for words for which it does little harm if one of two simultaneous updates is lost.
+    /// only for words for which the loss of one of two simultaneous updates is acceptable.
     ///
     /// # Safety
     /// `word` must point into a map value and be aligned.

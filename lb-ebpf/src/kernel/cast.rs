@@ -11,11 +11,12 @@
 
 use lb_common::constants::CAST;
 
-/// A pointer to the kernel structure at an address, with the type of this number. A program's
-/// context is such a structure, too.
+/// Returns a pointer to the kernel structure at an address; `type_number` is the number of its type
+/// in the kernel's BTF. A program's context is such a structure, too.
 ///
 /// # Safety
-/// `address` must be that of a structure with this type, and the type's number must not be 0.
+/// `address` must be the address of a structure with this type, and the type's number must not be
+/// 0.
 #[inline(always)]
 pub unsafe fn cast<T>(address: *const T, type_number: u32) -> *const u8 {
     // SAFETY: the number of a function is its address in a program; this function takes a pointer
@@ -30,7 +31,7 @@ pub unsafe fn cast<T>(address: *const T, type_number: u32) -> *const u8 {
 /// handles the fault of such a load.
 ///
 /// # Safety
-/// `structure` must be a pointer from [`cast`], and a field of this size must be at the offset: the
+/// `structure` must be a pointer from [`cast`], and a field of this size must be at the offset. The
 /// verifier checks both.
 #[inline(always)]
 pub unsafe fn field<T: Copy>(structure: *const u8, offset: u32) -> T {

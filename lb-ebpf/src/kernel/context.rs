@@ -18,8 +18,8 @@ use crate::globals::{
 use crate::kernel::cast::{cast, field};
 use crate::kernel::socket::{is_ordinary, queued_error, read_at};
 
-/// `IPPROTO_MPTCP`: the destination of such a socket is a TCP service. Kernels dial for it with a
-/// TCP socket of their own; see [`Dial::opener`].
+/// `IPPROTO_MPTCP`: the destination of such a socket is a TCP service. The kernel dials the paths
+/// of such a socket with TCP sockets that it opens itself; see [`Dial::opener`].
 const MPTCP: u32 = 262;
 
 /// The cookie of a context's socket; 0 if no cookie has been requested yet. Without [`can_cast`]
@@ -179,7 +179,7 @@ impl Dial {
         }
         // SAFETY: the context is valid while the program runs, and its socket with it. The helper
         // returns a pointer to the kernel's own structure or null, and the verifier checks the read
-        // against the description of its type, from which the offset comes.
+        // against the BTF of its type, from which the offset comes.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
@@ -372,14 +372,14 @@ impl Socket {
         if offset == 0 { 0 } else { self.read(offset) }
     }
 
-    /// Bytes received in order. Call this and [`Socket::bytes_acknowledged`] only if
-    /// [`Socket::snapshot`] is readable.
+    /// Bytes received in sequence, counting a FIN as one. Call this and
+    /// [`Socket::bytes_acknowledged`] only if [`Socket::snapshot`] is readable.
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         self.read(RELEASED_BYTES_RECEIVED.load())
     }
 
-    /// Bytes that the peer has acknowledged, counting the SYN as one.
+    /// Bytes that the peer has acknowledged, counting the SYN and a FIN as one each.
     #[inline(always)]
     pub fn bytes_acknowledged(&self) -> u64 {
         self.read(RELEASED_BYTES_SENT.load())

@@ -68,7 +68,7 @@ impl Ops {
         unsafe { cookie_if_any(self.ctx, || self.socket()) }
     }
 
-    /// Requests announcements of the socket's state changes, and retains the requests of other
+    /// Requests announcements of the socket's state changes, without removing the requests of other
     /// programs.
     #[inline(always)]
     pub fn request_states(&self) {
@@ -80,8 +80,9 @@ impl Ops {
     }
 
     /// Withdraws the request for announcements of the socket's state changes. The request belongs
-    /// to the socket and not to its flow. If it were not withdrawn, it would outlive the flow if
-    /// the socket dials elsewhere, and sockets that the socket accepts would inherit it.
+    /// to the socket and not to its flow. Without this withdrawal, the request would outlive the
+    /// flow of a socket that dials elsewhere, and a listening socket would pass it on to the
+    /// sockets that it accepts.
     #[inline(always)]
     pub fn decline_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.
@@ -105,7 +106,7 @@ impl Ops {
         unsafe { (&raw const (*self.ctx).total_retrans).read_volatile() }
     }
 
-    /// Bytes received in order, counting a FIN as one.
+    /// Bytes received in sequence, counting a FIN as one.
     #[inline(always)]
     pub fn bytes_received(&self) -> u64 {
         // SAFETY: the context is valid while the program runs.
@@ -200,8 +201,8 @@ impl Ops {
         if structure.is_null() {
             return None;
         }
-        // SAFETY: a field of `struct sock` of four bytes. The verifier checks the read against the
-        // description of its type, from which the offset comes.
+        // SAFETY: a field of four bytes in `struct sock`. The verifier checks the read against the
+        // BTF of this type, from which the offset comes.
         Some(unsafe { field(structure, offset) })
     }
 

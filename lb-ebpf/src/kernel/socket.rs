@@ -1,5 +1,5 @@
-//! Reads the causes of a failure from the kernel's own structure of a socket. Each read is a call,
-//! so this is used only if a flow has failed.
+//! Reads the causes of a failure from the kernel's own structure of a socket. Each read is a call
+//! of a helper, so programs use this only for flows whose end may be evidence about the backend.
 
 use aya_ebpf::helpers::generated as helper;
 use lb_common::load::is_not_zero;
@@ -33,8 +33,9 @@ unsafe fn read_into<T: Copy>(address: *const u8, value: *mut T) -> T {
 
 /// 1 if a socket requests no special route, else 0. It requests none if it is bound to no address,
 /// port or device, and has no mark, filter, TTL or `SO_DONTROUTE`, like the sockets of most
-/// applications. Any process can set most of these options, and so make its own connects fail.
-/// (Arithmetic replaces branches, because the verifier follows both sides of a branch to the end.)
+/// applications. Any process can set most of these options, and can thereby make its own connects
+/// fail. (Arithmetic replaces branches, because the verifier follows both sides of a branch to the
+/// end.)
 #[inline(always)]
 pub fn is_ordinary(socket: *const u8) -> u32 {
     /// The bit of `SOCK_LOCALROUTE` (`SO_DONTROUTE`), the same on every kernel since 2.6.

@@ -40,7 +40,7 @@ static WORKSPACES: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
 /// This CPU's workspace, in which the program makes an answer. The kernel processes packets with
 /// softirqs off, so each CPU processes one packet after the other. (With PREEMPT_RT that may be
-/// untrue. Two clients may then get each other's answers, which they do not accept.)
+/// untrue. Two clients may then receive each other's answers, which they reject.)
 #[inline(always)]
 pub fn workspace() -> Option<&'static mut Workspace> {
     let workspace = WORKSPACES.get_ptr_mut(0)?;
