@@ -184,8 +184,8 @@ impl Reports {
         Cookies::new(Key::from_bytes(secret), u64::try_from(age).unwrap_or(u64::MAX))
     }
 
-    /// Applies the passing of time: the health of backends with an outdated health check becomes
-    /// unknown, and subscribers that have not sent a request for an hour are removed.
+    /// Applies the effects of elapsed time: if a backend's last health check is too old, its health
+    /// becomes unknown, and subscribers that have not sent a request for an hour are removed.
     pub fn expire(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
             entry.expire(now);
@@ -220,7 +220,7 @@ impl Reports {
         self.counts.pushed += u64::from(pushed);
     }
 
-    /// Whether any push is waiting to be sent.
+    /// Whether any push must still be sent.
     pub fn is_pushing(&self) -> bool {
         self.entries.values().any(|entry| entry.push_at().is_some())
     }
@@ -242,7 +242,7 @@ impl Requester {
     }
 }
 
-/// The name of a readiness in status, metrics and commands.
+/// The word for a readiness in status, metrics and commands.
 pub const fn word(readiness: Readiness) -> &'static str {
     match readiness {
         Readiness::Unknown => "unknown",
@@ -252,7 +252,7 @@ pub const fn word(readiness: Readiness) -> &'static str {
     }
 }
 
-/// The readiness with this name; `None` if there is none.
+/// The readiness with this word; `None` if there is none.
 pub fn readiness_of(word_of_it: &str) -> Option<Readiness> {
     let all = [Readiness::Unknown, Readiness::Ready, Readiness::LameDuck, Readiness::Down];
     all.into_iter().find(|readiness| word(*readiness) == word_of_it)

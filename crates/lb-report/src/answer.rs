@@ -6,8 +6,8 @@ use lb_common::net::Be16;
 
 use crate::wire::{Cookies, Datagram, Key, Kind, Malformed, Readiness, RequestSource};
 
-/// Why a datagram is not answered. Every datagram that arrives is either answered, or counted under
-/// the reason why it is not.
+/// The reason why a datagram is not answered. Every datagram that arrives is either answered or
+/// counted by its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// It is not a datagram of the protocol.
@@ -197,7 +197,7 @@ mod tests {
             let (answer, _) = at(&sealed(request(1)), ms).expect("an answer");
             (answer.readiness().expect("one"), answer.age.to_host())
         };
-        assert_eq!(answered(999), (Readiness::Ready, 700), "a clock that goes back makes nothing younger");
+        assert_eq!(answered(999), (Readiness::Ready, 700), "a clock that goes back does not reduce the age");
         assert_eq!(answered(1_300), (Readiness::Ready, 1_000));
         assert_eq!(answered(6_000), (Readiness::Ready, 5_700));
         assert_eq!(answered(6_001), (Readiness::Unknown, 5_701));
@@ -215,7 +215,11 @@ mod tests {
         let mut push = request(1);
         push.kind = Kind::Push as u8;
         assert_eq!(at(&sealed(push), 1_000), Err(Refused::NotARequest));
-        assert_eq!(at(&push, 1_000), Err(Refused::Forged), "and nothing else is told to who has no key");
+        assert_eq!(
+            at(&push, 1_000),
+            Err(Refused::Forged),
+            "a sender without the key always gets the same reason"
+        );
         let mut without = PreparedAnswer { keys: [SenderKey::default(); 2], ..prepared() };
         let of_zero = answer(&request(0), &source(), &mut without, &cookies(), 0);
         assert_eq!(of_zero, Err(Refused::UnknownKey));

@@ -1,6 +1,6 @@
 //! Code for tests, fuzzers and benchmarks of the programs of network interfaces: frames of every
-//! shape, and the maps of a host with one backend. No released program uses this code. It is here
-//! because the crates that need it share no other crate.
+//! shape, and the maps of a host with one backend. No released program uses this code. The code is
+//! in this crate because the crates that need it have no other crate in common.
 
 use core::cell::Cell;
 use core::net::{IpAddr, SocketAddr};
@@ -29,7 +29,7 @@ pub struct Shape {
     pub fragment: u16,
     /// The protocol of an IPv4 header, or the next header of IPv6.
     pub protocol: u8,
-    /// This number is added to the length in the UDP header, wrapping around.
+    /// A number that is added to the length in the UDP header, with wrapping.
     pub length_off: i16,
 }
 

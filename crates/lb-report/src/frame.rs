@@ -1,5 +1,6 @@
-//! Finds a UDP datagram in an Ethernet frame, and turns the frame around so that it carries the
-//! answer. Kernel programs of network interfaces and tests use the same code.
+//! Finds a UDP datagram in an Ethernet frame, and turns the frame around by exchanging addresses
+//! and ports, so that the frame carries the answer back to its source. Kernel programs of network
+//! interfaces and tests use the same code.
 //!
 //! The code supports Ethernet with at most one VLAN tag (IEEE 802.1Q or 802.1ad), IPv4 with options
 //! (RFC 791), IPv6 without extension headers (RFC 8200), and UDP (RFC 768). All other frames,

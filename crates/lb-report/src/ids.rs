@@ -2,9 +2,9 @@
 //! kernel's verdict array, which all client tasks share.
 //!
 //! The kernel's rows of backends and its register of senders contain ids, so an id is released in
-//! steps. First, the caller removes it from all rows and from the register. Then every program that
-//! may have read it there must end. Then the caller clears the verdict of the id, and the id is
-//! free.
+//! steps. First, the caller removes the id from all rows and from the register. Then the caller
+//! waits until every program that may have read the id there has ended (a grace period). Then the
+//! caller clears the verdict of the id, and the id is free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -114,12 +114,12 @@ impl ReportIds {
         self.in_use.iter().map(|(name, id)| (*name, *id))
     }
 
-    /// Stops counting the uncovered names for which `is_wanted` returns false.
+    /// Removes the uncovered names for which `is_wanted` returns false.
     pub fn retain_uncovered(&mut self, is_wanted: impl Fn(&Name) -> bool) {
         self.uncovered.retain(is_wanted);
     }
 
-    /// How many names have no id because no id was free.
+    /// The number of names that have no id because no id was free.
     pub fn uncovered(&self) -> usize {
         self.uncovered.len()
     }
@@ -131,7 +131,7 @@ impl ReportIds {
         self.leaving.extend(self.in_use.remove(&name));
     }
 
-    /// Whether the grace period of any id is not over, so that a wait is necessary.
+    /// Whether any released id still needs a grace period, so that a wait is necessary.
     pub fn wants_wait(&self) -> bool {
         self.periods.wants_wait(&self.leaving)
     }

@@ -14,8 +14,8 @@ use sha2::Sha256;
 
 use crate::wire;
 
-/// The number of keys that may be valid at the same time: the current key, and its predecessor or
-/// successor.
+/// The maximum number of keys that are valid at the same time: the current key, and its predecessor
+/// or successor.
 pub const MAX_KEYS: usize = 2;
 
 /// A key that a file contains in hexadecimal digits.
@@ -148,7 +148,9 @@ impl<K: Secret> Keys<K> {
             let fail = |why: String| KeysError { line, why };
             let key = numbered(text).map_err(fail)?;
             if keys.len() == MAX_KEYS {
-                return Err(fail(format!("more than {MAX_KEYS} keys: keep the current and the next key")));
+                return Err(fail(format!(
+                    "more than {MAX_KEYS} keys: write only the current and the next key"
+                )));
             }
             if keys.iter().any(|known| known.id == key.id) {
                 return Err(fail(format!("key {} occurs twice: give each key its own number", key.id)));
@@ -181,9 +183,9 @@ impl<K: Copy> Keys<K> {
         self.0.iter().find(|key| key.id == id).map(|key| key.key)
     }
 
-    /// The keys that are also in `others`; `None` if there are none. If there are, both sets belong
-    /// to the same party: while a key is replaced, each may have a key that the other does not have
-    /// yet, or any more.
+    /// The keys that are also in `others`; `None` if there are none. If there are common keys, both
+    /// sets belong to the same party: while a key is being replaced, each set may contain a key
+    /// that the other set does not contain.
     pub fn common(&self, others: &Self) -> Option<Self>
     where
         K: PartialEq,
@@ -328,7 +330,7 @@ mod tests {
              backend's from it",
         );
         let three = format!("1 {long}\n2 {long}\n3 {long}");
-        check::<ServiceKey>(&three, "line 3: more than 2 keys: keep the current and the next key");
+        check::<ServiceKey>(&three, "line 3: more than 2 keys: write only the current and the next key");
         let twice = format!("1 {long}\n1 {long}");
         check::<ServiceKey>(&twice, "line 2: key 1 occurs twice: give each key its own number");
     }

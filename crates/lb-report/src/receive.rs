@@ -1,5 +1,5 @@
-//! Processes a frame that may contain a report before the host's network stack does. The kernel
-//! program calls this code with the maps of the host, and tests call it with their own maps.
+//! Processes a frame that may contain a report, before the host's network stack processes it. The
+//! kernel program calls this code with the maps of the host, and tests call it with their own maps.
 //!
 //! The checks are ordered by cost: whether the frame is for the daemon, its length and layout, the
 //! backend, its kind and number, and last its message authentication code (MAC).
@@ -29,7 +29,8 @@ pub trait Words {
 /// whichever of the two is stored first.
 #[inline(always)]
 pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl Fn(u64) -> u64) {
-    // There are two attempts, because an earlier report may store its time during the first.
+    // There are two attempts, because an earlier report may store its time during the first
+    // attempt.
     for _ in 0..2 {
         let before = words.lame_until_ns(id);
         let after = of(before);
@@ -37,8 +38,8 @@ pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl
             return;
         }
         if words.replace_lame_until_ns(id, before, after) {
-            // If a later report has arrived, it may have found that its time was already stored,
-            // and have stored nothing. Then the store above is undone.
+            // A later report may have arrived meanwhile, found its time already stored, and stored
+            // nothing. In that case the store above must be undone.
             if words.base(id).to_word() != base.to_word() {
                 words.replace_lame_until_ns(id, after, before);
             }
@@ -115,8 +116,8 @@ impl Reception {
 pub struct Received {
     /// The result of processing the datagram.
     pub reception: Reception,
-    /// Whether the datagram goes on to the socket. Believed reports do, because the daemon also
-    /// needs their load and round trip time.
+    /// Whether the datagram is passed on to the socket. Accepted reports are passed on, because the
+    /// daemon also needs their load and round-trip time.
     pub goes_on: bool,
 }
 
@@ -203,9 +204,9 @@ fn take<F: Frame + ?Sized, M: Maps>(
     Some(Received { reception: Reception::Believed, goes_on: true })
 }
 
-/// Whether a push is a repetition of the last push, to be acknowledged again: an agent repeats a
-/// push if the daemon's request, which acknowledges it, was lost. Such acknowledgements have a
-/// minimum interval, so that replayed pushes cannot overload the daemon.
+/// Whether a push is a repetition of the last push and must be acknowledged again. An agent repeats
+/// a push if the daemon's request, which acknowledges the push, was lost. Such acknowledgements
+/// have a minimum interval, so that replayed pushes cannot overload the daemon.
 #[inline(always)]
 fn is_to_be_acknowledged_again(last: LastReport, datagram: &Datagram, why: Disbelieved, now_ns: u64) -> bool {
     const APART_NS: u64 = ACKNOWLEDGED_FOR_MS as u64 * 1_000_000;
@@ -319,7 +320,7 @@ mod tests {
             let frame = Frame::new(plain, agent, to, &fine);
             assert_eq!(receive(frame.bytes(), &maps(false), Be16::from_host(9467), || NOW), None, "{to}");
         }
-        // The frame ends before the code can recognize that it is for the daemon.
+        // These frames end before the code can recognize that they are for the daemon.
         let frame = Frame::new(plain, agent, daemon, &fine);
         for length in 0..42 {
             let cut = &frame.bytes()[..length];
@@ -420,7 +421,7 @@ mod tests {
         for (ms, goes_on) in [(1, true), (2, false), (5, false), (6, true), (10, false), (11, true)] {
             assert_eq!(take_at(NOW + ms * MS), replayed(goes_on), "{ms} ms");
         }
-        assert_eq!(maps.lame_until_ns.get(), until, "it is no news");
+        assert_eq!(maps.lame_until_ns.get(), until, "a repetition does not extend the time");
         let mut forged = push(6).bytes().to_vec();
         forged[79] ^= 1;
         let forged = Frame::new(Shape::PLAIN, agent, daemon, &forged);
@@ -434,8 +435,8 @@ mod tests {
     /// Maps in which another CPU stores between two steps.
     struct Raced<'r> {
         maps: OneBackend,
-        /// The other CPU's action immediately before the time until which the backend is a lame
-        /// duck is first replaced.
+        /// The action of the other CPU. It runs once, immediately before the first replacement of
+        /// the time until which the backend is a lame duck.
         between: std::cell::Cell<Option<Deed<'r>>>,
     }
 

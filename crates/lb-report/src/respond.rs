@@ -116,9 +116,9 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
     if report.name() != backend {
         return None;
     }
-    // After its deadline, a prepared answer must not report the backend as down. If it reported the
-    // backend as unknown instead, clients would choose the backend sooner than without an answer.
-    // So the socket must answer.
+    // After its deadline, a prepared answer would report the backend as unknown. If the backend was
+    // down, clients would then choose it sooner than if they got no answer. So the socket must
+    // answer.
     if now_ns > prepared.deadline_ns && report.readiness == Readiness::Down as u8 {
         return None;
     }
@@ -377,7 +377,7 @@ mod tests {
                 Found::BeingWritten
             }
             fn subscribe(&self, _: &SubscriberName, _: &Subscriber) {
-                panic!("nobody was answered");
+                panic!("no request was answered");
             }
             fn cookies(&self, now_ns: u64) -> Cookies {
                 self.0.cookies(now_ns)

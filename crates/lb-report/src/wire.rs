@@ -2,7 +2,7 @@
 //! reports it. Requests, answers and pushes all have 80 bytes. The agent, the daemon and kernel
 //! programs read and write it.
 //!
-//! A *request* requests the report of one backend, by its name: protocol, address and port as in
+//! A *request* is for the report of one backend, by its name: protocol, address and port as in
 //! the endpoint list. An *answer* is as large as its request, so that an agent cannot be used to
 //! amplify traffic. A *push* is a report that was not requested. Each datagram is authenticated
 //! under the backend's key by SipHash-2-4 (Aumasson and Bernstein, 2012).

@@ -1,5 +1,5 @@
-//! One client and one agent exchange datagrams in virtual time, over a wire that loses, repeats and
-//! delays datagrams, so that their order changes.
+//! One client and one agent exchange datagrams in virtual time, over a wire that loses, repeats,
+//! delays and thereby reorders datagrams.
 //!
 //! The behavior of the wire is drawn from a seed that the test prints. No assertion depends on the
 //! draws: each assertion must hold for any behavior within the limits that the test sets.
@@ -57,8 +57,7 @@ enum End {
     Agent,
 }
 
-/// How the wire treats datagrams: percentages of losses and repetitions, and delays in
-/// milliseconds.
+/// The behavior of the wire: percentages of losses and repetitions, and delays in milliseconds.
 #[derive(Clone, Debug)]
 struct Weather {
     lost: u8,
@@ -208,7 +207,7 @@ impl Pair {
 
     fn reported(&self) -> &Reported<Instant> {
         let name = reports::Name { protocol: Protocol::Tcp, address: backend() };
-        self.client.get(name).expect("it is asked").1
+        self.client.get(name).expect("the client polls the backend").1
     }
 
     fn state(&self) -> ReportState {
@@ -295,7 +294,7 @@ impl Pair {
     fn receive(&mut self, bytes: &[u8; BYTES], now: Instant) {
         match self.client.take(bytes, now) {
             Ok((_, change)) => {
-                let report = self.reported().report().expect("it has just come");
+                let report = self.reported().report().expect("a report was just accepted");
                 self.believed.push((self.now, report.base, report.readiness));
                 self.changes.extend(change.map(|change| (self.now, change)));
             }
@@ -522,10 +521,14 @@ fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
     pair.receive(&push, now);
     assert_eq!(pair.refused, [Refusal::Disbelieved(Disbelieved::Replayed)]);
     assert_eq!(pair.state(), ReportState::Ready);
-    assert!(pair.client.next_due() > Some(now), "nobody is made to ask by it");
+    assert!(pair.client.next_due() > Some(now), "a replayed push causes no request");
     pair.set_readiness(Readiness::LameDuck);
     let announced = pair.now;
-    assert_eq!(pair.run_until(ReportState::LameDuck, 3), announced + 2, "pushes of now are believed");
+    assert_eq!(
+        pair.run_until(ReportState::LameDuck, 3),
+        announced + 2,
+        "pushes with the current numbers are believed"
+    );
 }
 
 /// An attacker knows everything except the key, and therefore also the nonce of the current
@@ -539,7 +542,7 @@ fn a_report_under_another_key_changes_nothing() {
     }
     let believed = pair.believed.len();
     let before = (pair.client.next_due(), pair.state(), pair.reported().base(), pair.reported().nonce());
-    assert_ne!(before.3, 0, "an answer is under way");
+    assert_ne!(before.3, 0, "an answer is in flight");
     let [another, unknown] = [(1, 9), (9, 9)].map(|(id, key)| {
         let key = keys(key, None).current().key;
         move |kind: Kind, nonce: u64| {
@@ -624,15 +627,15 @@ fn a_lame_duck_that_goes_down_silently_remains_one_until_its_hold_ends() {
     let (last, ..) = *pair.believed.last().expect("a report");
     let since = pair.believed.iter().rev().find(|(.., readiness)| *readiness == Readiness::LameDuck);
     assert!(since.is_some_and(|(at, ..)| (lame..=down).contains(at)));
-    let hold_begins = since.map(|(at, ..)| *at).expect("it was one");
+    let hold_begins = since.map(|(at, ..)| *at).expect("a report of a lame duck");
     assert_eq!(pair.run_until(ReportState::LameDuck, 7_000), last + 6_000);
     assert_eq!(pair.run_until(ReportState::Silent, 60_000), hold_begins + 60_000);
 }
 
 /// A key is replaced in three steps: the agent accepts both keys, the clients send with the new
-/// key, and the agent accepts only the new key. In another order of the steps, the clients are the
-/// first to accept both keys. In no step is a request refused, a report rejected, or a change
-/// delayed.
+/// key, and the agent accepts only the new key. The test also runs the steps in another order, in
+/// which the clients accept both keys first. In no step is a request refused, a report rejected, or
+/// a change delayed.
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     enum Side {
@@ -679,7 +682,7 @@ fn a_key_is_replaced_without_a_gap() {
         };
         assert_eq!((pair.refused.iter().any(is_of_a_key), pair.answers_are_refused()), (false, 0));
         let last = pair.wire.seen.iter().rev().find_map(|(_, bytes)| Datagram::parse(bytes).ok());
-        assert_eq!(last.map(|datagram| datagram.key_id.to_host()), Some(2), "the old one is not used");
+        assert_eq!(last.map(|datagram| datagram.key_id.to_host()), Some(2), "the old key is not used");
     }
 }
 

@@ -40,12 +40,12 @@ pub struct CheckRules {
     pub stale_after: Duration,
 }
 
-/// After this time, a new agent knows all clients, because by default each client sends a request
-/// at least every 2.2 s (2 s and a tenth).
+/// After this time, a new agent has received a request from each client, because by default each
+/// client sends a request at least every 2.2 s (2 s and a tenth).
 const ALL_REQUESTED_WITHIN: Duration = Duration::from_millis(2500);
 
-/// How long the responder may use a prepared answer if the agent gets no CPU time to prepare a new
-/// one: five times [`PREPARED_EVERY`].
+/// The maximum time for which the responder may use a prepared answer, because the agent may get no
+/// CPU time to prepare a new one. It is five times [`PREPARED_EVERY`].
 const ANSWERED_FOR: Duration = Duration::from_secs(5);
 
 /// The interval at which the agent prepares all answers.
@@ -123,13 +123,13 @@ impl Entry {
         self.refresh(now);
     }
 
-    /// Records whether the operator makes it a lame duck.
+    /// Records whether the operator makes the backend a lame duck.
     pub fn operator(&mut self, lame_duck: bool, now: Instant) {
         self.lame_duck = lame_duck;
         self.refresh(now);
     }
 
-    /// Records the readiness that its runner reports; `None` if it no longer has a runner.
+    /// Records the readiness that the runner reports; `None` if there is no longer a runner.
     pub fn runner(&mut self, readiness: Option<Readiness>, now: Instant) {
         self.runner = readiness;
         self.refresh(now);
@@ -158,8 +158,8 @@ impl Entry {
         self.refresh(now);
     }
 
-    /// Applies the passing of time: removes silent subscribers, and makes the health unknown if its
-    /// last result is too old.
+    /// Applies the effects of elapsed time: removes silent subscribers, and makes the health
+    /// unknown if the last result is too old.
     pub fn expire(&mut self, now: Instant) {
         self.subscribers.forget(now);
         if self.stale_at().is_some_and(|at| at <= now) {
@@ -230,18 +230,18 @@ impl Entry {
         (self.loads.at(now), self.loads.is_reported(now))
     }
 
-    /// How many subscribers it has.
+    /// The number of subscribers.
     pub fn subscribers(&self) -> usize {
         self.subscribers.len()
     }
 
-    /// How many subscribers with a recent request have not acknowledged the last change.
+    /// The number of subscribers with a recent request that have not acknowledged the last change.
     pub fn unacknowledged(&self, now: Instant) -> usize {
         self.subscribers.recent_unacknowledged(now)
     }
 
-    /// Whether the agent has reported this backend for so short a time that some clients may not
-    /// have sent a request yet.
+    /// Whether the agent began to report this backend so recently that some clients may not have
+    /// sent a request yet.
     pub fn is_new(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.begun) < ALL_REQUESTED_WITHIN
     }

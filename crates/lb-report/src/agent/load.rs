@@ -26,7 +26,7 @@ pub struct Load {
 /// Converts a number to thousandths.
 ///
 /// # Errors
-/// If a report cannot contain the number; the text says which numbers are valid.
+/// If a report cannot contain the number; the text contains the valid range.
 pub fn thousandths(number: f64) -> Result<u32, String> {
     let scaled = (number * 1000.0).round();
     if !number.is_finite() || number < 0.0 || scaled > LARGEST {
@@ -59,8 +59,9 @@ impl Loads {
         self.measured = load;
     }
 
-    /// The load that is valid now. If the application reports a number, that number counts, and
-    /// otherwise the measured number. Window and age are the application's if its load is valid.
+    /// The load that is valid now. If the application reports a number, that number is used, and
+    /// otherwise the measured number. If the application's load is valid, window and age are those
+    /// of this load.
     pub fn at(&self, now: Instant) -> Option<Load> {
         let reported = self.application.filter(|(_, until)| now < *until).map(|(load, _)| load);
         match (reported, self.measured) {

@@ -1,5 +1,6 @@
-//! When to push a change to subscribers, and how many pushes to send at a time. A push is sent once
-//! and then repeated at most four times within 80 ms, until the subscriber acknowledges it.
+//! Decides when a change is pushed to subscribers, and how many pushes are sent at a time. A push
+//! is sent once and then repeated at most four times within 80 ms, until the subscriber
+//! acknowledges it.
 
 use std::array;
 use std::collections::VecDeque;
@@ -19,8 +20,8 @@ const SCHEDULE: [Duration; 5] = [
 
 /// The largest number of pushes that an agent sends per second, and therefore also the largest
 /// number of clients that receive a change per second. At this rate the agent uses about a tenth of
-/// a core. If no push is acknowledged, each client costs five pushes, so at most 10,000 clients per
-/// second are served.
+/// a core. If no push is acknowledged, each client requires five pushes, so at most 10,000 clients
+/// per second are served.
 pub const PER_SECOND: u32 = 50_000;
 
 /// The largest number of pushes that are sent at once after a time without pushes. Most services
@@ -30,7 +31,7 @@ const BURST: u32 = 100;
 /// The pushes of one backend's last change.
 #[derive(Debug)]
 pub struct Pushes {
-    /// One queue for each number of times that the push has been sent. A queue contains
+    /// One queue for each number of times that a push has already been sent. A queue contains
     /// subscribers, each with the time of its first push, and is ordered by this time.
     waiting: [VecDeque<(Instant, SocketAddr)>; SCHEDULE.len()],
 }
@@ -70,8 +71,8 @@ impl Pushes {
                 if !is_unacknowledged(address) {
                     continue;
                 }
-                // Times count from the time at which the first push was really sent, because the
-                // pace may have delayed it.
+                // Times count from the moment at which the first push is sent, because the pace may
+                // have delayed it.
                 let first = if times == 0 { now } else { first };
                 if let Some(next) = self.waiting.get_mut(times + 1) {
                     next.push_back((first, address));
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!(pushes.at(), Some(start + MS * 11));
     }
 
-    /// Pushes a change to this many subscribers, none of which acknowledges it. Returns the
+    /// Pushes a change to this many subscribers; no subscriber acknowledges it. Returns the
     /// millisecond in which the last subscriber gets its first push, and the number of all pushes.
     fn paced(subscribers: u16) -> (u32, u32) {
         let start = moment();

@@ -28,9 +28,10 @@ pub struct ReadinessInputs {
 }
 
 impl ReadinessInputs {
-    /// The resulting readiness and its reason. The runner's report counts instead of the health
-    /// check unless it is ready. The operator's lame duck takes precedence over ready and unknown,
-    /// but not over down.
+    /// The resulting readiness and its reason. If the runner reports a readiness other than ready,
+    /// the health check is ignored. If the runner reports ready, only a failing health check
+    /// overrides the report. A lame duck that the operator has set takes precedence over ready and
+    /// unknown, but not over down.
     pub fn readiness(&self) -> (Readiness, String) {
         let (readiness, why) = self.without_operator();
         match readiness {

@@ -81,7 +81,7 @@ impl Streak {
         }
     }
 
-    /// Makes the health unknown, because no check has completed for too long.
+    /// Makes the health unknown, because the last completed check is too old.
     pub fn grow_old(&mut self, why: String) {
         self.health = Health::Unknown(why);
         self.completed = None;

@@ -14,7 +14,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 /// A stopping backend waits for the acknowledgements of subscribers that have sent a request within
 /// this time: four times the longest default interval of requests. So a client that no longer
-/// exists can delay the stop for at most this time.
+/// exists delays the stop for at most this time.
 const LATELY: Duration = Duration::from_mins(1);
 
 /// The way back to the sender of a request: the socket that received the request, and the address
@@ -149,8 +149,8 @@ impl Subscribers {
         Some((Requester { address, via: subscriber.via }, subscriber.key_id))
     }
 
-    /// How many subscribers with a recent request have not acknowledged the last change. It is
-    /// called often, so it examines only subscribers without an acknowledgement.
+    /// The number of subscribers with a recent request that have not acknowledged the last change.
+    /// This method is called often, so it examines only subscribers without an acknowledgement.
     pub fn recent_unacknowledged(&self, now: Instant) -> usize {
         let unacknowledged = self.unacknowledged.iter().filter_map(|address| self.by_address.get(address));
         unacknowledged
@@ -180,7 +180,7 @@ mod tests {
         for n in 1..=3 {
             assert!(!subscribers.on_request(requester(n), 1, 0, now));
         }
-        assert!(!subscribers.on_request(requester(1), 1, 0, now), "it is there already");
+        assert!(!subscribers.on_request(requester(1), 1, 0, now), "it is a subscriber already");
         assert!(subscribers.on_request(requester(4), 1, 0, now));
         assert_eq!(addresses(&mut subscribers), [4, 1, 3].map(|n| requester(n).address));
     }
@@ -238,7 +238,11 @@ mod tests {
         subscribers.on_request(requester(1), 1, 0, now);
         assert_eq!(subscribers.recent_unacknowledged(now), 1);
         subscribers.on_request(requester(2), 1, 1, now);
-        assert_eq!((subscribers.len(), subscribers.recent_unacknowledged(now)), (1, 0), "it has made room");
+        assert_eq!(
+            (subscribers.len(), subscribers.recent_unacknowledged(now)),
+            (1, 0),
+            "the first subscriber was removed"
+        );
     }
 
     #[test]

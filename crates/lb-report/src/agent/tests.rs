@@ -54,7 +54,7 @@ fn request_report(reports: &mut Reports, from: u8, cookie: u64, now: Instant) ->
     reports.answer(request(key(1), cookie).bytes(), requester(from), now).expect("an answer")
 }
 
-/// Makes a requester a subscriber, which takes two requests.
+/// Makes a requester a subscriber. This requires two requests.
 fn subscribe(reports: &mut Reports, from: u8, now: Instant) -> u64 {
     let first = request_report(reports, from, 0, now);
     request_report(reports, from, first.cookie, now).cookie
@@ -224,7 +224,7 @@ fn a_change_is_pushed_until_its_cookie_is_returned() {
 }
 
 /// The responder answered the client before the change, with the earlier prepared answer. The agent
-/// learns only after the change that the client is a subscriber.
+/// reads only after the change that the client is a subscriber.
 #[test]
 fn a_client_that_subscribed_just_before_a_change_receives_it() {
     let now = moment();
@@ -236,7 +236,7 @@ fn a_client_that_subscribed_just_before_a_change_receives_it() {
     let sent = pushes(&mut reports, now);
     assert_eq!((sent.len(), sent[0].0), (1, requester(1)));
     reports.subscribe(name(), requester(2), 1, acknowledged + 1, now);
-    assert_eq!(pushes(&mut reports, now), [], "that one has heard");
+    assert_eq!(pushes(&mut reports, now), [], "the client has acknowledged the change");
     assert_eq!(reports.get(name()).unwrap().unacknowledged(now), 1);
 }
 
@@ -249,7 +249,11 @@ fn a_prepared_answer_expires_with_its_check_and_its_report() {
     };
     assert_eq!(holds(&reports, now), Duration::from_secs(5));
     checked(&mut reports, Outcome::Passed, now);
-    assert_eq!(holds(&reports, now + MS * 8_400), MS * 600, "a check counts for nine seconds");
+    assert_eq!(
+        holds(&reports, now + MS * 8_400),
+        MS * 600,
+        "the result of a check is valid for nine seconds"
+    );
     let briefly = Rules { valid_for: MS * 1_000, ..rules() };
     reports.set(name(), Keys::new(key(1), None), briefly, now);
     assert_eq!(holds(&reports, now), MS * 2_000);

@@ -83,7 +83,8 @@ const CONTESTED_WITHIN: Duration = Duration::from_mins(10);
 pub enum ReportState {
     /// It accepts requests.
     Ready,
-    /// It serves but requests no new connections, or has been silent since it reported this.
+    /// It serves but requests that clients open no new connections, or it has been silent since
+    /// such a report.
     LameDuck,
     /// It accepts no requests.
     Down,
@@ -126,8 +127,8 @@ impl<T: Copy> Default for Reported<T> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Reported<T> {
-    /// The state that an earlier daemon has stored: the number of the last report, and the time
-    /// until which the backend is a lame duck.
+    /// A backend in the state that an earlier daemon has stored: the number of the last report, and
+    /// the time until which the backend is a lame duck.
     pub fn adopted(base: Option<Base>, lame_until: Option<T>) -> Self {
         let number = Base::number(base);
         let last = LastReport { base: number, highest: number, ..LastReport::default() };
@@ -144,7 +145,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
     }
 
     /// Repeats the unanswered request if it is less than `within` old. Replayed pushes cause such
-    /// repetitions, but an answer is still accepted, because the nonce remains the same.
+    /// repetitions. An answer to the first request is still accepted, because the nonce remains the
+    /// same.
     pub fn repeat_request(
         &self,
         name: Name,
@@ -193,7 +195,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
             Readiness::LameDuck => {
                 (self.lame_until, self.down_until) = (Some(now + milliseconds(datagram.hold_ms())), None);
             }
-            // A backend that was a lame duck before remains a lame duck, too: it is restarting.
+            // If the backend was a lame duck before, `lame_until` remains, because the backend is
+            // restarting.
             Readiness::Down => self.down_until = Some(now + valid_for),
             Readiness::Unknown => self.down_until = None,
         }
@@ -236,9 +239,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         [self.lame_until, self.down_until].into_iter().flatten().filter(|until| *until > now).min()
     }
 
-    /// The time until which connects treat it as a lame duck (they read this from the verdict
-    /// array); `None` if they do not. A backend that is down is treated like this, too, so that
-    /// connects avoid it at once, before the daemon has published that it is refusing.
+    /// The time until which connects treat the backend as a lame duck (they read this time from the
+    /// verdict array); `None` if they do not. Connects also treat a backend that is down as a lame
+    /// duck, so that they avoid it at once, before the daemon has published that it is refusing.
     pub fn lame_until(&self) -> Option<T> {
         self.lame_until.max(self.down_until)
     }
@@ -270,7 +273,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.round_trip
     }
 
-    /// How many requests in a row were not answered. The latest request is not counted.
+    /// The number of requests in a row that were not answered. The latest request is not counted.
     pub fn unanswered(&self) -> u32 {
         self.unanswered
     }
@@ -487,8 +490,8 @@ mod tests {
         assert_eq!(reported.state(at(3)), ReportState::Ready);
     }
 
-    /// Whether two agents are found to answer for the backend, after answers with these
-    /// incarnations that arrive `step` apart.
+    /// Whether two agents are detected for the backend, after answers with these incarnations that
+    /// arrive `step` apart.
     fn contested(incarnations: &[u32], step: Duration) -> bool {
         let mut reported = Reported::default();
         let mut now = at(0);
@@ -506,7 +509,7 @@ mod tests {
     fn two_agents_that_answer_in_turns_are_detected() {
         let second = at(1_000);
         assert!(contested(&[5, 9, 5, 9, 5], second));
-        assert!(!contested(&[5, 9, 5, 9, 5], CONTESTED_WITHIN), "too seldom to be told apart from restarts");
+        assert!(!contested(&[5, 9, 5, 9, 5], CONTESTED_WITHIN), "too rare to be distinguished from restarts");
         // These are single agents: one restarts repeatedly, one has lost its disk and its clock,
         // and one continues to run.
         assert!(!contested(&[5, 6, 7, 8, 9], second));

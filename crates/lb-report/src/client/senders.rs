@@ -1,4 +1,5 @@
-//! Which backends to poll for reports and when, and the reported states of all of them.
+//! Decides which backends to poll for reports and when, and stores the reported states of all
+//! backends.
 //!
 //! Requests are spread over their interval and jittered, so that neither the requests of one host
 //! nor those of many hosts are sent at the same time. Each backend is polled once, regardless of
@@ -100,13 +101,14 @@ struct Sender<T> {
     returned: Option<Health>,
     /// The seed of its jitter, different for each host and backend.
     seed: u64,
-    /// How many times it was polled; input to the jitter.
+    /// The number of polls so far; input to the jitter.
     turns: u64,
     requested_at: Option<T>,
     /// Whether the next request is due because a push was repeated.
     is_again: bool,
-    /// The incarnation of the last agent that got an immediate second request, and when. The second
-    /// request returns the agent's cookie, so that the agent can push to this host.
+    /// The incarnation of the last agent to which an immediate second request was sent, and the
+    /// time of that request. The second request returns the agent's cookie, so that the agent can
+    /// push to this host.
     introduced: Option<(u32, T)>,
     /// The state that was stored last.
     stored: Option<Stored<T>>,
@@ -145,8 +147,8 @@ pub struct ToStore<'s, T> {
 /// An index into the list of senders.
 type Place = u32;
 
-/// An unchanged state is stored again only after this many reports, because storing it costs a
-/// system call. It is stored again at all because the entry may have been recreated without the
+/// An unchanged state is stored again only after this many reports, because each store costs a
+/// system call. The repetition is needed because the entry may have been recreated without the
 /// state.
 const REPEATED: u8 = 15;
 
@@ -212,8 +214,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                     // allows.
                     let due = known.due.min(now + target.interval);
                     let mut stored = known.stored;
-                    // If keys or id have changed, the entry of the backend may be recreated without
-                    // the stored state.
+                    // If the keys or the id have changed, the register's entry may be recreated
+                    // without the stored state.
                     stored.iter_mut().filter(|_| known.target != target).for_each(Stored::is_due);
                     Sender { target, due, stored, ..known }
                 }
@@ -255,7 +257,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         changes
     }
 
-    /// Makes the first requests to these backends earlier. The first is due after the time `after`,
+    /// Sends the first requests to these backends earlier. The first is due after the time `after`,
     /// and the others follow in this order, `spacing` apart. Requests that are already due earlier
     /// do not change. Backends that have reported are skipped.
     pub fn poll_first(
@@ -376,7 +378,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         Ok((name, change))
     }
 
-    /// Applies the passing of time. Returns the backends with a changed verdict.
+    /// Applies the effects of elapsed time. Returns the backends with a changed verdict.
     pub fn pass(&mut self, now: T) -> Vec<Change<T>> {
         let mut changes = Vec::new();
         while let Some((_, place)) = self.expiries.first().copied().filter(|(at, _)| *at <= now) {
@@ -436,7 +438,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         contested.map(|sender| sender.target.name.on_wire()).collect()
     }
 
-    /// How many backends are polled.
+    /// The number of polled backends.
     pub fn len(&self) -> usize {
         self.senders.len()
     }
@@ -465,7 +467,7 @@ fn note<T>(sick: &mut BTreeMap<Name, Health>, change: Option<&Change<T>>) {
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Sender<T> {
     /// The new verdict, if its health has changed. It has no end time, because the end is returned
-    /// as another change.
+    /// as a separate change.
     fn take_change(&mut self, name: Name, now: T) -> Option<Change<T>> {
         let verdict = self.reported.verdict(now);
         self.expiry = self.reported.next_change(now);
@@ -548,7 +550,7 @@ mod tests {
         let sent: Vec<usize> = [4_500, 4_500, 4_500].map(|now| poll(now, 2)).to_vec();
         assert_eq!(sent, [1, 1, 0], "and after a restart");
         let sent: usize = (4_600..6_400).map(|now| poll(now, u32::try_from(now).unwrap())).sum();
-        assert_eq!(sent, 0, "whatever it says: it was asked at 4,500");
+        assert_eq!(sent, 0, "less than an interval has passed since the second request at 4,500");
         let sent: usize = (6_700..16_700).map(|now| poll(now, u32::try_from(now).unwrap())).sum();
         assert!((8..=12).contains(&sent), "twice in an interval at most: {sent}");
     }
@@ -766,7 +768,11 @@ mod tests {
         assert_eq!(name.on_wire(), target(1).name);
         let mut senders = Senders::new(1);
         senders.set_targets([target(1), Target { name, ..target(1) }], |_| (None, None), at(0));
-        assert_eq!((senders.len(), senders.requests(9, || 9, at(2_000)).len()), (1, 1), "it is asked once");
+        assert_eq!(
+            (senders.len(), senders.requests(9, || 9, at(2_000)).len()),
+            (1, 1),
+            "the backend is polled once"
+        );
     }
 
     #[test]

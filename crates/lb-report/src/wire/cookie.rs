@@ -1,5 +1,5 @@
-//! Cookies prove to an agent, without any stored state, that a client receives datagrams at its
-//! address, and which change it received last.
+//! Cookies prove to an agent, which stores no state for this, that a client receives datagrams at
+//! its address. They also identify the last change that the client has received.
 //!
 //! A cookie has two parts: 48 bits of a SipHash under a secret of the agent, and the number of the
 //! last change of the readiness in the clear. The hash is over the client's address and port, the
@@ -14,7 +14,7 @@ use lb_common::net::{Address, Be16};
 use super::siphash::{Key, siphash};
 
 /// The length of an epoch. A cookie is valid in the epoch in which it was made and in the next, so
-/// for at least ten minutes, which is longer than any interval at which clients poll.
+/// it is valid for at least ten minutes. This is longer than any polling interval of clients.
 pub const EPOCH_NS: u64 = 600 * 1_000_000_000;
 
 /// The bits of a cookie that contain the number of the change.

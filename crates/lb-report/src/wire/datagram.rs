@@ -33,7 +33,8 @@ pub enum Readiness {
     Unknown = 0,
     /// It accepts requests.
     Ready = 1,
-    /// It serves, but requests no new connections ("Site Reliability Engineering", chapter 20).
+    /// It serves, but requests that clients open no new connections ("Site Reliability
+    /// Engineering", chapter 20).
     LameDuck = 2,
     /// It accepts no requests.
     Down = 3,
@@ -78,12 +79,12 @@ pub struct Datagram {
     pub incarnation: Be32,
     /// Rises with each change of the report, within an incarnation.
     pub counter: Be32,
-    /// The client draws it for a request, and the agent copies it into the answer. It is compared
-    /// as bytes, so its byte order does not matter.
+    /// A random number that the client draws for a request and that the agent copies into the
+    /// answer. It is compared as bytes, so its byte order does not matter.
     pub nonce: u64,
-    /// The agent makes it for the receiver's address and sends it in a report. The client copies it
-    /// from the previous report into a request, to prove to the agent that the client receives
-    /// datagrams at its address. It is compared as bytes, too.
+    /// A value that the agent computes for the receiver's address and sends in a report. The client
+    /// copies it from the previous report into a request, to prove to the agent that the client
+    /// receives datagrams at its address. It is compared as bytes, too.
     pub cookie: u64,
     /// Requests per second, in thousandths, or [`UNKNOWN`].
     pub qps: Be32,
@@ -266,8 +267,8 @@ impl Datagram {
     }
 }
 
-/// Whether an address means the same single host everywhere: it is not unspecified, not a group,
-/// and not link-local, which would need a scope.
+/// Whether an address identifies one host, and the same host everywhere: it is not unspecified, not
+/// a group, and not link-local, which would need a scope.
 #[inline(always)]
 pub fn is_of_one_host(address: Address) -> bool {
     match address.as_mapped() {

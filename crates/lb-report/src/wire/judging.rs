@@ -1,5 +1,6 @@
-//! Which reports are accepted, and until when a report makes a backend a lame duck. The daemon, and
-//! the kernel program that processes reports before it, use the same rules.
+//! The rules by which reports are accepted, and the time until which a report makes a backend a
+//! lame duck. The daemon, and the kernel program that processes reports before the daemon does, use
+//! the same rules.
 
 use lb_common::abi::host::{LastReport, ReportBase};
 
@@ -103,9 +104,9 @@ fn higher(one: ReportBase, other: ReportBase) -> ReportBase {
     if one.to_word() < other.to_word() { other } else { one }
 }
 
-/// The time until which connects treat a backend as a lame duck after a report, by the receiver's
-/// clock. `before` is the time that was stored before. A backend that reports that it is down
-/// counts as a lame duck while this report is valid and no other report arrives.
+/// The time until which connects treat a backend as a lame duck after a report, in nanoseconds of
+/// the receiver's clock. `before` is the time that was stored before. A backend that reports that
+/// it is down counts as a lame duck while this report is valid and no other report arrives.
 #[inline(always)]
 pub fn lame_until_ns(datagram: &Datagram, before: u64, now_ns: u64) -> u64 {
     const NS: u64 = 1_000_000;
@@ -147,7 +148,7 @@ mod tests {
         assert_eq!(
             judge(higher, &report(Kind::Answer, 8, 2, 5)),
             Err(Disbelieved::Unrequested),
-            "it is spent"
+            "the nonce was already used"
         );
         assert_eq!(judge(higher, &report(Kind::Answer, 8, 2, 0)), Err(Disbelieved::Unrequested));
         assert_eq!(judge(last, &report(Kind::Request, 7, 10, 5)), Err(Disbelieved::NotAReport));

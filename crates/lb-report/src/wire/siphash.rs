@@ -1,6 +1,6 @@
-//! SipHash-2-4 of whole words of 64 bits. This is our own implementation, because kernel programs
-//! run it: every loop has a bound that the verifier can see, and all operations are on words. Tests
-//! compare it with the implementation of the standard library.
+//! SipHash-2-4 of whole words of 64 bits. socklb has its own implementation, because kernel
+//! programs run it: every loop has a bound that the verifier can see, and all operations are on
+//! words. Tests compare it with the implementation of the standard library.
 
 /// A key of 16 bytes, as two words.
 #[derive(Clone, Copy, PartialEq, Eq)]
