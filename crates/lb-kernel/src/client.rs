@@ -95,7 +95,7 @@ impl Datapath {
         &*self.kernel
     }
 
-    /// Releases everything but the lock of the pins, if there is one.
+    /// Releases all resources except the lock of the pins, which is returned if there is one.
     pub fn into_lock(self) -> Option<Lock> {
         self.kernel.into_lock()
     }
@@ -198,7 +198,7 @@ impl Datapath {
     }
 
     /// Ends the ejection times of the backends in these slots, so that the next connects are their
-    /// trials. Call this if other evidence shows that the backends may be healthy again.
+    /// trials. Call this if evidence other than flows shows that the backends may be healthy again.
     pub fn try_at_once(&mut self, slots: &[Slot]) {
         let now = self.kernel.now_ns();
         for slot in slots {
@@ -222,9 +222,9 @@ impl Datapath {
         std::mem::take(&mut self.returned)
     }
 
-    /// The slots among `slots` that a table or a fallback in the maps still contains. A table may
-    /// contain a slot that the wanted plan no longer contains, as long as there is no room for the
-    /// next table.
+    /// The slots among `slots` that the tables and fallbacks in the maps still contain. While there
+    /// is no room for a service's next table, its current table may contain slots that the wanted
+    /// plan no longer contains.
     pub fn named(&self, slots: &BTreeSet<Slot>) -> BTreeSet<Slot> {
         let mut named = BTreeSet::new();
         if slots.is_empty() {
@@ -237,8 +237,8 @@ impl Datapath {
         named
     }
 
-    /// Whether the region of a replaced table is occupied until readers are gone. It remains true
-    /// after a failed wait.
+    /// Whether the region of a replaced table is occupied until readers are gone. The result
+    /// remains true after a failed wait.
     pub fn is_waiting_for_readers(&self) -> bool {
         self.arena.is_waiting()
     }

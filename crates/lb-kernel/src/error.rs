@@ -224,8 +224,8 @@ impl DatapathError {
         matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)
     }
 
-    /// Turns the error of a failed load into the error for a missing privilege, which names the
-    /// remedy. Returns any other error unchanged.
+    /// Turns the error of a failed load into the error for a denied load, which names the remedy.
+    /// Returns any other error unchanged.
     pub fn into_denied(self) -> Self {
         match self {
             Self::Load(source) => Self::LoadDenied(source),

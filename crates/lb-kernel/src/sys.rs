@@ -1,9 +1,9 @@
 //! Thin wrappers of system calls.
 //!
-//! The modules are: calls of bpf(2) that aya does not offer, namely for [`links`], [`maps`] and
-//! their contents ([`elements`], [`per_cpu`] and [`mapped`]), [`programs`] and their [`runs`], and
-//! for pins; the wait for programs that are running ([`readers`]); [`clock`] and [`jiffies`];
-//! [`cpus`]; and [`network_namespace`].
+//! The module contains calls of bpf(2) that aya does not offer: for [`links`], for [`maps`] and
+//! their contents ([`elements`], [`per_cpu`] and [`mapped`]), for [`programs`] and their [`runs`],
+//! and for pins. It also contains the wait for running programs ([`readers`]), [`clock`] and
+//! [`jiffies`], [`cpus`], and [`network_namespace`].
 //!
 //! Most functions make one system call. A structure is the part of `union bpf_attr` (`linux/bpf.h`)
 //! that the kernel reads for the call; the kernel treats the rest as zero.
@@ -50,9 +50,9 @@ use std::path::Path;
 
 use rustix::fs::ResolveFlags;
 
-/// The flags of openat2(2) (since Linux 5.6) with which a name that another process has chosen is
-/// opened below a directory. The name may not lead out of the directory by `..`, go through a
-/// symbolic link, or lead into another mount.
+/// The flags of openat2(2) (since Linux 5.6) for names that another process has chosen, which are
+/// opened below a directory. With these flags, a name may not lead out of the directory by `..`, go
+/// through a symbolic link, or lead into another mount.
 pub const BELOW: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
@@ -118,7 +118,7 @@ fn bpf_fd<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<OwnedFd> {
 }
 
 fn raw(fd: BorrowedFd<'_>) -> u32 {
-    // A borrowed descriptor is open, hence not negative.
+    // A borrowed descriptor is open, so its number is not negative.
     fd.as_raw_fd().cast_unsigned()
 }
 

@@ -1,7 +1,7 @@
 //! Checks the stack use of kernel programs. Functions of a kernel program that call each other
 //! share 512 bytes of stack. Linux 5.10 to 6.7 round the stack of each function up to a multiple of
 //! 32 bytes, so these kernels reject objects that newer kernels accept. This test measures the
-//! objects as these older kernels do, because the other tests usually run on a newer one.
+//! objects as these older kernels do, because the other tests usually run on a newer kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ const ROUNDED_TO: u32 = 32;
 /// `BPF_JMP | BPF_CALL`
 const CALL: u8 = 0x85;
 
-/// A function: the bytes of its stack, and the names of the functions that it calls.
+/// A function: the size of its stack in bytes, and the names of the functions that it calls.
 struct Function {
     depth: u32,
     callees: BTreeSet<String>,
@@ -60,7 +60,8 @@ fn number(instruction: &[u8]) -> i32 {
 
 /// The size of a function's frame: the distance of the furthest byte to which the code refers
 /// through the frame pointer or a copy of it. The code is examined in its order in memory and not
-/// along its branches, because the compiler copies the frame pointer where it needs a copy.
+/// along its branches. This suffices because the compiler copies the frame pointer immediately
+/// before it uses the copy.
 fn depth(code: &[u8]) -> u32 {
     let mut frame: [Option<i32>; 11] = [None; 11];
     frame[10] = Some(0);
@@ -126,7 +127,7 @@ fn the_measured_stack_covers_every_reference() {
     assert_eq!(of(&[[0xb7, 1, 0, 0, 0, 0, 0, 0], [0x7b, 0x1a, 0xf8, 0xff, 0, 0, 0, 0]]), 8);
     // r2 = r10; r2 += -40
     let copy = [[0xbf, 0xa2, 0, 0, 0, 0, 0, 0], [0x07, 2, 0, 0, 0xd8, 0xff, 0xff, 0xff]];
-    assert_eq!(of(&copy), 0, "an address that is not used takes no stack");
+    assert_eq!(of(&copy), 0, "an unused address needs no stack");
     assert_eq!(of(&[copy[0], copy[1], call]), 40);
     // r3 = *(u32 *)(r2 - 8)
     assert_eq!(of(&[copy[0], copy[1], [0x61, 0x23, 0xf8, 0xff, 0, 0, 0, 0]]), 48);

@@ -3,11 +3,11 @@
 //!
 //! This needs no record outside the kernel. The constants of a client's programs are in one frozen
 //! map (`.rodata`), to which every program refers. The map contains all constants and ends with a
-//! mark, which contains a hash of the object. The attached programs are those that this start would
-//! load if the map contains exactly the constants that this start would load, and if every hook has
-//! a program that refers only to this map and to pinned maps. In every other case, and after any
-//! error, the start loads programs. Without CAP_SYS_ADMIN it always loads them, because the kernel
-//! then does not permit this process to open a program by its id.
+//! mark, which contains a hash of the object. A start reuses the attached programs if two
+//! conditions hold: the map contains exactly the constants that this start would load, and every
+//! hook has a program that refers only to this map and to pinned maps. In every other case, and
+//! after any error, the start loads programs. Without CAP_SYS_ADMIN it always loads them, because
+//! the kernel then does not permit this process to open a program by its id.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -46,7 +46,7 @@ pub struct Attached {
 
 impl Attached {
     /// Finds the programs of a client's links; `None` if a hook has no program or several programs,
-    /// or if anything cannot be read.
+    /// or if a pin, program or map cannot be read.
     pub fn find(pins: &Pins, hooks: &[HookProgram]) -> Option<Self> {
         // Only the process that loaded a program receives its log lines.
         if cfg!(feature = "log-programs") {
@@ -71,7 +71,7 @@ impl Attached {
     }
 
     /// The time parameters with which the start should load programs: those of the attached
-    /// programs if they differ from `measured` by no more than the error of a measurement, else
+    /// programs if these differ from `measured` by no more than the error of a measurement, else
     /// `measured`.
     pub fn jiffies(&self, measured: Jiffies) -> Jiffies {
         let tail = self.constants.len().checked_sub(size_of::<Mark>());
@@ -86,7 +86,7 @@ impl Attached {
 }
 
 fn nearest(first_ns: u64, measured: Jiffies) -> Jiffies {
-    /// Computed times may be a few ticks early (see `jiffies`).
+    /// Times that are computed from jiffies may be a few ticks early (see `jiffies`).
     const TICKS: u64 = 4;
     let apart = first_ns.wrapping_sub(measured.first_ns).cast_signed().unsigned_abs();
     if apart <= TICKS * measured.length_ns { Jiffies { first_ns, ..measured } } else { measured }
@@ -109,7 +109,7 @@ fn only_other(maps: &[u32], pinned: &BTreeSet<u32>) -> Option<u32> {
 /// `MAX` bytes.
 fn read(map: &OwnedFd) -> Option<Vec<u8>> {
     const ARRAY: u32 = 2;
-    /// The constants of the largest object are 820 bytes.
+    /// Far more than the constants of any object, which are less than a kilobyte.
     const MAX: u32 = 1 << 16;
     let info = sys::map_info(map.as_fd()).ok()?;
     if (info.kind, info.key_size, info.max_entries) != (ARRAY, 4, 1) || info.value_size > MAX {

@@ -14,7 +14,7 @@ use crate::sys::per_cpu::PerCpuArray;
 pub struct Counters {
     /// All counters except the number of choices.
     counts: PerCpuArray<SlotCounters>,
-    /// Number of flows for which the slot was chosen.
+    /// Number of flows that were sent to the slot's backend.
     chosen: PerCpuArray<u64>,
 }
 
@@ -39,8 +39,8 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn get(&self, slot: Slot) -> io::Result<SlotCounters> {
-        // `chosen` is read last: a flow is counted there first, so the result contains no end of a
-        // flow without its choice.
+        // `chosen` is read last. A flow is counted there first, so the result never includes the
+        // end of a flow without its choice.
         let counts = self.counts.get(slot.number())?;
         Ok(SlotCounters { chosen: self.chosen.get(slot.number())?, ..counts })
     }

@@ -1,4 +1,4 @@
-//! How a client leaves the kernel: immediately, or when its open flows have ended.
+//! Removes a client from the kernel: immediately, or when its open flows have ended.
 
 use lb_common::abi;
 
@@ -6,8 +6,8 @@ use super::links;
 use crate::error::DatapathError;
 use crate::host::pins::Pins;
 
-/// Removes a client from the kernel: afterwards, connects of its cgroup go unchanged to the
-/// addresses that processes dial.
+/// Removes a client from the kernel: afterwards, connects in the client's cgroup go unchanged to
+/// the addresses that processes dial.
 ///
 /// # Errors
 /// If a pin cannot be removed.

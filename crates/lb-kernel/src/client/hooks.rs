@@ -1,7 +1,7 @@
 //! The hooks of a client task's programs, in the order of attachment, and the loaded programs.
 //!
-//! Only this module assigns programs to hooks. It must know neither how programs are loaded (see
-//! `object`) nor how they are attached (see `links`).
+//! Only this module assigns programs to hooks. It must not depend on how programs are loaded (see
+//! `object`) or attached (see `links`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -70,7 +70,8 @@ impl Programs {
     }
 
     /// How often and how long the programs have run, by hook. The kernel counts runs only while its
-    /// statistics are on, because these read the clock in every run.
+    /// statistics of programs are on. They are usually off, because with them every run reads the
+    /// clock.
     ///
     /// # Errors
     /// If the kernel does not report the runs.

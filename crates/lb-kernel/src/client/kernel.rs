@@ -69,7 +69,7 @@ pub trait ClientKernel: Send + Sync {
     /// cgroup2, or the cgroup cannot be read.
     fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError>;
 
-    /// Whether the cgroup with this id is at a full path. A cheap check.
+    /// Whether the cgroup with this id is at a full path. This check takes only one system call.
     fn is_cgroup(&self, path: &Path, id: u64) -> bool;
 
     /// Attaches the programs to the cgroup, in place of older programs of this client. The programs
@@ -79,7 +79,7 @@ pub trait ClientKernel: Send + Sync {
     /// If the kernel refuses; older programs stay attached.
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError>;
 
-    /// Whether all of these programs are attached to the cgroup with this id, and no link remains
+    /// Whether all loaded programs are attached to the cgroup with this id, and no link remains
     /// that only another kind of accounting needs.
     ///
     /// # Errors
@@ -99,16 +99,16 @@ pub trait ClientKernel: Send + Sync {
     /// If the links cannot be read.
     fn begins_at(&self) -> Result<Vec<u64>, DatapathError>;
 
-    /// Removes the links at which flows begin from all cgroups other than this one. Open flows
-    /// there are still followed until they end.
+    /// Detaches the programs with which flows begin from all cgroups other than this one. Flows
+    /// that are open there are still followed until they end.
     ///
     /// # Errors
     /// If a link cannot be removed.
     fn leave_other_cgroups(&self, cgroup: u64) -> Result<(), DatapathError>;
 
-    /// The same as [`ClientKernel::leave_other_cgroups`], but for a client whose path has no cgroup
-    /// now. A link to a removed cgroup stays, because sockets that were made in that cgroup may
-    /// still dial.
+    /// The same as [`ClientKernel::leave_other_cgroups`], but for a client with a path at which
+    /// there is no cgroup now. A link to a removed cgroup stays, because sockets that were made in
+    /// that cgroup may still dial.
     ///
     /// # Errors
     /// If a link cannot be read or removed.
@@ -128,21 +128,21 @@ pub trait ClientKernel: Send + Sync {
     /// If a link cannot be removed.
     fn remove_old_links(&self, cgroup: u64) -> Result<(), DatapathError>;
 
-    /// Whether the client's pins are still those that were opened, and have not been removed or
-    /// recreated.
+    /// Whether the client's pins are still those that this value has opened, and have not been
+    /// removed or recreated.
     ///
     /// # Errors
     /// If the pins cannot be read.
     fn is_pinned(&self) -> Result<bool, DatapathError>;
 
-    /// How often and how long the programs have run, by hook, as far as the kernel has counted
-    /// their runs.
+    /// How often and how long the programs have run, by hook. Hooks are missing if the kernel does
+    /// not count the runs.
     ///
     /// # Errors
     /// If the kernel does not report the runs.
     fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>>;
 
-    /// Releases everything but the lock of the pins, if there is one.
+    /// Releases all resources except the lock of the pins, which is returned if there is one.
     fn into_lock(self: Box<Self>) -> Option<Lock>;
 }
 
@@ -178,8 +178,7 @@ impl ClientKernel for PinnedClient {
     }
 
     fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError> {
-        // This is held until the programs refer to the maps, because no process removes the maps
-        // meanwhile.
+        // Held until the programs refer to the maps, so that no process removes the maps before.
         let host = HostMaps::open(self.pins.base())?;
         self.programs = object::load(&self.pins, limits, features, purpose)?;
         drop(host);

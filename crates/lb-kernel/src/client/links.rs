@@ -2,8 +2,8 @@
 //!
 //! While programs are attached, a link is removed in three cases only: its successor is attached,
 //! its hook is no longer needed, or the kernel reports that the link leads to another cgroup or to
-//! none. After any other error (no descriptor, no memory, no privilege) the state is unknown: this
-//! module changes nothing, and the caller must retry.
+//! none. After any other error (no descriptor, no memory, no privilege) the state of the link is
+//! unknown: this module changes nothing, and the caller must retry.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,8 +20,8 @@ use crate::sys::{self, LinkInfo};
 const SUCCESSOR: &str = "+new";
 
 /// The name under which a hook's link to a cgroup is pinned. It contains the cgroup's id because a
-/// client may change its cgroup, and the links to the old cgroup must remain, to see the ends of
-/// the sockets that were made there.
+/// client may change its cgroup: the links to the old cgroup must remain, so that the programs see
+/// the ends of the sockets that were made there.
 fn link_name(hook: &Hook, cgroup: u64) -> String {
     format!("{}@{cgroup}", hook.name)
 }
@@ -32,14 +32,14 @@ fn of_link(name: &str) -> Option<(&'static Hook, u64)> {
     Some((HOOKS.iter().find(|known| known.name == hook)?, cgroup.parse().ok()?))
 }
 
-/// Whether the name of a pin is that of a link. It may also be a temporary name, which a killed
-/// daemon leaves behind.
+/// Whether the name of a pin is that of a link, including temporary names that a killed daemon has
+/// left behind.
 pub fn is_link(name: &str) -> bool {
     of_link(name.strip_suffix(SUCCESSOR).unwrap_or(name)).is_some()
 }
 
 /// Whether flows begin at the link with this name. Such links are detached before the links at
-/// which programs see the ends of flows. It works for links of any version.
+/// which programs see the ends of flows. The function works for links of any ABI version.
 pub fn detaches_first(name: &str) -> bool {
     name.starts_with("connect") || name.starts_with("sendmsg")
 }
@@ -68,8 +68,8 @@ pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), D
     for name in pins.link_names()? {
         let path = pins.links().join(&name);
         let Some((hook, of)) = of_link(&name) else {
-            // A daemon was killed before it renamed this pin. Above, the link with the final name
-            // was attached, so this one is not needed.
+            // A daemon was killed before it renamed this pin. The loop above has attached the link
+            // with the final name, so this link is not needed.
             if is_link(&name) {
                 pins::detach(&path)?;
             }
@@ -77,7 +77,7 @@ pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), D
         };
         let Some(program) = programs.of(hook) else {
             // The kind of accounting has changed and no longer needs this hook. The programs that
-            // were attached above do not rely on it.
+            // the loop above has attached do not rely on it.
             pins::detach(&path)?;
             continue;
         };
@@ -138,7 +138,7 @@ fn attach_one(
             pins::unlink(&successor)?;
             pin(&successor)?;
             rename(&successor, &path)?;
-            // The old link has no pin any more, so if this fails, the kernel detaches the link soon
+            // The old link no longer has a pin, so if this fails, the kernel detaches the link soon
             // afterwards.
             let _ = sys::link_detach(other.as_fd());
             Ok(())
@@ -157,8 +157,8 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatapathError> {
 }
 
 /// Whether every program is attached to a cgroup and no link is left that only another kind of
-/// accounting needs, so that [`attach`] has nothing to do. It is false if an error has interrupted
-/// an attachment.
+/// accounting needs, so that [`attach`] has nothing to do. The result is false if an error has
+/// interrupted an attachment.
 ///
 /// # Errors
 /// If a link cannot be read.

@@ -23,7 +23,7 @@ use crate::host::{features::Features, loader::objects, maps::verdicts_pin, pins:
 use crate::sys;
 use crate::sys::{cpus::possible_cpus, jiffies::Jiffies};
 
-/// The options that decide how a client's programs are loaded.
+/// The options that determine how a client's programs are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
     /// What the programs record about flows.
@@ -159,13 +159,13 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
     load_with(None, &SMALLEST, features, purpose).map(drop)
 }
 
-/// Whether the kernel does not let this process create maps and load programs, because a privilege
-/// is missing. Finds out by an attempt.
+/// Whether this process lacks a privilege to create maps and load programs. The function attempts
+/// both to determine this.
 pub fn lacks_privilege() -> bool {
     privileges::probe().and_then(try_load).is_err_and(|error| error.is_permission())
 }
 
-/// The constants that tell the programs about this client and the kernel.
+/// The constants that describe this client and the kernel to the programs.
 fn globals(limits: &Limits, features: Features, purpose: Purpose) -> Vec<(&'static str, u32)> {
     let client = [
         ("FLOW_MASK", limits.flow_records - 1),

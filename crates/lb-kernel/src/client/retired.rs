@@ -1,9 +1,9 @@
 //! Retired counters: the counts of backends that have left, stored by service and address in case
 //! the backends return.
 //!
-//! A slot is freed when nothing refers to it, and its next backend begins with other counts. A
-//! backend that returns may get any slot. Its counts continue from those that are stored here, so
-//! that they never decrease.
+//! A slot is freed when nothing refers to it, and its next backend has other counts. A backend that
+//! returns may get any slot. Its counts continue from the counts that are stored here, so that they
+//! never decrease.
 
 use std::io;
 use std::net::SocketAddr;
@@ -89,8 +89,8 @@ impl RetiredBackends {
         self.map.remove(bytemuck::bytes_of(name)).map(drop)
     }
 
-    /// Removes the entries of the backends that left first. It removes an eighth of all entries,
-    /// because each call must read all entries.
+    /// Removes the entries of the backends that left first. It removes an eighth of all entries at
+    /// once, because each call must read all entries.
     fn make_room(&self) -> io::Result<()> {
         let mut all: Vec<(u64, BackendName)> = Vec::new();
         self.map.visit(size_of::<BackendName>(), size_of::<RetiredCounters>(), &mut |name, retired| {

@@ -1,8 +1,8 @@
 //! The tables of one client task in its maps. This module reads a plan from the maps, writes the
 //! steps of plans into them, and reads counts.
 //!
-//! It knows the layout of each value and the order in which words must be written. Plans and the
-//! arena determine what is written, and when.
+//! The module contains the layout of each value and the order in which words must be written. Plans
+//! and the arena determine which values are written, and when.
 
 mod services;
 
@@ -104,18 +104,24 @@ impl Tables {
             let schedule: Result<Arc<[Slot]>, u16> =
                 entries.into_iter().map(|entry| owned(entry.into()).ok_or(entry)).collect();
             let schedule = schedule.map_err(|entry| {
-                contradiction(format!("the schedule of service {} names slot {entry}", view.name))
+                contradiction(format!(
+                    "the schedule of service {} names slot {entry}, which is not a slot of the service",
+                    view.name
+                ))
             })?;
             let replaced = self.replaced(view.index, view.table);
             let replaced: Result<Vec<Slot>, u16> =
                 replaced.into_iter().map(|slot| owned(slot.into()).ok_or(slot)).collect();
             let replaced = replaced.map_err(|slot| {
-                contradiction(format!("the members of service {} name slot {slot}", view.name))
+                contradiction(format!(
+                    "the members of service {} name slot {slot}, which is not a slot of the service",
+                    view.name
+                ))
             })?;
             let fallback = owned(view.fallback);
             if view.fallback != NO_SLOT && fallback.is_none() {
                 return Err(contradiction(format!(
-                    "the fallback of service {} is slot {}",
+                    "the fallback of service {} is slot {}, which is not a slot of the service",
                     view.name, view.fallback
                 )));
             }

@@ -1,8 +1,8 @@
 //! Extracts from the verifier's log why it rejected a program: the function, and the last line that
 //! gives a reason.
 //!
-//! The log contains other lines as well: the steps before the refusal, which only authors of
-//! programs need, and statistics after it (`BPF_LOG_STATS`).
+//! Before the refusal, the log contains the verifier's steps, which only authors of programs need;
+//! after it, the log contains statistics (`BPF_LOG_STATS`).
 
 use std::fmt::{self, Display, Formatter};
 

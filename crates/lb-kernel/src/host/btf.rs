@@ -2,14 +2,14 @@
 //! types (BTF, `/sys/kernel/btf/vmlinux`).
 //!
 //! The kernel's `Documentation/bpf/btf.rst` describes the layout. socklb has its own parser because
-//! the existing parsers have private types, or a licence that is incompatible with socklb's.
+//! the existing parsers have private types, or a license that is incompatible with socklb's.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-/// Positions of fields, in bytes from the beginning of a `struct tcp_sock`, unless a comment says
-/// otherwise.
+/// Positions of fields, in bytes from the beginning of a `struct tcp_sock`, unless a comment names
+/// another structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offsets {
     pub sk_err: u32,
@@ -39,8 +39,8 @@ pub struct Offsets {
     pub socket_filter: u32,
     pub socket_flags: u32,
     pub unicast_ttl: u32,
-    /// The data with which programs get pointers to such structures without a helper, if the kernel
-    /// has the function for it.
+    /// The data with which programs get pointers to the kernel's own structures without a helper,
+    /// if the kernel has the function for this.
     pub casts: Option<Casts>,
 }
 

@@ -32,7 +32,7 @@ impl Cgroup {
     /// Opens the cgroup's directory.
     ///
     /// # Errors
-    /// If it cannot be opened, or if its path leads to another cgroup by now.
+    /// If it cannot be opened, or if its path now leads to another cgroup.
     pub fn open(&self) -> Result<File, DatapathError> {
         match open(&self.path)? {
             (now, directory) if now == *self => Ok(directory),
@@ -188,7 +188,8 @@ fn of_version_2(text: &str) -> Option<&str> {
 pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mut mounts = mounts_of_type(&table, "cgroup2");
-    // The sort is stable: the first whole mount, or else the first mount.
+    // The sort is stable, so the result is the first whole mount or, if there is none, the first
+    // mount.
     mounts.sort_by_key(|mount| !is_whole(&mount.at));
     mounts.into_iter().next().map(|mount| mount.at).ok_or(DatapathError::NoCgroup2)
 }

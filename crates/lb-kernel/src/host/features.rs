@@ -41,9 +41,10 @@ pub struct Feature {
     pub title: &'static str,
     /// The kernel version, kernel options and capabilities that the feature needs.
     pub takes: &'static str,
-    /// What is lost without the feature, in sentences.
+    /// The loss without the feature, in sentences.
     pub without: &'static str,
-    /// The constants that tell the programs about the feature; they are 0 if the kernel lacks it.
+    /// The constants by which the programs detect the feature; they are 0 if the kernel lacks the
+    /// feature.
     globals: &'static [(&'static str, Value)],
     field: fn(&mut Features) -> &mut bool,
 }
@@ -246,8 +247,8 @@ impl Features {
 
 fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
-    // The probes contain only some of these constants, because a probe reads only one field of
-    // those that the programs read. So an object without one of the constants is not rejected.
+    // The probes contain only some of these constants, because a probe reads only one of the fields
+    // that the programs read. So an object that lacks some of the constants must not be rejected.
     let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
     // The probes have no maps to pin.
     let casts = offsets.and_then(|offsets| offsets.casts);

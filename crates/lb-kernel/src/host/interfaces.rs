@@ -124,8 +124,8 @@ impl Changes {
         Ok(Self { socket: socket(GROUPS)? })
     }
 
-    /// Discards all pending notifications of changes, and the error that notifications were lost
-    /// because the socket had no room.
+    /// Discards all pending notifications of changes, and the error with which the kernel reports
+    /// that notifications were lost because the socket had no room.
     pub fn forget(&self) {
         let mut buffer = [0; 1];
         // Bound: as many messages as a socket holds.

@@ -2,10 +2,10 @@
 //!
 //! Each new loader of aya reads and parses the kernel's BTF, which takes 17 ms of CPU time and
 //! 4,500 page faults (<https://github.com/aya-rs/aya/issues/1172>), although no object here has
-//! relocations that need it. So the process has a single loader. A loader retains its overrides
-//! from one load to the next. Therefore this module writes globals into a copy of the object, and
-//! each load sets all pins and capacities that it needs. The module must not know the name of any
-//! map or program.
+//! relocations that need it. So the process has a single loader. A loader retains the globals, pins
+//! and capacities that were set for earlier loads. Therefore this module writes globals into a copy
+//! of the object, and each load sets all pins and capacities that it needs. The module must not
+//! depend on the name of any map or program.
 
 pub mod objects;
 
@@ -184,7 +184,8 @@ fn load(
 
 pub struct LoadedProgram {
     pub fd: OwnedFd,
-    /// The kernel's id of the program, which the properties of its links contain as well.
+    /// The kernel's id of the program. The properties of the program's links contain this id as
+    /// well.
     pub id: u32,
 }
 

@@ -1,12 +1,12 @@
 //! The maps that all client tasks of a host share: the verdicts (until when each backend is a lame
 //! duck by its own report), the register of backends that send reports, and the last accepted
-//! reports. For the program of network interfaces that receives reports, there are also the
-//! addresses at which it receives, and the counts of its results.
+//! reports. Two further maps serve the program of network interfaces that receives reports: the
+//! addresses at which the program receives reports, and the counts of its results.
 //!
 //! The maps are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and
 //! outlive daemons and versions of the clients' ABI. The first process that opens them creates
 //! them, and the programs of clients use them. They are removed with the last client. This module
-//! does not decide what is stored in them: the receivers of reports do.
+//! does not decide on the content of the maps: the receivers of reports do.
 
 use std::fs::{self, File};
 use std::io;
@@ -44,7 +44,7 @@ pub fn verdicts_pin(pins: &Path) -> PathBuf {
     directory(pins).join(map::VERDICTS)
 }
 
-/// The host's maps. No process removes them while this exists.
+/// The host's maps. No process removes them while this value exists.
 pub struct HostMaps {
     verdicts: Mapped<Verdict>,
     last_reports: Mapped<LastReport>,
@@ -102,7 +102,7 @@ impl HostMaps {
 
     /// Takes over the programs that other host ABI versions attached to network interfaces, and
     /// then removes the maps of these versions. A version whose maps a process has open is left
-    /// unchanged. Returns whether there was such a program: it continues to use the maps of its
+    /// unchanged. Returns whether there was such a program. It continues to use the maps of its
     /// version until another program replaces it.
     ///
     /// # Errors

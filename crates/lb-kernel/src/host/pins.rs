@@ -1,10 +1,10 @@
 //! The directory in bpffs that contains the pins of a client task's maps and links, and the lock of
 //! this directory, which excludes a second writer.
 //!
-//! The layout is `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. The pins
-//! keep the programs and maps in the kernel, so that these continue to work while no daemon runs.
-//! There may be directories of other ABI versions: those of previous versions, until their last
-//! flows have ended, or those of another build of socklb.
+//! The layout is `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. Pinned
+//! programs and maps stay in the kernel and continue to work while no daemon runs. There may be
+//! directories of other ABI versions: those of previous versions, until their last flows have
+//! ended, or those of another build of socklb.
 
 mod removal;
 
@@ -23,7 +23,7 @@ pub use removal::Directory;
 use crate::error::DatapathError;
 use crate::sys;
 
-/// A lock on the directory of one client. It is held until this is dropped.
+/// A lock on the directory of one client. It is held until this value is dropped.
 #[derive(Debug)]
 pub struct Lock {
     directory: File,
@@ -56,8 +56,8 @@ pub fn remove_empty(pins: &Path) {
 /// Creates a directory on bpffs that no other user may write.
 pub fn create(directory: &Path) -> Result<(), DatapathError> {
     // The nearest existing ancestor determines the file system. Without this check the directories
-    // would be created on another file system, and pinning would fail with an error that does not
-    // mention this.
+    // could be created on another file system, and pinning would fail with an error that does not
+    // mention the file system.
     let existing = directory.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
     if !sys::on_bpffs(existing) {
         return Err(DatapathError::NoBpffs(directory.to_owned()));

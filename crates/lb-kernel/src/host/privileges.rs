@@ -89,7 +89,7 @@ pub fn host(pins: &Path) -> Host {
 pub fn probe() -> Result<Features, DatapathError> {
     // Below Linux 5.11 maps count against RLIMIT_MEMLOCK, including maps that an earlier daemon
     // pinned, so that this process might be unable to load anything. An error is ignored: if the
-    // limit was needed, a later load fails with an error that names it.
+    // limit is too low, a later load fails with an error that names the limit.
     let unlimited = Rlimit { current: None, maximum: None };
     let _ = setrlimit(Resource::Memlock, unlimited);
     Features::probe()

@@ -1,7 +1,8 @@
 //! The names of processes that the kernel programs have seen, if the processes are still running.
 //!
-//! PIDs are reused, so a name is returned only if the process is old enough. The programs see PIDs
-//! of the initial PID namespace; in another namespace the same PIDs belong to other processes.
+//! PIDs are reused, so a name is returned only if the process began before the programs saw its
+//! PID. The programs see PIDs of the initial PID namespace; in another namespace the same PIDs
+//! belong to other processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -48,8 +49,8 @@ impl Process {
     /// The process's name, unless the process began after `ns`, in nanoseconds of
     /// `CLOCK_MONOTONIC`.
     pub fn name_at(&self, ns: u64) -> Option<&str> {
-        /// The error of both times together: each is exact to a tick of the kernel's clock, which
-        /// is 10 ms at most.
+        /// The sum of the errors of both times: each time is exact to a tick of the kernel's clock,
+        /// which is 10 ms at most.
         const TICKS_NS: u64 = 20_000_000;
         (self.started_ns <= ns.saturating_add(TICKS_NS)).then_some(self.name.as_str())
     }

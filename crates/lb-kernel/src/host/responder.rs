@@ -2,7 +2,7 @@
 //! which contain the answers that the agent has prepared.
 //!
 //! Nothing is pinned: when an agent ends for any reason, the kernel also removes its program, links
-//! and maps, so that no program answers for it any more.
+//! and maps, so that no program answers in its place any longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -59,8 +59,8 @@ pub struct Answers {
 /// # Errors
 /// If the kernel refuses, as it does without CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
 pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathError> {
-    // If a privilege is missing, the error of this probe names it; the error of creating maps would
-    // not.
+    // If a privilege is missing, the error of this probe names the privilege; the error from the
+    // creation of maps would not.
     privileges::probe()?;
     let port = u32::from(port);
     // The programs run on little-endian processors only, and read the secret's halves as

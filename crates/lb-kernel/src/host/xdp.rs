@@ -1,7 +1,7 @@
-//! A thread that keeps a program attached to the configured network interfaces while these appear,
-//! disappear and are renamed.
+//! A thread that attaches a program to the configured network interfaces, and follows these when
+//! they appear, disappear and are renamed.
 //!
-//! It is a separate thread because a driver may take a second to change the program of an
+//! The work has a separate thread because a driver may take a second to change the program of an
 //! interface, which would block an event loop for too long.
 
 use std::collections::BTreeSet;
@@ -99,7 +99,7 @@ pub(crate) fn is_link(name: &str) -> bool {
     of_pin(name).is_some()
 }
 
-/// A handle of the thread. The thread ends when this is dropped.
+/// A handle of the thread. The thread ends when the handle is dropped.
 pub struct Follower<W: Work> {
     shared: Arc<Mutex<Shared<W::Wanted>>>,
     wake: Wake,
@@ -190,8 +190,8 @@ impl<W: Work> Thread<W> {
             let limit = (!is_complete).then_some(&RETRIED);
             let mut waiting =
                 [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.changes, PollFlags::IN)];
-            // An error means that a signal has arrived or that the kernel has no memory: the loop
-            // then runs again.
+            // An error means that a signal has arrived or that the kernel has no memory. The loop
+            // then continues.
             let _ = poll(&mut waiting, limit);
             let is_woken = !waiting[0].revents().is_empty();
             if is_woken {

@@ -1,8 +1,8 @@
 //! Finds the network namespace of a client: that of the oldest process in its cgroup.
 //!
 //! Any process of a cgroup can create further namespaces, and begin any number of flows in them.
-//! But it cannot become older than the process that started the client. So the age of processes
-//! decides, and not the number of flows.
+//! But no process can become older than the process that started the client. So the age of
+//! processes determines the namespace, and not the number of flows.
 
 use std::io;
 use std::path::Path;
@@ -54,8 +54,8 @@ impl Process {
 impl ClientNamespace {
     /// Finds the network namespace of the oldest process in a cgroup and all cgroups below it;
     /// `None` if there is no process. `known` is the result of the last search: if nothing has
-    /// changed, this does not enter the namespace again. May block for the time that it takes to
-    /// read the ages of 4,096 processes.
+    /// changed, this does not enter the namespace again. May block while it reads the ages of up to
+    /// 4,096 processes.
     ///
     /// # Errors
     /// If this process may not read the namespace of the oldest process: for another user's
@@ -77,7 +77,7 @@ impl ClientNamespace {
 
     fn of(oldest: Process, known: Option<Self>) -> io::Result<Self> {
         let namespace = open(oldest.pid)?;
-        // Another process may have this PID by now.
+        // Another process may have this PID now.
         if Process::of(oldest.pid) != Some(oldest) {
             return Err(io::ErrorKind::NotFound.into());
         }
@@ -104,7 +104,7 @@ impl ClientNamespace {
     }
 }
 
-/// What flow records show about the processes of a client.
+/// The processes of a client according to its flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedProcesses {
     /// Whether several processes have begun flows lately. Flows that began before the oldest
@@ -238,7 +238,8 @@ mod tests {
         let first = Started::and_wait(UnshareFlags::NEWNET);
         let second = Started::new(UnshareFlags::NEWNET);
         let both = [second.pid(), first.pid()];
-        // A cookie that no namespace has: if the result contains it, the namespace was not entered.
+        // This cookie belongs to no namespace: if the result contains it, the namespace was not
+        // entered.
         let known = find(&both, &[], None).map(|found| ClientNamespace { cookie: Some(u64::MAX), ..found });
         assert_eq!(find(&both, &[], known), known);
         drop(first);

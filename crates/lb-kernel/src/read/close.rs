@@ -2,7 +2,7 @@
 //!
 //! A connection is closed only if a flow record has its socket's cookie, and a list shows that this
 //! socket is connected to the record's backend. So connections without a record are never closed,
-//! whatever their addresses are.
+//! regardless of their addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,24 +19,25 @@ use super::reclaim::ReclaimTarget;
 use super::snapshot::FlowSnapshot;
 use crate::error::DatapathError;
 
-/// Which flows to close.
+/// The selection of flows to close.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloseRequest {
     pub service: String,
     pub backend: SocketAddr,
-    /// Later flows stay, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// The latest start of a flow to close, in nanoseconds of `CLOCK_MONOTONIC`. Later flows stay
+    /// open.
     pub begun_until_ns: u64,
     /// Close only TCP connections without data in either direction for this time, and without
     /// unread, unsent or unacknowledged data.
     pub idle: Option<Duration>,
-    /// Only count the flows.
+    /// Only count the flows, and close none.
     pub is_dry_run: bool,
 }
 
-/// What became of a flow.
+/// The result for one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
-    /// Its connection was closed; in a dry run, it would have been.
+    /// Its connection was closed; in a dry run: would have been closed.
     Closed,
     /// Its connection had ended, or its process had closed it.
     Gone,
@@ -50,7 +51,7 @@ pub enum Fate {
     Elsewhere,
     /// The list of its network namespace shows no connection of its socket to the backend.
     Unlisted,
-    /// The job ended before its turn came.
+    /// The close job ended before it reached this flow.
     Left,
     /// The kernel refused with this errno.
     Failed(i32),
@@ -59,8 +60,8 @@ pub enum Fate {
 /// The number of flows with each fate.
 pub type Fates = BTreeMap<(Protocol, Fate), u64>;
 
-/// Checks, before anything is closed, that the kernel can close connections and that this process
-/// may make it do so.
+/// Checks that the kernel can close connections and that this process has the privilege for it.
+/// Closes no connection.
 ///
 /// # Errors
 /// If the kernel was built without `CONFIG_INET_DIAG_DESTROY`, or CAP_NET_ADMIN is missing.
@@ -69,14 +70,14 @@ pub fn try_close() -> Result<(), DatapathError> {
     match result.as_ref().err().and_then(std::io::Error::raw_os_error) {
         Some(libc::EOPNOTSUPP) => Err(DatapathError::NoSocketDestroy),
         Some(libc::EPERM) => result.map_err(DatapathError::MayNotDestroySockets),
-        // Any other error concerns the socket of the attempt, and decides nothing.
+        // Any other error concerns only the socket of this attempt, and is ignored.
         _ => Ok(()),
     }
 }
 
-/// Closes the connections of those flows of a client that the request selects, and returns what
-/// became of each of these flows. `turn` is called before each connection is closed. It may block,
-/// and the rest is left if it returns `false`.
+/// Closes the connections of those flows of a client that the request selects, and returns the
+/// results. Before it closes a connection, it calls `turn`, which may block. If `turn` returns
+/// `false`, the remaining connections stay open.
 ///
 /// May enter network namespaces and take as long as `turn` does: do not call this in the event
 /// loop.
@@ -205,7 +206,7 @@ impl<'r> Closing<'r> {
             Ok(connection) => connection,
         };
         let closed = || {
-            // The list may be seconds old by now.
+            // The list may be seconds old.
             if protocol == Protocol::Tcp {
                 let Some(socket) = lists.read_tcp(&connection)? else { return Ok(Fate::Gone) };
                 if let Err(fate) = self.select(protocol, &socket) {
@@ -232,7 +233,8 @@ impl<'r> Closing<'r> {
         }
     }
 
-    /// Decides about flows whose sockets were not found: they may have ended meanwhile.
+    /// Determines the fates of flows whose sockets were not found. Such flows may have ended
+    /// meanwhile.
     fn find_missing(&mut self, open_now: &[OpenFlow]) {
         let open_now: BTreeSet<(u64, u64)> =
             open_now.iter().map(|open| (open.cookie, open.flow.start_ns)).collect();
@@ -249,9 +251,9 @@ impl<'r> Closing<'r> {
     }
 }
 
-/// Whether no data has moved on a TCP connection for this time, and none is waiting. The send queue
-/// contains unsent and unacknowledged bytes, including those of a SYN and of a FIN, so a connection
-/// in its handshake is not idle.
+/// Whether no data has moved on a TCP connection for this time, and no data is queued. The send
+/// queue contains unsent and unacknowledged bytes, including those of a SYN and of a FIN, so a
+/// connection in its handshake is not idle.
 fn is_idle(socket: &SocketEntry, time: Duration) -> bool {
     socket.queued == 0 && socket.idle.is_some_and(|idle| idle >= time)
 }
@@ -332,7 +334,7 @@ mod tests {
         let mut stream = TcpStream::connect(to).unwrap();
         let (mut peer, _) = listener.accept().unwrap();
         let lists = SocketLists::open().unwrap();
-        // Every connection has been idle for no time at all.
+        // The required idle time is zero, which every connection without queued data fulfills.
         let idle = request(to, Some(Duration::ZERO), false);
         let mut job = closing(&idle, &[(Protocol::Tcp, cookie(&stream))]);
         job.close_in(&lists, &mut || {

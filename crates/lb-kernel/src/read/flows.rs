@@ -32,8 +32,8 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
             found.push(OpenFlow { cookie: *cookie, flow: *flow, is_connected: true });
         }
     })?;
-    // If a socket has dialled again during the reading, it may have been found in both tables. Its
-    // latest flow is retained.
+    // If a socket has dialed again during the reading, it may have been found in both tables. Only
+    // its latest flow is retained.
     found.sort_unstable_by_key(|open| (open.cookie, std::cmp::Reverse(open.flow.start_ns)));
     found.dedup_by_key(|open| open.cookie);
     visit(pins, map::DATAGRAMS, |cookie: &u64, datagrams: &Datagrams| {

@@ -1,4 +1,4 @@
-//! Finds which sockets processes have open, with the kernel's iterator over open files
+//! Finds the sockets that processes have open, with the kernel's iterator over open files
 //! (`iter/task_file`).
 //!
 //! Kernel facts: the iterator exists since Linux 5.8 and requires CAP_BPF and CAP_PERFMON. It shows
@@ -24,7 +24,7 @@ const PROGRAM: &str = "socklb_holders";
 /// The name of the iterator.
 const ITERATOR: &str = "task_file";
 
-/// Checks whether this process can find out which sockets processes have open.
+/// Checks whether this process can list the sockets that processes have open.
 ///
 /// # Errors
 /// The reason why it cannot.
@@ -32,7 +32,7 @@ pub fn can_look() -> Result<(), DatapathError> {
     in_use(&BTreeSet::new()).map(drop)
 }
 
-/// Those cookies of `wanted` whose sockets some process has open.
+/// The cookies in `wanted` that belong to sockets that a process has open.
 ///
 /// # Errors
 /// If the kernel does not list open files, or not those of all processes of the host.

@@ -19,8 +19,8 @@ use crate::sys::network_namespace::{NamespaceId, enter, open};
 /// The maximum number of namespaces that one search enters. Processes may create any number of
 /// them, and each takes about 0.2 ms.
 pub const MOST: usize = 1024;
-/// Maximum number of processes that are stored per namespace, as ways to enter it. Several are
-/// needed because a process may end meanwhile.
+/// Maximum number of processes that are stored per namespace: through each of them the namespace
+/// can be entered. Several are needed because a process may end meanwhile.
 const WAYS: usize = 4;
 
 /// Opens the lists of sockets of a process's network namespace. Requires CAP_SYS_ADMIN.
@@ -66,20 +66,21 @@ pub struct SocketSnapshot {
     /// whether each is a path of an MPTCP socket.
     pub lists: BTreeMap<List, BTreeMap<u64, bool>>,
     /// The cookies of the wanted sockets that any list contains. It is used if the kernel does not
-    /// report the cookies of namespaces (before Linux 5.14), so that it is unknown which list must
-    /// contain a socket.
+    /// report the cookies of namespaces (before Linux 5.14), because the list that must contain a
+    /// socket is then unknown.
     pub anywhere: BTreeSet<u64>,
     /// Whether the kernel reports no cookies of namespaces and `anywhere` is complete for all
     /// examined namespaces.
     pub is_everywhere: bool,
 }
 
-/// What the lists show about one socket.
+/// The result of the search for one socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
     /// A list contains the socket.
     Seen { is_mptcp: bool },
-    /// The list that would have to contain the socket was read completely and does not contain it.
+    /// The list that must contain the socket if it exists was read completely and does not contain
+    /// it.
     Missed,
     /// That list could not be read. `is_nowhere`: the complete lists of all examined namespaces do
     /// not contain the socket.
@@ -87,7 +88,7 @@ pub enum Sight {
 }
 
 impl SocketSnapshot {
-    /// What the lists show about a wanted socket.
+    /// The result of the search for a wanted socket.
     pub fn of(&self, list: &List, cookie: u64) -> Sight {
         match self.lists.get(list) {
             Some(found) => {
@@ -115,8 +116,7 @@ impl Namespaces {
         Self { cgroup, turn, others: OnceCell::new() }
     }
 
-    /// Searches the namespaces for these sockets, as far as the namespaces can be entered. May take
-    /// seconds.
+    /// Searches all namespaces that can be entered for these sockets. May take seconds.
     pub fn look(&self, wanted: &SocketsByList) -> SocketSnapshot {
         let mut look = Look::new(wanted);
         let read = |lists: &SocketLists| {
@@ -128,14 +128,14 @@ impl Namespaces {
                 look.is_whole &= is_whole;
                 look.end()
             }
-            // No list counts as complete then.
+            // In this case no list counts as complete.
             Err(_) => SocketSnapshot::default(),
         }
     }
 
     /// Calls `visit` with the lists of this process's namespace, and then with those of the other
-    /// namespaces that can be entered, until it returns `Break`. Returns whether it was called for
-    /// every namespace up to that one.
+    /// namespaces that can be entered, until it returns `Break`. Returns whether `visit` was called
+    /// for every namespace, or for every namespace up to the one for which it returned `Break`.
     ///
     /// # Errors
     /// If the lists of this process's namespace cannot be opened, or no thread can be started for
@@ -192,7 +192,7 @@ fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     others
 }
 
-/// A search of namespaces, one after the other.
+/// A search of several namespaces in sequence.
 struct Look<'w> {
     wanted: &'w SocketsByList,
     /// The cookies of wanted namespaces that have not been found yet.

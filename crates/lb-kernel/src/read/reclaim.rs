@@ -1,11 +1,11 @@
-//! Reclaims flow records if their socket is gone and no program saw the end of the flow.
+//! Reclaims the flow records of sockets that are gone, if no program saw the end of the flow.
 //!
 //! If the kernel programs miss the end of a flow, its record remains, and the active count never
 //! returns to zero. Causes are a lost link, callback flags that another program has cleared, and a
-//! path of MPTCP on a kernel that does not distinguish it. A record is *suspected* if its socket is
-//! neither in a complete list of its network namespace nor open in any process. It is reclaimed if
-//! a second pass, an interval later, finds the same. (`suspect` contains the exact rules, including
-//! those for connections and for sockets without a list.)
+//! path of an MPTCP socket on a kernel that does not distinguish such paths. A record is
+//! *suspected* if its socket is neither in a complete list of its network namespace nor open in any
+//! process. The record is reclaimed if a second pass, an interval later, finds the same. (`suspect`
+//! contains the exact rules, including those for connections and for sockets without a list.)
 //!
 //! Two passes are needed because a socket may be in transit between two processes (SCM_RIGHTS), may
 //! be used only by io_uring, or may be missing in a list that changes while it is read.
@@ -62,14 +62,13 @@ impl ReclaimTarget {
     }
 }
 
-/// The state that is retained from one pass to the next.
+/// The state that remains from one pass to the next.
 #[derive(Debug, Default)]
 pub struct Suspects {
     clients: BTreeMap<String, Remembered>,
     /// The number of passes so far.
     turn: usize,
-    /// Whether the query for open sockets has ever succeeded. If so, a failure is considered
-    /// temporary.
+    /// Whether the query for open sockets has ever succeeded. If so, a failure counts as temporary.
     knows_holders: bool,
 }
 
@@ -114,8 +113,8 @@ pub fn reclaim(
             Err(failed) => pass.clients.push((client.clone(), Err(failed.of(client)))),
         }
     }
-    // There is one query for all clients, and only if it is needed: the kernel reads all open files
-    // of the host for it.
+    // There is at most one query for all clients, because the kernel reads all open files of the
+    // host for it.
     let queried: BTreeSet<u64> = cases.iter().flat_map(Case::queried).collect();
     let mut holders = Holders::NotQueried;
     if !queried.is_empty() {
@@ -188,7 +187,8 @@ impl<'p> Case<'p> {
             }
         }
         // The kernel returns a list in parts and can miss a socket that moves within the list
-        // meanwhile, so missing sockets are searched again. Most of their flows have ended by now.
+        // meanwhile, so missing sockets are searched again. By this time, most of their flows have
+        // ended.
         let mut still = Vec::new();
         for record in missed {
             still.extend(records.again(&record)?);
@@ -263,9 +263,9 @@ impl<'p> Case<'p> {
 
     fn reclaim_gone(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
         let records = Records::open(&self.target.pins)?;
-        // If a list did not contain the socket of a record before, the list must be readable and
-        // must not contain it now either. For records without a readable list, only the use of
-        // their sockets was decisive.
+        // If a list did not contain a record's socket before, the list must still be readable and
+        // still not contain the socket. For records without a readable list, only the use of their
+        // sockets was decisive, so no list is required now.
         let missed: BTreeSet<Key> =
             gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
         records.reclaim(gone.into_iter().map(|(record, _)| record).collect(), |claimed| {
@@ -288,7 +288,7 @@ fn wanted<'r>(records: impl IntoIterator<Item = &'r Record>) -> SocketsByList {
     wanted
 }
 
-/// Which of the queried sockets are open in processes of the host.
+/// The result of the query for sockets that processes of the host have open.
 enum Holders {
     /// No query was necessary.
     NotQueried,
@@ -296,7 +296,7 @@ enum Holders {
     Known(BTreeSet<u64>),
     /// The kernel does not report open sockets, or not to this process.
     NotReported,
-    /// The query failed this time.
+    /// The query failed, but may succeed later.
     NotNow,
 }
 

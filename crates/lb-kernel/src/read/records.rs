@@ -1,8 +1,8 @@
 //! Reads the flow records of one client task, and reclaims records in the same way as the kernel
 //! programs end flows.
 //!
-//! This module knows where records are stored and how the programs access them. It must not know
-//! why a record is reclaimed.
+//! This module defines where records are stored and how the programs access them. It must not
+//! depend on the reasons why a record is reclaimed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,7 +44,7 @@ pub struct Key {
     is_entry: bool,
 }
 
-/// Distinguishes a flow from a later flow of the same socket.
+/// Identifies a flow, so that it is distinguished from a later flow of the same socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     start_ns: u64,
@@ -163,14 +163,15 @@ impl Records {
     /// active count. Returns the keys of the reclaimed records, each with the record's number of
     /// flows.
     ///
-    /// A socket may dial again at any moment, and a program that runs for that call may have found
-    /// the record just now. So this first claims records in the table, by replacing the cookie with
-    /// one that no socket has. When no program that might have found them is running any more,
-    /// `lives` must return for each claimed record whether its socket is still in use. A record
-    /// whose socket is in use, or whose flow has changed, is restored, unless its socket has
-    /// another record in the overflow table by then. The flows of all other claimed records end. In
-    /// the hashes, records cannot be claimed: a record there is deleted if it is unchanged, and a
-    /// change by a program between the comparison and the deletion goes unnoticed.
+    /// A socket may dial again at any moment, and a program that runs for that call may just have
+    /// found the record. So the function first claims records in the table, by replacing the cookie
+    /// with one that no socket has, and waits until all programs that may have found the records
+    /// have ended. Then it calls `lives`, which must return for each claimed record whether its
+    /// socket is still in use. A record whose socket is in use, or whose flow has changed, is
+    /// restored, unless its socket has another record in the overflow table by then. The flows of
+    /// all other claimed records end. Records in the hashes cannot be claimed. Such a record is
+    /// deleted if it is unchanged; a change by a program between the comparison and the deletion is
+    /// not detected.
     ///
     /// # Errors
     /// If the kernel refuses to read or change a map.
@@ -212,8 +213,8 @@ impl Records {
                 self.table.pass_on(index, RECLAIMING, record.cookie);
                 continue;
             }
-            // Either the socket is gone, or it has dialled meanwhile, found no record, and got a
-            // new one in the overflow table.
+            // Either the socket is gone, or it has dialed meanwhile, found no record, and got a new
+            // one in the overflow table.
             self.give_back(now);
             self.table.pass_on(index, RECLAIMING, 0);
             if !lives {
@@ -273,7 +274,7 @@ fn of_entry(cookie: u64, entry: Datagrams) -> Option<Record> {
     Some(Record { cookie, location: Location::Datagrams(Box::new(entry)), flow })
 }
 
-/// Why a client's records could not be examined.
+/// The reason why a client's records could not be examined.
 #[derive(Debug)]
 pub enum Failed {
     Io(io::Error),

@@ -1,8 +1,8 @@
-//! The contents of one client task's maps as one value, which everything that shows maps uses.
+//! The contents of one client task's maps as one value, which all output about maps uses.
 //!
 //! The daemon's event loop can continue meanwhile, because a snapshot is read from separately
 //! opened maps. Programs and the daemon write to the maps during the reading: a slot that gets
-//! another backend meanwhile is left out. This module must know neither earlier counts nor how a
+//! another backend meanwhile is omitted. This module must not depend on earlier counts, or on how a
 //! snapshot is shown.
 
 mod flows;
@@ -46,7 +46,7 @@ pub struct BackendSnapshot {
     pub slot: SlotView,
     /// The backend's address as text, as in the labels of metrics.
     pub address: String,
-    /// The backend's part of the entries of the service's table, from 0 to 1.
+    /// The part of the entries of the service's table that the backend has, from 0 to 1.
     pub share_wanted: f64,
     pub counts: Counts,
 }

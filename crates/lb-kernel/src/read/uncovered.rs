@@ -36,14 +36,14 @@ pub struct Uncovered {
 pub struct Sockets {
     /// The uncovered sockets.
     pub uncovered: Vec<Uncovered>,
-    /// The processes whose sockets this process cannot read, because it lacks CAP_SYS_PTRACE (or
-    /// the same user) or CAP_SYS_ADMIN.
+    /// The processes with sockets that this process cannot read, because it has another user and
+    /// lacks CAP_SYS_PTRACE, or because it lacks CAP_SYS_ADMIN.
     pub unseen: Vec<u32>,
 }
 
 /// The TCP sockets of a cgroup's processes that were made outside the cgroup. Contains only
-/// connected, connecting and listening sockets, because the kernel lists no others. Accepted
-/// sockets do not connect, and are left out.
+/// connected, connecting and listening sockets, because the kernel lists no others. Omits accepted
+/// sockets, because they do not connect.
 pub fn uncovered(cgroup: &Cgroup) -> Sockets {
     let covered: BTreeSet<u64> = cgroup::ids_below(&cgroup.path).into_iter().chain([cgroup.id]).collect();
     let mut lists = Lists::default();

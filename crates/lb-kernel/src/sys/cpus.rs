@@ -1,4 +1,4 @@
-//! The number of processors that the kernel may use.
+//! The number of CPUs that the kernel may use.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! The contents of maps that are read and written by calls, element by element or in batches. A map
-//! of the kernel uses bpf(2); tests have other implementations.
+//! Access to the contents of maps by calls, element by element or in batches. The implementation
+//! for maps of the kernel uses bpf(2); tests have other implementations.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -35,11 +35,11 @@ pub trait Elements: Send + Sync {
     /// If the kernel refuses.
     fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>>;
 
-    /// Calls `each` with the elements of a hash: certainly with all elements that exist during the
-    /// whole call, and perhaps also with elements that are written or removed during the call.
-    /// `key` and `value` are the lengths of keys and values. If a length is a multiple of eight
-    /// bytes, the keys or values that `each` receives are aligned to eight bytes. The call uses the
-    /// memory of one batch, regardless of the number of elements.
+    /// Calls `each` with all elements of a hash that exist during the whole call, and perhaps also
+    /// with elements that are written or removed during the call. `key` and `value` are the lengths
+    /// of keys and values. If a length is a multiple of eight bytes, the keys or values that `each`
+    /// receives are aligned to eight bytes. The call uses the memory of one batch, regardless of
+    /// the number of elements.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -160,7 +160,7 @@ fn by_batches(
     // reference.
     let words = |bytes: usize| vec![0_u64; (CHUNK * bytes).div_ceil(8)];
     let (mut keys, mut values) = (words(key), words(value));
-    // The position at which the kernel continues, which is the number of a bucket.
+    // The number of the bucket at which the kernel continues.
     let mut position = 0u64;
     let mut first = true;
     // Bound: each call advances by at least one bucket.

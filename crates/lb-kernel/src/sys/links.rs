@@ -1,7 +1,7 @@
 //! Links: a program attached to a cgroup or to a network interface, by bpf(2).
 //!
 //! aya also creates links, but it can neither replace the program of a link to a cgroup nor detach
-//! a link that stays pinned. This module must know neither the names of links nor their owners.
+//! a link that stays pinned. This module must not depend on the names or the owners of links.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -84,8 +84,8 @@ const XDP: u32 = 37;
 pub enum XdpMode {
     /// The program runs in the interface's driver, before the kernel processes a packet.
     Native = 1 << 2,
-    /// The program runs in the network stack, later and at a higher cost. Every interface supports
-    /// this mode.
+    /// The program runs in the network stack, which is later and takes more CPU time. Every
+    /// interface supports this mode.
     Generic = 1 << 1,
 }
 

@@ -27,8 +27,8 @@ struct Region {
     bytes: usize,
 }
 
-// SAFETY: the memory is shared with the kernel anyway; access is volatile or atomic, plain stores
-// take `&mut Mapped`.
+// SAFETY: the memory is shared with the kernel anyway; all accesses are volatile or atomic, and
+// plain stores require `&mut Mapped`.
 unsafe impl Send for Region {}
 // SAFETY: as above; every write through `&Mapped` is atomic.
 unsafe impl Sync for Region {}

@@ -1,7 +1,8 @@
-//! Maps, by bpf(2): their properties, and a map of maps, whose update waits for readers.
+//! Maps, by bpf(2): their properties, and a map of maps, because the kernel waits for readers when
+//! such a map is updated.
 //!
-//! aya opens a pin without checking that it is a map. This module must not know the purpose of any
-//! map.
+//! aya opens a pin without checking that it is a map. This module must not depend on the purpose of
+//! any map.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

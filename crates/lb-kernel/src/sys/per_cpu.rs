@@ -2,8 +2,8 @@
 //! batches.
 //!
 //! Every CPU that the kernel may ever run on has a value, so reading a thousand slots copies half a
-//! megabyte for each CPU. One call per element would cost more than the copying, so each call reads
-//! as many elements as fit into a bounded buffer.
+//! megabyte for each CPU. One call per element would take more time than the copying, so each call
+//! reads as many elements as fit into a bounded buffer.
 
 use std::io;
 use std::marker::PhantomData;
@@ -16,8 +16,8 @@ use crate::sys;
 
 /// Maximum number of bytes of a batch.
 const BATCH_BYTES: usize = 512 << 10;
-/// Maximum number of consecutive unwanted elements within a batch. Reading more of them would cost
-/// more than another call.
+/// Maximum number of consecutive unwanted elements within a batch. Reading more of them would take
+/// more time than another call.
 const MOST_UNWANTED: u32 = 8;
 
 pub struct PerCpuArray<V> {

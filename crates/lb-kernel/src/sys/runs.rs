@@ -14,7 +14,7 @@ struct ProgramInfo {
     count: u64,
 }
 
-/// The runs of a program since it was loaded, as far as the kernel has counted them.
+/// The runs of a program that the kernel has counted since the program was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Runs {
     /// The time of all runs together, in nanoseconds.

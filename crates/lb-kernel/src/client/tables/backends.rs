@@ -43,8 +43,8 @@ pub struct SlotView {
     /// Whether a probe has found the backend healthy.
     pub is_probed_healthy: bool,
     pub is_ejected: bool,
-    /// Whether the backend has failed often enough to be ejected, but the programs have not ejected
-    /// it, because it is the last available one.
+    /// Whether the backend has failed often enough to be ejected, but the programs have withheld
+    /// the ejection, because the backend is the last available one.
     pub is_withheld: bool,
     /// The backend's recent failures, and until when it is ejected.
     pub ejection: EjectionState,
@@ -113,7 +113,7 @@ impl Tables {
         self.all_slots().filter_map(next).collect()
     }
 
-    /// The programs' verdicts on these backends, without backends that are neither ejected nor have
+    /// The programs' verdicts on these backends. Omits backends that are not ejected and have no
     /// failures. The daemon calls this every second, so it reads only two words of each row, in the
     /// order of the rows.
     pub fn kernel_verdicts(&self, backends: &BTreeMap<Slot, BackendPlan>) -> BTreeMap<Slot, KernelVerdict> {
@@ -133,11 +133,11 @@ impl Tables {
 
     /// Ensures that each service with ejected backends has one of them as its next trial. A service
     /// may have no next trial, because the backend of its next trial has left or was readmitted by
-    /// an operator: in this case the function selects the backend whose ejection ends first. It
-    /// also selects another backend if the current one cannot have its trial now, and the ejection
-    /// of the other backend is over. (The programs select the next trial whenever they judge a
-    /// flow, but the next judgement may be far in the future.) If the rules of a service no longer
-    /// eject backends, this readmits the service's ejected backends.
+    /// an operator. In this case the function selects the backend whose ejection ends first. The
+    /// function also selects another backend if the present one cannot have its trial now, and the
+    /// ejection of the other backend is over. (The programs select the next trial whenever they
+    /// judge a flow, but the next judgement may be far in the future.) If the rules of a service no
+    /// longer eject backends, this readmits the service's ejected backends.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
         // The ejected backends of each service: the ticks until the ejection is over, the slot, and
@@ -239,7 +239,7 @@ impl Tables {
     }
 
     /// Adds recent errors to a slot's backend, if its service counts errors. If a program adds an
-    /// error at the same moment, they may be lost.
+    /// error at the same moment, the added errors may be lost.
     pub(crate) fn add_errors(&self, slot: Slot, more: u32, now_ns: u64) {
         let Some(view) = self.slot(slot) else { return };
         let half_life = self.maps.services.get(view.service.index()).rules.error_half_life;
@@ -300,7 +300,8 @@ impl Tables {
         Ok(retired.map(|_| counts))
     }
 
-    /// Frees a slot to which nothing refers any more. Stores the counts of its backend first.
+    /// Frees a slot to which no table, reader or flow refers any longer. Stores the counts of its
+    /// backend first.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -1,4 +1,4 @@
-//! How many elements of a client task's maps are in use.
+//! The numbers of elements in use in a client task's maps.
 
 use lb_common::abi::{ENTRIES_PER_CELL, FlowBucket, map};
 

@@ -128,7 +128,7 @@ impl Tables {
         let name = service.name.as_bytes();
         assert!(name.len() < row.name.len(), "the configuration limits the length of names");
         row.name[..name.len()].copy_from_slice(name);
-        // The counters and cursors of the previous service with this index end here.
+        // This resets the counters and cursors of the previous service with this index.
         let start = |cpu| Cursor {
             phase: 0,
             start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
@@ -253,7 +253,7 @@ impl Tables {
     }
 }
 
-/// The protocol of a service in the maps, where only known protocols are stored.
+/// The protocol of a service in the maps, which contain only known protocols.
 fn protocol_of(row: &Service) -> Protocol {
     Protocol::of_number(row.protocol).unwrap_or(Protocol::Tcp)
 }

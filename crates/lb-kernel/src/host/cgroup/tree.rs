@@ -2,8 +2,8 @@
 //! the descriptor of the cgroup2 mount, and follows no symbolic link.
 //!
 //! `socklb exec` may run as root, while the daemon, which determines the path of a client's cgroup,
-//! may run as another user. So a path is never opened as it is: if the kernel resolves it below the
-//! descriptor of the mount, it can only lead to a cgroup.
+//! may run as another user. So a path is never opened directly. The kernel resolves the path
+//! relative to the descriptor of the mount, so the path can lead only to a cgroup.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -76,7 +76,7 @@ impl CgroupTree {
         let cgroup = self.directory(path)?;
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let processes = rustix::fs::openat2(&cgroup, "cgroup.procs", flags, Mode::empty(), BELOW);
-        // Zero means the process that writes it.
+        // Zero stands for the writing process.
         let written = processes.and_then(|processes| rustix::io::write(processes, b"0"));
         match written {
             Ok(_) => {}

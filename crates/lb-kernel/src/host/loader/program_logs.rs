@@ -1,5 +1,5 @@
-//! Writes the log lines of kernel programs to standard error when they arrive. It is part only of a
-//! build for developers of the programs.
+//! Writes the log lines of kernel programs to standard error when they arrive. Only builds for
+//! developers of the programs contain this module.
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;

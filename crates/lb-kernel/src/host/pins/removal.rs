@@ -1,9 +1,9 @@
 //! Removes a client's pins and then the empty directories from bpffs. It opens each directory
 //! relative to the descriptor of its parent, and follows no symbolic link within bpffs.
 //!
-//! `socklb detach` runs as root on a directory that may belong to the daemon's user. Whatever that
-//! user creates there, only pins and directories below this directory may be removed: a symbolic
-//! link could lead anywhere else.
+//! `socklb detach` runs as root on a directory that may belong to the daemon's user. Only pins and
+//! directories below this directory may be removed, even if that user has created a symbolic link
+//! in it that leads elsewhere.
 
 use std::ffi::OsString;
 use std::fs::File;

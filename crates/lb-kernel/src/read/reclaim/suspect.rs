@@ -1,8 +1,8 @@
 //! Decides whether the flow of a suspected record has ended. A [`Suspect`] contains what the passes
 //! so far have observed.
 //!
-//! This module must know neither maps nor lists of sockets nor clocks: a pass supplies the
-//! observations and their time.
+//! This module must not use maps, lists of sockets or clocks: a pass supplies the observations and
+//! their time.
 
 use std::ops::Sub;
 use std::time::{Duration, Instant};
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use crate::read::records::{Record, Version};
 
 /// If the namespace of a socket cannot be examined, its flow is considered ended after this number
-/// of intervals in which no process had the socket open. (The kernel closes a connection that no
-/// process uses any more, after two minutes at the latest.)
+/// of intervals in which no process had the socket open. (If no process uses a connection any
+/// longer, the kernel closes it after two minutes at the latest.)
 const WITHOUT_LIST: u32 = 10;
 
 /// The observations of one pass about a record whose socket no list contains.
 #[derive(Clone, Copy, Debug)]
 pub struct Observation {
-    /// Whether a complete list of the socket's namespace does not contain the socket. If false, no
-    /// such list could be read.
+    /// Whether a complete list of the socket's namespace does not contain the socket. If `false`,
+    /// no such list could be read.
     pub is_missed: bool,
     /// Whether a program has seen that the flow's SYN was sent. If so, the flow ends with the
     /// connection, even if a process still has the socket open.
@@ -44,7 +44,7 @@ pub enum InUse {
 pub struct Suspect<T = Instant> {
     /// Distinguishes the suspected flow from a later flow of the same socket.
     pub version: Version,
-    /// Since when no list has contained the socket and no process was known to have it open.
+    /// Since when no list has contained the socket and no process has been known to have it open.
     pub missed_since: Option<T>,
     /// Since when no process has had the socket open.
     pub unused_since: Option<T>,
@@ -62,7 +62,7 @@ pub enum Verdict {
     Open,
     /// The flow stays: the socket is open in a process, and may be connected.
     InUse,
-    /// The flow stays: nothing is known about the socket, or not enough yet.
+    /// The flow stays: the observations do not suffice for a judgement on the socket.
     Elsewhere,
 }
 
@@ -86,8 +86,8 @@ impl<T: Copy + Sub<Output = Duration>> Suspect<T> {
                     return Verdict::Open;
                 }
                 InUse::NotNow if !observation.is_connection => return Verdict::Suspected,
-                // If the kernel never reports open sockets, only the list decides: a socket that it
-                // does not contain has no connection.
+                // If the kernel never reports open sockets, only the list decides: a socket that
+                // the list does not contain has no connection.
                 InUse::Yes | InUse::No | InUse::NotReported | InUse::NotNow => {}
             }
             let since = *self.missed_since.get_or_insert(now);
@@ -137,7 +137,7 @@ mod tests {
             [Suspected, Open, Suspected]
         );
         assert_eq!(verdicts([(true, false, Yes), (true, false, Yes)]), [Open, Open]);
-        // A failed query proves nothing; and if the kernel never reports open sockets, a list is
+        // A failed query proves nothing. If the kernel never reports open sockets, a list is
         // enough.
         assert_eq!(
             verdicts([(true, false, No), (true, false, NotNow), (true, false, No)]),

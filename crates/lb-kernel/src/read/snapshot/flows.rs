@@ -1,10 +1,10 @@
 //! The open flows of one client task, with the services and slots to which the numbers in the flows
 //! refer.
 //!
-//! Flows are read before services and slots: while a flow is open, its service and its slot's
-//! backend exist. If the last flow of a slot ends during the reading, the slot may get another
-//! backend before the slot is read. A second reading of the flows distinguishes such a flow from a
-//! flow whose backend is missing because of a fault.
+//! Flows are read before services and slots, because the service and the backend of a flow exist
+//! while the flow is open. If the last flow of a slot ends during the reading, the slot may get
+//! another backend before the slot is read. A second reading of the flows shows whether such a flow
+//! has ended, or is still open without its backend, which is a fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,7 +52,8 @@ impl FlowSnapshot {
     }
 
     /// Removes those flows whose slot has another backend and that are no longer open, because they
-    /// ended during the reading. If such a flow is still open, that is a fault, and the flow stays.
+    /// ended during the reading. If such a flow is still open, that is a fault, and the flow stays
+    /// in the snapshot.
     fn drop_ended(&mut self, open_now: &[OpenFlow]) {
         let open_now: BTreeSet<(u64, u64)> = open_now.iter().map(identity).collect();
         let Self { slots, flows, .. } = self;
@@ -65,7 +66,7 @@ fn slot_of<'a>(slots: &'a BTreeMap<Slot, SlotView>, open: &OpenFlow) -> Option<&
     slots.get(&at.slot).filter(|slot| slot.at == at)
 }
 
-/// Distinguishes a flow from a later flow of the same socket.
+/// Identifies a flow, so that it is distinguished from a later flow of the same socket.
 fn identity(open: &OpenFlow) -> (u64, u64) {
     (open.cookie, open.flow.start_ns)
 }
