@@ -1,7 +1,7 @@
 //! Datagrams that reach an agent from several addresses. Some senders have a key, and others have
 //! none. The text determines the order of the datagrams, and when the backends change between them.
-//! The program that answers in place of the agent is compiled for this host. It processes every
-//! datagram that the agent's socket processes, too.
+//! The program that answers in place of the agent is compiled for this host. That program processes
+//! every datagram that the agent's socket processes.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -169,7 +169,7 @@ impl World {
         self.reports.set(name, keys, Rules { valid_for, hold, check: Some(check) }, self.now);
     }
 
-    /// Lets time pass, at most some months, and sends what has become due.
+    /// Advances the time by at most some months, and sends all pushes that are due.
     fn pass(&mut self, operations: &mut Operations<'_>) {
         let milliseconds = u64::from(operations.short()) << (operations.byte() % 20);
         self.now += Duration::from_millis(milliseconds);
@@ -197,7 +197,7 @@ impl World {
     /// Checks a report that an address receives, and records it.
     fn sent(&mut self, report: &Datagram, name: Name, to: Requester) {
         let entry = self.reports.get(name).expect("a report of the agent");
-        let key = entry.key(report.key_id.to_host()).expect("a key of its own");
+        let key = entry.key(report.key_id.to_host()).expect("a key of the backend");
         assert!(report.is_authentic(key));
         assert_eq!(report.readiness(), Some(entry.readiness()));
         let number = (report.incarnation.to_host(), report.counter.to_host());

@@ -11,7 +11,7 @@ use lb_config::endpoints::{self, ListContext, MAX_FILE_BYTES};
 use lb_discovery::dns::read_list;
 use lb_discovery::{Finding, Snapshot};
 
-/// Reads an answer as a list, and checks what the reader of lists makes of it.
+/// Reads an answer as a list, and checks the endpoints of the list, or the message of the failure.
 pub fn answers(text: &[u8]) {
     let Some((what, message)) = text.split_first() else { return };
     let (is_ipv6, has_port) = (what & 1 != 0, what & 2 != 0);

@@ -125,8 +125,8 @@ impl World {
         self.take(shape, &payload);
     }
 
-    /// Bytes that are a valid frame only by chance. They have no key, so the program must not
-    /// accept them.
+    /// Random bytes, which are a valid frame only by chance. Their sender has no key, so the
+    /// program must not accept them.
     fn raw(&mut self, operations: &mut Operations<'_>) {
         let before = self.state();
         let bytes = operations.bytes(255);
@@ -192,8 +192,8 @@ impl World {
         let by_socket = reported.lame_until();
         let by_socket = by_socket.map_or(0, |until| u64::try_from(until.as_nanos()).expect("some years"));
         let is_serving = matches!(datagram.readiness(), Some(Readiness::Ready | Readiness::LameDuck));
-        // The kernel's program does not know why a backend is skipped, so it stores the later end.
-        // The daemon corrects this afterwards.
+        // The kernel's program stores a single end for the states lame duck and down, so its end
+        // may be later than the socket's. The daemon corrects this afterwards.
         assert!(
             if is_serving { until == by_socket } else { until >= by_socket },
             "{until} {by_socket} {datagram:?}"

@@ -1,6 +1,6 @@
-//! Requests to the daemon's socket, as any process with access to the socket can write them. Each
-//! text is one connection to the real server, with all its routes, over a pipe in memory. The
-//! daemon behind the server does not answer.
+//! Requests to the daemon's socket. Any process with access to the socket can send them. Each text
+//! is one connection to the real server, with all its routes, over a pipe in memory. The daemon
+//! behind the server does not answer.
 
 use lb_user::{api, metrics};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,8 +16,8 @@ pub fn requests(text: &[u8]) {
     }
     let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     let status: u16 = status.and_then(|code| str::from_utf8(code).ok()?.parse().ok()).expect("a status line");
-    // Requests cannot succeed, because the daemon does not answer. But no failure may be a fault of
-    // the server itself.
+    // Requests cannot succeed, because the daemon does not answer. But no failure may be the
+    // server's own error.
     assert!((400..500).contains(&status) || status == 503 || status == 505, "status {status}");
 }
 

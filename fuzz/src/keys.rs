@@ -1,4 +1,4 @@
-//! Key files, of services and of backends.
+//! Key files of services and of backends.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lb_core::service::Protocol;
 use lb_report::keys::{BackendKey, Keys, MAX_KEYS, Secret, ServiceKey};
 
-/// Reads a text as a key file, once as each kind.
+/// Reads a text as a key file of each kind.
 pub fn keys(text: &[u8]) {
     let Ok(text) = str::from_utf8(text) else { return };
     let backend = read::<BackendKey>(text);
@@ -19,7 +19,7 @@ pub fn keys(text: &[u8]) {
     if let Some(keys) = service {
         let address = SocketAddr::from(([10, 0, 0, 1], 80));
         let [tcp, udp] = Protocol::ALL.map(|protocol| keys.of_backend(protocol, address));
-        assert_ne!(tcp.current(), udp.current(), "each backend has a key of its own");
+        assert_ne!(tcp.current(), udp.current(), "each backend has a different key");
         let ids = |keys: &Keys<BackendKey>| keys.all().iter().map(|key| key.id).collect::<Vec<_>>();
         assert_eq!(ids(&tcp), keys.all().iter().map(|key| key.id).collect::<Vec<_>>());
     }
@@ -34,7 +34,7 @@ fn read<K: Secret + fmt::Debug>(text: &str) -> Option<Keys<K>> {
             assert!(!message.contains(char::is_control), "{message:?}");
             // A truncated key and a key of the wrong kind are secrets too.
             for word in text.split_whitespace().filter(|word| word.len() > 12) {
-                assert!(!message.contains(word), "{message:?} shows what may be a key");
+                assert!(!message.contains(word), "{message:?} contains a word that may be a key");
             }
             return None;
         }
@@ -45,6 +45,6 @@ fn read<K: Secret + fmt::Debug>(text: &str) -> Option<Keys<K>> {
     assert!(all.windows(2).all(|pair| pair[0].id != pair[1].id));
     let shown = format!("{keys:?}");
     let is_shown = |word: &str| word.len() >= 2 * K::BYTES && shown.contains(word);
-    assert!(!text.split_whitespace().any(is_shown), "a key does not show");
+    assert!(!text.split_whitespace().any(is_shown), "the debug output does not contain a key");
     Some(keys)
 }

@@ -1,5 +1,5 @@
-//! What an API server of Kubernetes may send about the slices of a service, and about the Service.
-//! Each line is a page of a list, or an event of a watch.
+//! Messages of a Kubernetes API server about the EndpointSlices of a service, and about the
+//! Service. Each line is a page of a list, or an event of a watch.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use lb_discovery::{Failure, Finding, cluster_ip};
 
 use crate::cannot_be_obeyed;
 
-/// Applies the lines, and checks what is retained.
+/// Applies the lines, and checks the bounds of the objects that are retained.
 fn applied(kind: Kind, text: &[u8]) -> Objects {
     let mut objects = Objects::new(kind, "shop", "users");
     for line in text.split(|byte| *byte == b'\n') {

@@ -3,7 +3,7 @@
 //! messages must not contain terminal control sequences. If a target reads datagrams, its text
 //! determines a sequence of them, because a fault may need many datagrams.
 //!
-//! The answers to HTTP probes are not a target: hyper reads them, and our code only compares the
+//! The answers to HTTP probes are not a target: hyper reads them, and socklb only compares the
 //! status.
 //!
 //! `cargo xtask fuzz` runs a fuzzer, which calls these functions with new texts for a given time.
@@ -44,7 +44,7 @@ pub mod variation;
 pub struct Target {
     /// The name of the reader, which is also that of its corpus and of its dictionary.
     pub name: &'static str,
-    /// Reads a text, and panics if a property does not hold.
+    /// Reads a text. Panics if a property does not hold.
     pub read: fn(&[u8]),
 }
 
@@ -122,14 +122,14 @@ fn agent_configuration(text: &[u8]) {
             assert!(config.backends.len() <= lb_report::agent::MAX_BACKENDS);
             let mut names: Vec<_> = config.backends.iter().map(|backend| backend.name).collect();
             names.sort();
-            assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "a name is one backend's");
+            assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "no two backends have the same name");
             for backend in &config.backends {
                 // This is the longest hold that a client's host accepts, see reports.md.
                 assert!(backend.hold <= lb_report::wire::MAX_HOLD);
                 if let Some(check) = &backend.check {
                     assert!(
                         check.stale_after() > check.interval,
-                        "the outcome of a check that continues never grows too old"
+                        "while a check runs at its interval, its result never becomes stale"
                     );
                 }
             }
@@ -152,7 +152,7 @@ fn endpoint_file(text: &[u8], path: &Path) {
         services: &services,
         hosts: &endpoints::NO_HOSTS,
     };
-    // Every host name has two addresses, one of which another name may have as well.
+    // Every host name has two addresses. Other names may have one of these as well.
     let names = endpoints::parse(text, &bare).map(|parsed| parsed.hosts).unwrap_or_default();
     let addresses = |name: String| -> (Arc<str>, Arc<[IpAddr]>) {
         let first = name.bytes().next().unwrap_or_default();
@@ -179,7 +179,7 @@ fn endpoint_file(text: &[u8], path: &Path) {
     }
 }
 
-/// Reads an answer of Consul from a file, and as Consul sends it.
+/// Reads an answer of Consul twice: as an endpoint file, and as an answer to a request.
 fn consul(text: &[u8]) {
     endpoint_file(text, Path::new("consul.json"));
     for is_ipv6 in [false, true] {
@@ -187,7 +187,7 @@ fn consul(text: &[u8]) {
             Ok((entries, notes)) => {
                 let targets: BTreeSet<&endpoints::Target> =
                     entries.iter().filter_map(|one| one.target.as_ref()).collect();
-                assert_eq!(targets.len(), entries.len(), "every entry has an address or a name of its own");
+                assert_eq!(targets.len(), entries.len(), "no two entries have the same address or name");
                 assert!(targets.iter().all(|target| match target {
                     endpoints::Target::Address(address) => address.is_ipv6() == is_ipv6 && address.port() > 0,
                     endpoints::Target::Host(_, port) => *port > 0,

@@ -25,7 +25,7 @@ const BATCH: usize = 64;
 /// The number of datagrams that are stored and may be sent again.
 const RETAINED: usize = 64;
 
-/// What a datagram may change about a backend.
+/// The data about a backend that a datagram may change.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     base: Option<Base>,
@@ -134,7 +134,7 @@ impl World {
         ALL.iter().filter_map(|target| show(target.name)).collect()
     }
 
-    /// Lets time pass, at most some months.
+    /// Advances the time by at most some months.
     fn pass(&mut self, operations: &mut Operations<'_>) {
         let milliseconds = u64::from(operations.short()) << (operations.byte() % 20);
         self.now += Duration::from_millis(milliseconds);
@@ -275,7 +275,10 @@ impl World {
                 assert_eq!(after, before, "a datagram that is not believed changes nothing");
                 assert_eq!(*self.senders.sick(), sick);
                 let is_again = refusal == Refusal::Disbelieved(Disbelieved::Replayed) && is_authentic;
-                assert!(is_again || self.senders.next_due() == due, "nor does it cause a request");
+                assert!(
+                    is_again || self.senders.next_due() == due,
+                    "a datagram that is not believed causes no request"
+                );
                 return;
             }
         };

@@ -1,5 +1,5 @@
-//! Makes variations of texts that already reach much of the code. Pieces are removed, doubled and
-//! exchanged, and words of the language are inserted. With the same seed, the variations are the
+//! Makes variations of texts that already reach much of the code: removes, repeats and exchanges
+//! pieces, and inserts words of the format's dictionary. With the same seed, the variations are the
 //! same on every machine.
 
 use fastrand::Rng;
@@ -60,7 +60,7 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
 /// contain `\"`, `\\` and `\xNN`. Empty lines and lines that begin with `#` are skipped.
 ///
 /// # Panics
-/// If a line is something else.
+/// If a line has another form.
 pub fn words(dictionary: &str) -> Vec<Vec<u8>> {
     let lines = dictionary.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines

@@ -1,6 +1,6 @@
-//! Reads the committed corpora, whose texts fuzzers have found to reach much of the code, and a
-//! fixed number of variations of them. The variations are the same in each run, so that a failure
-//! can be repeated.
+//! Reads the committed corpora, and a fixed number of variations of their texts. Fuzzers have found
+//! these texts, which together reach much of the code. The variations are the same in each run, so
+//! that a failure can be repeated.
 
 use std::fs;
 use std::panic::catch_unwind;
