@@ -1,7 +1,7 @@
-//! PID 1 of a guest of the VM tests. It sets the machine up as the tests expect a host to be, runs
-//! the tests phase by phase according to `/plan`, and ends the guest through the exit device.
+//! PID 1 of a guest of the VM tests. It sets up the environment that the tests expect of a host,
+//! runs the tests phase by phase according to `/plan`, and ends the guest through the exit device.
 //!
-//! A problem with the guest itself has an exit code of its own, so that a broken guest never looks
+//! A problem with the guest itself has a separate exit code, so that a broken guest never looks
 //! like a failed test. This file depends neither on the content of the tests nor on the evaluation
 //! of the log.
 
@@ -68,7 +68,7 @@ fn mount_all() -> Result<()> {
         ("devtmpfs", "/dev"),
         ("tmpfs", "/tmp"),
         ("tmpfs", "/run"),
-        // systemd mounts it here, and the product looks for it here first.
+        // On a host without cgroups of version 1, systemd mounts cgroup2 here.
         ("cgroup2", "/sys/fs/cgroup"),
         ("bpf", "/sys/fs/bpf"),
     ];
@@ -150,7 +150,8 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
     }
 }
 
-/// Holds a program attached at every hook of a client, in a cgroup without processes.
+/// Attaches a program to every hook of a client, in a cgroup without processes, for as long as the
+/// guest runs.
 ///
 /// The kernel patches its code when a hook gets its first program on the machine, and again when
 /// the hook loses its last program. Tests would cause such patches thousands of times. Under
@@ -158,7 +159,7 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
 /// the breakpoint of a patch that the other CPU had already completed.
 fn hold_hooks() -> Result<()> {
     let cgroup = Path::new("/sys/fs/cgroup/idle");
-    fs::create_dir(cgroup).context("create the cgroup that keeps hooks in use")?;
+    fs::create_dir(cgroup).context("create the cgroup for programs that hold the hooks")?;
     stage::sys::attach_idle(cgroup, kind::BPF_PROG_TYPE_CGROUP_SOCK, hook::BPF_CGROUP_INET_SOCK_RELEASE);
     stage::sys::attach_idle(cgroup, kind::BPF_PROG_TYPE_SOCK_OPS, hook::BPF_CGROUP_SOCK_OPS);
     for hook in [
@@ -176,7 +177,7 @@ fn hold_hooks() -> Result<()> {
     Ok(())
 }
 
-/// Runs the tests of a phase, and reaps every orphan that they leave, as PID 1 must.
+/// Runs the tests of a phase, and reaps every orphan that they leave behind, as PID 1 must.
 fn run_tests(phase: &Phase) -> Result<ExitStatus> {
     let mut tests = Command::new("/tests/local");
     // The kernel passes `NAME=value` of its command line to init as variables, and init passes them
@@ -187,7 +188,7 @@ fn run_tests(phase: &Phase) -> Result<ExitStatus> {
     // Ends when the tests have ended. The tests limit their own time.
     loop {
         let waited = rustix::process::wait(WaitOptions::empty()).context("wait for a child")?;
-        let (pid, status) = waited.expect("without NOHANG there is an answer");
+        let (pid, status) = waited.expect("without NOHANG, wait returns a child");
         if u32::try_from(pid.as_raw_nonzero().get()) == Ok(tests.id()) {
             return Ok(ExitStatus::from_raw(status.as_raw()));
         }
@@ -196,11 +197,12 @@ fn run_tests(phase: &Phase) -> Result<ExitStatus> {
 
 /// Ends the guest. The emulator exits with twice the code plus one.
 fn leave(code: u8) -> ! {
-    // The emulator ends at once: bytes still in transit to the serial line would be lost.
+    // The emulator ends at once, so bytes that are still in transit to the serial line would be
+    // lost.
     let drain = || rustix::termios::tcdrain(rustix::stdio::stdout());
     let _ = drain();
     let left = leave_by_port(code);
-    // Reached only if there is no such device.
+    // This line is reached only if there is no such device.
     println!("guest: cannot leave by the exit device: {left:?}");
     let _ = drain();
     let _ = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
@@ -211,10 +213,11 @@ fn leave(code: u8) -> ! {
 #[cfg(target_arch = "x86_64")]
 const EXIT_PORT: u16 = 0xf4;
 
-/// Uses the `out` instruction, because Debian's kernels have no `/dev/port`.
+/// Writes the code with the `out` instruction, because Debian's kernels have no `/dev/port`.
 #[cfg(target_arch = "x86_64")]
 fn leave_by_port(code: u8) -> std::io::Result<()> {
-    // SAFETY: requests the use of one port, which in a guest is that device.
+    // SAFETY: the call only permits this process to use one port, which in a guest is the exit
+    // device.
     if unsafe { libc::ioperm(EXIT_PORT.into(), 1, 1) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
@@ -223,7 +226,7 @@ fn leave_by_port(code: u8) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The other architectures that the tree builds on have no such port, and no guest yet.
+/// Other architectures have no such port, and there are no guests for them yet.
 #[cfg(not(target_arch = "x86_64"))]
 fn leave_by_port(_: u8) -> std::io::Result<()> {
     Err(std::io::ErrorKind::Unsupported.into())

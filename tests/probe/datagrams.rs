@@ -14,7 +14,8 @@ use stage::protocol::{Family, Received, SocketId};
 use crate::sockets::{address_family, ip_address, peer};
 use crate::{Outcome, Probe};
 
-/// Longer than any answer takes, also in a guest: a missing answer is an error instead of a hang.
+/// The time limit for an answer. It is longer than any answer takes, even in a guest, so that a
+/// missing answer is an error and not a hang.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Probe {

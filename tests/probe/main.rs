@@ -2,7 +2,7 @@
 //!
 //! Each request of `stage::protocol` has one function here, by subject: `streams`, HTTP `requests`,
 //! `sockets` of any kind, `datagrams`, and `odd` ways to dial. They return the kernel's errors and
-//! do not panic, so that a test learns which request failed.
+//! do not panic, so that the test can report which request failed.
 
 mod streams;
 
@@ -32,15 +32,16 @@ use crate::requests::Clients;
 
 fn main() -> Result<()> {
     let cgroup = std::env::args().nth(1).context("usage: probe CGROUP")?;
-    // This precedes the first socket: a socket belongs to the cgroup in which it was created.
+    // This must precede the first socket, because a socket belongs to the cgroup in which it was
+    // created.
     std::fs::write(format!("{cgroup}/cgroup.procs"), std::process::id().to_string())
         .with_context(|| format!("enter {cgroup}"))?;
-    // A test may want more sockets than the usual limit of 1,024.
+    // A test may need more sockets than the usual limit of 1,024.
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
     let (sender, requests) = channel();
-    // Reads requests in a thread of its own, so that a request which runs until the next one can
-    // check for it without waiting.
+    // A separate thread reads requests, so that a request that runs until the next request can
+    // check without waiting whether one has arrived.
     std::thread::spawn(move || rpc::requests().try_for_each(|request| sender.send(request)));
     rpc::ready()?;
     let mut probe = Probe {
@@ -140,8 +141,8 @@ impl Probe {
         }
     }
 
-    /// Starts another probe. It ends with this one, because only this one has the other end of its
-    /// standard input.
+    /// Starts another probe. That probe ends with this one, because only this one has the other end
+    /// of its standard input.
     fn hold_in_child(&mut self) -> Outcome<()> {
         let program = std::env::current_exe().map_err(errno)?;
         let mut child = Command::new(program);

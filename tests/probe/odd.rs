@@ -1,5 +1,5 @@
 //! The probe's unusual ways to dial: through io_uring, with data in the SYN, with a delayed SYN,
-//! with a number of SYNs of its own, and by the kernel itself. It also reads the kernel's state of
+//! with a separate limit of SYNs, and by the kernel itself. It also reads the kernel's state of
 //! such a socket.
 
 use std::ffi::CString;
@@ -72,7 +72,7 @@ impl Probe {
     }
 
     pub fn write(&self, socket: SocketId) -> Outcome<()> {
-        /// An emulated guest needs time to answer its own SYN.
+        /// The time limit: an emulated guest needs time to answer its own SYN.
         const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
         let socket = self.socket(socket)?;
         poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&PATIENCE))?;
@@ -83,8 +83,8 @@ impl Probe {
         Ok(get(self.socket(socket)?, libc::TCP_SYNCNT)?.cast_unsigned())
     }
 
-    /// From the first word of `struct tcp_info`: state, state of congestion control,
-    /// retransmissions, probes.
+    /// Reads the first word of `struct tcp_info`: the TCP state, the state of congestion control,
+    /// the number of retransmissions, and the number of probes.
     pub fn retransmissions(&self, socket: SocketId) -> Outcome<u8> {
         Ok(get(self.socket(socket)?, libc::TCP_INFO)?.to_ne_bytes()[2])
     }

@@ -1,4 +1,4 @@
-//! Clients that send requests, each in a thread of its own: clients of HTTP/1.1 that reuse their
+//! Clients that send requests, each in a separate thread: clients of HTTP/1.1 that reuse their
 //! connections and send requests without pause, and clients that exchange lines with a backend.
 //!
 //! The clients of HTTP follow RFC 9112 (9.3 and 9.6): a client sends no further request on a
@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::net::RecvFlags;
 use stage::protocol::Served;
 
-/// A request without an answer after this time has failed.
+/// A request has failed if it has no answer after this time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Pause of a client after a failure.
@@ -64,7 +64,7 @@ impl Clients {
         self.shared.served.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Stops the clients after the requests under way are answered.
+    /// Stops the clients after all requests in flight are answered.
     pub fn stop(self) -> Served {
         self.shared.is_over.store(true, Ordering::Relaxed);
         for thread in self.threads {
@@ -149,7 +149,7 @@ fn connect(address: SocketAddr) -> io::Result<BufReader<TcpStream>> {
     Ok(BufReader::new(stream))
 }
 
-/// False if the server has closed the connection.
+/// Whether the connection is open: false if the server has closed it.
 fn is_open(stream: &BufReader<TcpStream>) -> bool {
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     matches!(rustix::net::recv(stream.get_ref(), &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN))

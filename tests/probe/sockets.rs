@@ -1,4 +1,4 @@
-//! What all of the probe's sockets have in common: an id each, addresses, and a family.
+//! The common properties of the probe's sockets: an id each, addresses, and a family.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! The probe's TCP sockets: how they dial, listen and end. Backends answer with their name, which
-//! is a line.
+//! The probe's TCP sockets: how they dial, listen and end. A backend answers with its name on a
+//! line.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use stage::protocol::{Counts, Dialled, Family, Request, SocketId, failure};
 use crate::sockets::{address_family, peer};
 use crate::{Outcome, Probe};
 
-/// Connections that wait to be accepted.
+/// The maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 
 impl Probe {
@@ -47,7 +47,7 @@ impl Probe {
         Ok(self.register(socket))
     }
 
-    /// Dials until another request comes.
+    /// Dials until the next request arrives.
     pub fn dial_until_stopped(&mut self, address: SocketAddr) -> Outcome<Counts> {
         let mut counts = Counts::new();
         while !self.is_stopped()? {
@@ -56,7 +56,7 @@ impl Probe {
         Ok(counts)
     }
 
-    /// Dials again on every socket until another request comes. Failed dials are ignored.
+    /// Dials again on every socket until the next request arrives. Failed dials are ignored.
     pub fn redial_until_stopped(&mut self, address: SocketAddr) -> Outcome<()> {
         while !self.is_stopped()? {
             for socket in self.sockets.values() {
@@ -74,7 +74,7 @@ impl Probe {
             Err(TryRecvError::Empty) => Ok(false),
             Ok(Ok(Request::Stop)) | Err(TryRecvError::Disconnected) => Ok(true),
             Ok(other) => {
-                eprintln!("the probe is busy until it receives a request to stop: {other:?}");
+                eprintln!("the probe runs a loop and accepts only `Stop`, but received {other:?}");
                 Err(Errno::BUSY)
             }
         }
@@ -126,7 +126,7 @@ pub fn dial_many(address: SocketAddr, count: u32) -> Counts {
     counts
 }
 
-/// Dials, reads the name, closes. Closes with a reset, so that a thousand calls leave no port in
+/// Dials, reads the name, and closes with a reset, so that a thousand calls leave no port in
 /// TIME_WAIT.
 fn dial_once(address: SocketAddr) -> String {
     let dial = || {
@@ -154,7 +154,7 @@ fn reset_at_close(socket: OwnedFd) -> Outcome<()> {
     sockopt::set_socket_linger(socket, Some(Duration::ZERO))
 }
 
-/// Reads the name that answers.
+/// Reads the name with which the backend answers.
 pub fn read_name(socket: impl AsFd) -> Outcome<String> {
     let mut name = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Compares the counts of socklb with what a worker saw of its flows.
+//! Compares the counts of socklb with the flows that a worker has recorded.
 
 use lb_view::backend::BackendStatus;
 use lb_view::status::{ClientStatus, ServiceStatus};
@@ -41,7 +41,7 @@ fn imbalances_of(service: &ServiceStatus) -> Vec<String> {
 }
 
 /// Lists the backends of all clients whose counts do not add up. They must add up at all times,
-/// except for calls under way.
+/// except for calls in progress.
 pub fn imbalances(setup: &Setup) -> Vec<String> {
     setup.status().clients.iter().flat_map(|client| &client.services).flat_map(imbalances_of).collect()
 }
@@ -55,7 +55,7 @@ pub fn totals(setup: &Setup) -> Sums {
     sums
 }
 
-/// Calls of a service that found no room in the flow tables, from its outcomes.
+/// The number of calls to a service that found no room in the flow tables, from its outcomes.
 #[track_caller]
 pub fn calls_without_a_record(client: &ClientStatus, service: &str) -> u64 {
     Sums::of_service(client.service(service).unwrap_or_else(|| panic!("no service {service}"))).without_record
@@ -77,7 +77,7 @@ pub struct Sums {
     pub chosen: u64,
     pub active: u64,
     pub untracked: u64,
-    /// Removed records whose socket was gone.
+    /// Records that were removed because their sockets were gone.
     pub reclaimed: u64,
     connecting: u64,
     established: u64,
@@ -214,7 +214,7 @@ mod tests {
         let mut sums = Sums { without_record: 2, ..Sums::default() };
         sums.add(&one());
         sums.add(&one());
-        // Only the flows without a record differ.
+        // Only the numbers of flows without a record differ.
         let described = [
             "started: counted 10, seen 8",
             "calls without a record: counted 2, seen 0",
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(sums.differences(seen), described);
         (sums.chosen, sums.untracked, sums.without_record) = (8, 0, 0);
         assert_eq!(sums.differences(seen), Vec::<String>::new());
-        // Two wrong causes with a correct sum.
+        // Two causes are counted wrongly, but their sum is correct.
         sums.flows.endings.extend([(Ending::Refused, 1), (Ending::Unreachable, 1)]);
         let described = ["refused: counted 1, seen 2", "unreachable: counted 1, seen 0"];
         assert_eq!(sums.differences(seen), described);

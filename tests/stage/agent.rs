@@ -60,8 +60,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent that checks these backends by connecting to them, and waits until the agent
-    /// answers. It listens at 127.0.0.1:9465.
+    /// Starts an agent with these backends, which checks them by connecting to them, and waits
+    /// until the agent answers. It listens at 127.0.0.1:9465.
     pub fn start(setup: &Setup, service_key: &Path, backends: &[&str]) -> Self {
         let mut text = "listen = [\"127.0.0.1:9465\"]\n".to_owned();
         for backend in backends {
@@ -112,7 +112,7 @@ impl Agent {
         finish(&mut self.command(arguments))
     }
 
-    /// The document of `agent status --json`, read from the socket that the command reads too.
+    /// The document of `agent status --json`, read from the same socket as by the command.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
         let answer = socket::get(&self.socket(), "/v1/status", patience()).expect("the agent answers");

@@ -1,5 +1,5 @@
-//! Backends: listeners that answer every connection with their name and then treat it in their
-//! `Manner`.
+//! Backends: listeners that answer every connection with their name and then behave according to
+//! their `Manner`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-/// How a backend treats a connection after it has sent its name.
+/// The behavior of a backend after it has sent its name on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
     /// Waits for the client to close.
@@ -17,15 +17,15 @@ pub enum Manner {
     Echoes,
     /// Closes first.
     ClosesFirst,
-    /// Resets the connection after the client has sent something: earlier, a slow client might
-    /// still be in connect.
+    /// Resets the connection after the client has sent data, because before that a slow client
+    /// might still be in connect.
     Resets,
     /// Resets the connection at once and sends nothing.
     ResetsAtOnce,
 }
 
-/// A listener that accepts nothing and has a queue of one connection: from the second on, connects
-/// to it stay in the handshake.
+/// A listener that accepts nothing and has a queue of one connection: the second and all later
+/// connects to it stay in the handshake.
 pub fn with_a_queue_of_one(address: &str) -> TcpListener {
     let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("listen on {address}: {error}"));
     rustix::net::listen(&listener, 0).expect("shorten the queue");
@@ -84,8 +84,8 @@ impl Backend {
                 counter.fetch_add(1, Ordering::Relaxed);
                 let word = word.clone();
                 match manner {
-                    // These manners do not wait for the client, so they need no thread of their
-                    // own.
+                    // With these manners the backend does not wait for the client, so the
+                    // connection needs no separate thread.
                     Manner::ClosesFirst | Manner::ResetsAtOnce => serve(stream, &word, manner),
                     Manner::Quiet | Manner::Echoes | Manner::Resets => {
                         std::thread::Builder::new()
@@ -103,7 +103,7 @@ impl Backend {
         &self.name
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -139,7 +139,7 @@ fn serve(mut stream: TcpStream, name: &str, manner: Manner) {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // Wakes the thread out of accept.
+        // Ends the accept in which the thread waits.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,4 +1,5 @@
-//! Cgroups of a test: made below the cgroup2 mount, emptied and removed at the end.
+//! The cgroups of a test: they are made below the cgroup2 mount, and emptied and removed at the
+//! end.
 
 use std::fs;
 use std::path::{Path, PathBuf};

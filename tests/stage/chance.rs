@@ -1,12 +1,13 @@
-//! Bounds of counts that chance decides.
+//! Bounds of counts that depend on chance.
 
 use std::ops::RangeInclusive;
 
 /// The expected range of counts if an event has probability `share` in each of `samples`
 /// independent samples: six standard deviations around the mean, by the normal approximation of the
-/// binomial distribution. About two runs in a thousand million fall outside.
+/// binomial distribution. In about two runs in a thousand million, the count is outside this range.
 ///
-/// The samples of p2c balance each other, so its counts are nearer to the mean.
+/// The samples of `p2c` are not independent and balance each other, so its counts are nearer to the
+/// mean.
 pub fn likely(samples: u32, share: f64) -> RangeInclusive<u32> {
     const DEVIATIONS: f64 = 6.0;
     let mean = f64::from(samples) * share;

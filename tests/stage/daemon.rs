@@ -70,7 +70,8 @@ impl Setup {
 
     /// The status, from the daemon's socket. If no daemon answers in time, runs `status --json`,
     /// which reads the pins. The command requests the same document from the same socket, but it
-    /// starts a program of 23 MB. A test of the command itself uses [`Setup::document`].
+    /// starts a large program, which takes longer. A test of the command itself uses
+    /// [`Setup::document`].
     #[track_caller]
     pub fn status(&self) -> StatusDocument {
         self.status_of_daemon().unwrap_or_else(|| self.document(&["status"]))
@@ -88,7 +89,7 @@ impl Setup {
         self.folder.join("run/socklb.sock")
     }
 
-    /// The document that a command prints with `--json`, whatever its exit code.
+    /// The document that a command prints with `--json`, regardless of its exit code.
     #[track_caller]
     pub fn document<D: DeserializeOwned>(&self, arguments: &[&str]) -> D {
         let output = self.run(&[arguments, &["--json"]].concat());
@@ -158,17 +159,17 @@ impl Setup {
     }
 
     /// Waits until this many flows are open. A flow may remain open for a moment after its socket
-    /// was closed: a connection also ends when its peer has closed it, and a program that inspects
-    /// a process's open files, such as a host's monitor, holds each file for an instant. The kernel
-    /// closes the socket when the last reference is gone.
+    /// was closed: a connection ends only when its peer has closed it as well, and a program that
+    /// inspects a process's open files, such as a host's monitor, holds each file for an instant.
+    /// The kernel closes the socket when the last reference is gone.
     #[track_caller]
     pub fn active_becomes(&self, wanted: u64) {
         let reclaimed =
             |status: &StatusDocument| backends_of(status).map(|backend| backend.reclaimed).sum::<u64>();
         let before = reclaimed(&self.status());
         let is_over = |status: &StatusDocument| active(status) == wanted;
-        let after = eventually("those that were closed are over", || self.status(), is_over);
-        assert_eq!(reclaimed(&after), before, "each end was seen: {after:?}");
+        let after = eventually("the expected number of flows is open", || self.status(), is_over);
+        assert_eq!(reclaimed(&after), before, "the programs saw the end of each flow: {after:?}");
     }
 }
 
@@ -271,8 +272,8 @@ impl Daemon {
             entry.expect("an entry").file_name().to_string_lossy().parse().expect("a number")
         };
         let taken: std::collections::BTreeSet<u64> = entries.map(number).collect();
-        // The limit bounds the numbers of descriptors, not their count. So the new limit is the
-        // number below which exactly `free` numbers are unused. The daemon has inherited the
+        // The limit applies to the numbers of descriptors, not to their count. So the new limit is
+        // the number below which exactly `free` numbers are unused. The daemon has inherited the
         // maximum from this process.
         let maximum = getrlimit(Resource::Nofile).maximum;
         let current = match free {
@@ -413,14 +414,14 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
 
 /// Makes closing of connections fail in a daemon, as on a kernel without
 /// `CONFIG_INET_DIAG_DESTROY`. A filter of system calls cannot change the kernel's netlink answer.
-/// So the error comes from a call of the daemon's attempt to close a socket of its own: it reads
-/// the socket's cookie, which a daemon never does otherwise.
+/// But to check for this feature, the daemon attempts to close one of its own sockets, and reads
+/// the cookie of that socket, which it does at no other time. So the filter makes this call fail.
 pub fn refuse_to_destroy_sockets(command: &mut Command) {
     let cookie = u32::try_from(libc::SO_COOKIE).expect("an option");
     refuse_if(command, libc::SYS_getsockopt, Some((2, cookie)), libc::EOPNOTSUPP);
 }
 
-/// As [`refuse`]; if an argument is given by its number and value, only calls with this argument
+/// As [`refuse`]. If an argument is given by its number and value, only calls with this argument
 /// fail.
 fn refuse_if(command: &mut Command, call: libc::c_long, argument: Option<(u32, u32)>, errno: libc::c_int) {
     use libc::{
@@ -457,7 +458,8 @@ fn refuse_if(command: &mut Command, call: libc::c_long, argument: Option<(u32, u
     }
 }
 
-/// A command of socklb that runs beside a test. Its output goes to a file. Killed on drop.
+/// A command of socklb that runs at the same time as a test. Its output goes to a file. Killed on
+/// drop.
 pub struct Beside {
     pub child: ChildGuard,
     output: PathBuf,

@@ -1,10 +1,10 @@
-//! How flows end: as socklb names it, and as the owner of the socket saw it.
+//! The endings of flows: as socklb names them, and as the owner of the socket observed them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a flow ended, as socklb names it.
+/// The reason why a flow ended, as socklb names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {
@@ -59,8 +59,8 @@ impl fmt::Display for Ending {
     }
 }
 
-/// How a worker saw a flow end. The distinctions are finer than those of [`Ending`], because those
-/// of the kernel's counters are.
+/// The ending of a flow as a worker observed it. It distinguishes more cases than [`Ending`],
+/// because the kernel's counters do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// The worker or the peer closed, and everything was read.

@@ -62,7 +62,7 @@ pub fn drop_syns(listener: impl AsFd, in_a_million: u32) -> io::Result<()> {
 }
 
 /// Makes a socket drop a random share of the packets that it receives, `in_a_million` per million;
-/// a listener's connections do the same.
+/// the connections of a listener do the same.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -87,7 +87,7 @@ fn share_of_numbers(in_a_million: u32) -> u32 {
     u32::try_from(numbers).expect("fewer than a million in a million")
 }
 
-/// Makes a raw socket see only requests to connect to one of these ports.
+/// Makes a raw socket receive only SYNs to one of these ports.
 ///
 /// # Errors
 /// Returns the kernel's error.

@@ -1,4 +1,4 @@
-//! The common case: one client task, one service over IPv4, three backends behind a file.
+//! The common setup: one client task, one service over IPv4, and three backends in a file.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::{Backend, Cgroup, Daemon, Probe, Setup, Stage, replace};
 pub const SERVICE: &str = "10.96.0.10:80";
 
 pub struct Fixture {
-    // Fields are dropped in this order: users before the things that they use.
+    // Fields are dropped in this order, so each field is dropped before the fields that it uses.
     /// The daemon; `None` if it does not run.
     pub daemon: Option<Daemon>,
     /// The backends, with the names `b1` to `b3`.
@@ -22,7 +22,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// Three backends of weight 1 and a running daemon.
+    /// A fixture with three backends of weight 1 and a running daemon.
     #[expect(clippy::new_without_default, reason = "it starts processes")]
     pub fn new() -> Self {
         let mut fixture = Self::without_daemon();
@@ -30,7 +30,7 @@ impl Fixture {
         fixture
     }
 
-    /// The stage, the backends and the files, but no daemon yet.
+    /// A fixture with the stage, the backends and the files, but without a daemon.
     pub fn without_daemon() -> Self {
         let stage = Stage::new();
         let cgroup = Cgroup::new();

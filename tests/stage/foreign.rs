@@ -24,7 +24,7 @@ const BPF_SOCK_OPS_TCP_CONNECT_CB: i32 = 3;
 
 impl Foreign {
     /// Clears the callback flags of every socket that connects, including flags that other programs
-    /// have set: a program that tunes TCP and ignores other programs.
+    /// have set. Programs in the field do this if they tune TCP and ignore other programs.
     ///
     /// # Panics
     /// If the kernel refuses.

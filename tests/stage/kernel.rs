@@ -2,13 +2,13 @@
 //! or be skipped.
 //!
 //! The product probes features and never reads the kernel's version. The tests read the version, so
-//! they notice if a probe wrongly reports a feature as absent. On a kernel that is new enough,
-//! nothing here can lower what a test expects, and nothing can be skipped.
+//! they notice if a probe wrongly reports a feature as absent. On a kernel that has all features,
+//! this file does not change the expectations of any test, and skips none.
 
 use std::fmt;
 use std::io::Write;
 
-/// A kernel's version as far as features depend on it.
+/// The part of a kernel's version on which features depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
@@ -53,7 +53,7 @@ pub const MAPS_REPORT_THEIR_MEMORY: Feature = Feature { name: "map_mem_usage", s
 /// Sockets report the cookie of their network namespace. Without it, flow records are not compared
 /// with lists of sockets.
 pub const NAMESPACE_COOKIES: Feature = Feature { name: "SO_NETNS_COOKIE", since: Version(5, 14) };
-/// Without it, a refused connect fails with EPERM, whatever is configured.
+/// Without it, a refused connect fails with EPERM, regardless of the configured errno.
 pub const SET_RETVAL: Feature = Feature { name: "bpf_set_retval", since: Version(5, 18) };
 /// Without it, connections of MPTCP sockets stay counted.
 pub const SKC_TO_MPTCP_SOCK: Feature = Feature { name: "bpf_skc_to_mptcp_sock", since: Version(6, 0) };

@@ -1,8 +1,8 @@
-//! The expected counts of a worker's flows, from what the worker itself saw: per service, and by
-//! the kernel's own counters of the network namespace. The kernel's counters do not depend on
-//! services and so verify the worker.
+//! The expected counts of a worker's flows, from the worker's own observations: per service, and in
+//! the terms of the kernel's counters of the network namespace. The kernel counts independently of
+//! socklb, so its counters verify the worker's observations.
 //!
-//! This file knows nothing of how socklb counts.
+//! This file does not depend on how socklb counts.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub struct Counters {
 
 impl Counters {
     /// The kernel's counts for one flow with this ending. Both ends of a connection are in the
-    /// namespace, so a connection that does not end in order is reset twice.
+    /// namespace, so a connection that does not end in an orderly way is reset twice.
     pub fn of(seen: Seen) -> Self {
         let mut counters = Self::default();
         match seen {
@@ -87,7 +87,7 @@ impl Counters {
         }
     }
 
-    /// Whether the kernel's counts are consistent with these counts of what the worker saw.
+    /// Whether the kernel's counts are consistent with these counts of the worker's observations.
     pub fn allow(self, counted: Self) -> bool {
         let early = self.resets.saturating_sub(counted.resets);
         let allowed = Self {
@@ -128,7 +128,7 @@ pub struct Flows {
     pub connecting: u64,
     /// Calls that became connections.
     pub established: u64,
-    /// Calls with a socket that is still open.
+    /// Calls on sockets that are still open.
     pub held: u64,
     /// Flows that ended, by ending.
     pub endings: BTreeMap<Ending, u64>,
@@ -157,7 +157,7 @@ impl Ledger {
         self.services.get_mut(name).expect("it is there")
     }
 
-    /// Counts a connection that was made and is held.
+    /// Counts a connection that was made and stays open.
     pub fn hold(&mut self, service: &str) {
         let flows = self.service(service);
         flows.chosen += 1;
@@ -198,7 +198,7 @@ impl Ledger {
         self.counters.add(Counters::of(seen));
     }
 
-    /// Marks the connection that ends now as one that the server may not have seen yet.
+    /// Marks the connection that ends now as one that the server may not have accepted yet.
     pub fn hastily(&mut self) {
         self.counters.hasty += 1;
     }

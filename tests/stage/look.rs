@@ -1,5 +1,5 @@
-//! Compares values that running programs show, such as counts in a status. A daemon, an agent or
-//! the kernel may show the effect of an action a moment later, so a value that is read only once
+//! Compares values that running programs report, such as counts in a status. A daemon, an agent or
+//! the kernel may report the effect of an action a moment later, so a value that is read only once
 //! may be too old. `crate::looks` finds assertions that compare such a value.
 
 use std::fmt::Debug;

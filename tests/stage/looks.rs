@@ -46,7 +46,11 @@ fn no_assertion_compares_a_single_look() {
         wrong.extend(lines.into_iter().map(|line| format!("{}:{line}", file.display())));
     }
     wrong.sort();
-    assert!(wrong.is_empty(), "these assertions look once: use `stage::look`\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "these assertions read a live value only once: use `stage::look`\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! A disposable machine like this one, on which tests install packages to see what they do to a
+//! A disposable copy of this machine, on which tests install packages and check the effects on a
 //! system.
 //!
 //! The machine has this machine's files, and its writes are in memory. It runs systemd even if this
-//! machine does not, or no init, like an image that is being built. It disappears without a trace
-//! when it is dropped, also when a test is killed.
+//! machine does not, or it runs no init, like an image that is being built. It leaves no files or
+//! processes when it is dropped, or when a test is killed.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

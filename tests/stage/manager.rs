@@ -1,4 +1,4 @@
-//! A service manager, as far as the daemon talks to one: the socket of sd_notify(3).
+//! The part of a service manager that the daemon uses: the socket of sd_notify(3).
 
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;

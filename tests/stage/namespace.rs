@@ -12,7 +12,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 /// A stage: own loopback, own bpffs, a fixed host name, a folder that is removed at the end.
 ///
 /// The namespaces belong to the thread that makes the stage, and to threads and processes that it
-/// starts. The namespaces and their mounts disappear when the last of these ends, whatever ends it.
+/// starts. The namespaces and their mounts disappear when the last of these ends, for any reason.
 pub struct Stage {
     folder: tempfile::TempDir,
 }
@@ -62,7 +62,7 @@ impl Drop for Stage {
     }
 }
 
-/// Makes a command start in a network namespace of its own, in which nothing can be reached.
+/// Makes a command start in a new network namespace, in which no address can be reached.
 pub fn in_a_network_of_its_own(command: &mut Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {
@@ -89,15 +89,16 @@ pub fn another_network(within: impl FnOnce() + Send) -> File {
     std::thread::scope(|scope| scope.spawn(prepare).join().expect("the network is prepared"))
 }
 
-/// A network namespace beside another one: a pair of virtual Ethernet devices connects the two.
-/// Removed on drop, with both devices.
+/// A network namespace that a pair of virtual Ethernet devices connects with another one. Removed
+/// on drop, with both devices.
 pub struct Network {
     namespace: File,
 }
 
 impl Network {
-    /// Connects the calling thread's network namespace with a new one. Here the device has the name
-    /// `near` and the address `NET.1`, there it has the name `far` and the address `NET.2`.
+    /// Connects the calling thread's network namespace with a new one. The device in the calling
+    /// thread's namespace has the name `near` and the address `NET.1`; the device in the new
+    /// namespace has the name `far` and the address `NET.2`.
     ///
     /// Both sides know each other's hardware address in advance, so the answer to a packet arrives
     /// while the packet is being sent.
@@ -138,7 +139,7 @@ impl Network {
         succeed(&mut command);
     }
 
-    /// Runs `work` in the namespace, on a thread of its own.
+    /// Runs `work` in the namespace, on a separate thread.
     ///
     /// # Panics
     /// If the work panics.
@@ -164,7 +165,7 @@ pub fn run(line: &str) {
     succeed(&mut command(line));
 }
 
-/// A command of a program and words that contain no blanks.
+/// The command for a line that consists of a program and arguments without blanks.
 fn command(line: &str) -> Command {
     let mut words = line.split(' ');
     let mut command = Command::new(words.next().expect("a program"));
@@ -193,7 +194,7 @@ pub fn in_a_cgroup_namespace(command: &mut Command) {
     }
 }
 
-/// Makes a command start in a cgroup namespace of its own, with the host's tree still mounted.
+/// Makes a command start in a new cgroup namespace, with the host's tree still mounted.
 pub fn in_a_cgroup_namespace_with_the_hosts_tree(command: &mut Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {
@@ -208,7 +209,7 @@ fn c_path(path: &Path) -> std::ffi::CString {
     std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path")
 }
 
-/// Brings the loopback device up; it is down in a new network namespace and in a guest.
+/// Brings the loopback device up. The device is down in a new network namespace and in a guest.
 ///
 /// # Panics
 /// If the kernel refuses.

@@ -1,4 +1,5 @@
-//! The pace of this machine, and configured times that allow for it.
+//! The pace of this machine (how much slower it is than an idle host), and configured times that
+//! grow with it.
 //!
 //! Some steps of a test must fit into a time that the test configures: five failures within the
 //! longest ejection, or a connect before a lame duck's hold is over. A busy host and an emulated
@@ -19,7 +20,7 @@ pub fn window(time: &str) -> String {
     times(time, pace())
 }
 
-/// How many times slower than an idle host this machine is. Measured once per process.
+/// The factor by which this machine is slower than an idle host. Measured once per process.
 pub fn pace() -> u32 {
     static PACE: OnceLock<u32> = OnceLock::new();
     *PACE.get_or_init(|| {

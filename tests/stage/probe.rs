@@ -62,7 +62,7 @@ impl Probe {
         self.must::<()>(request);
     }
 
-    /// Dials and reads the name that answers; the socket stays open.
+    /// Dials and reads the name with which the backend answers; the socket stays open.
     #[track_caller]
     pub fn dial(&mut self, to: &str) -> Dialled {
         self.must(&Request::Dial(address(to)))
@@ -144,13 +144,13 @@ impl Probe {
         self.must(&Request::Served)
     }
 
-    /// Stops the clients after the requests under way are answered.
+    /// Stops the clients after all requests in flight are answered.
     #[track_caller]
     pub fn stop_requests(&mut self) -> Served {
         self.must(&Request::StopRequests)
     }
 
-    /// Ends the running loop, and returns its answer.
+    /// Ends the loop that the probe runs, and returns its answer.
     #[track_caller]
     fn stop<T: DeserializeOwned>(&mut self) -> T {
         succeeded(&Request::Stop, self.call(&Request::Stop))
@@ -294,7 +294,7 @@ fn succeeded<T>(request: &impl Debug, answer: Result<T, Errno>) -> T {
     })
 }
 
-/// Makes a child end when the test thread that started it ends, for whatever reason.
+/// Makes a child end when the test thread that started it ends, for any reason.
 pub fn die_with_us(command: &mut Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {

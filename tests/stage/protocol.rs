@@ -1,6 +1,6 @@
 //! A test's requests to a probe, and the probe's answers: the types of both sides, which are
-//! `stage::probe` and the binary `probe`. A failed system call is an answer; a request that cannot
-//! be answered ends the probe with a message.
+//! `stage::probe` and the binary `probe`. A failed system call is an answer; a request that the
+//! probe cannot process ends the probe with a message.
 //!
 //! `rpc` transports the requests, and the binary `probe` carries them out.
 
@@ -121,8 +121,8 @@ pub enum Request {
     StartConnect(SocketAddr),
     /// As `StartConnect`, with this number of retransmissions of the SYN (`TCP_SYNCNT`) set before.
     StartConnectWithRetries(SocketAddr, u32),
-    /// As `StartConnect`, with a socket that has a routing option of its own; waits until the
-    /// socket is connected.
+    /// As `StartConnect`, with a socket that has a special routing option; waits until the socket
+    /// is connected.
     ConnectOddly(SocketAddr, Oddity),
     /// As `StartConnect`, from the first address to the second; waits until the socket is
     /// connected.
@@ -131,8 +131,8 @@ pub enum Request {
     DialMany(SocketAddr, u32),
     /// As `DialMany`, until [`Request::Stop`] arrives; only then answered, with [`Counts`].
     DialUntilStopped(SocketAddr),
-    /// Disconnect and reconnect every socket, one after the other, until [`Request::Stop`] arrives;
-    /// only then answered.
+    /// Disconnect and reconnect the sockets in turn, until [`Request::Stop`] arrives. This request
+    /// is answered only then.
     RedialUntilStopped(SocketAddr),
     /// Start HTTP clients: address, number of clients, and whether they resend.
     StartRequests(SocketAddr, u32, bool),
@@ -145,8 +145,8 @@ pub enum Request {
     Served,
     /// Stop the clients; answered with [`Served`].
     StopRequests,
-    /// End a request that runs until `Stop` arrives; `Stop` has no answer of its own. `EINVAL` if
-    /// no such request runs.
+    /// End a request that runs until `Stop` arrives; `Stop` itself has no answer. `EINVAL` if no
+    /// such request runs.
     Stop,
     /// Disconnect a socket: connect(2) to `AF_UNSPEC`.
     Disconnect(SocketId),

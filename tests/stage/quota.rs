@@ -1,5 +1,5 @@
-//! Cgroups that limit their processes to a part of a processor. They use version 1 if its
-//! controller is mounted, else version 2. The used time is the kernel's own count.
+//! Cgroups that limit the processor time of their processes. They use version 1 if its controller
+//! is mounted, else version 2. The used time is the kernel's own count.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
-//! How many instructions the verifier processed, per kernel, configuration and program, as recorded
-//! in the tree. The record makes it visible when a program becomes much more expensive to verify
-//! and approaches the kernel's limit of a million.
+//! The recorded number of instructions that the verifier processed, per kernel, configuration and
+//! program. With the record, tests detect when the verification of a program becomes much more
+//! expensive and approaches the kernel's limit of a million instructions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -44,7 +44,7 @@ impl Count {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record(BTreeMap<String, BTreeMap<String, BTreeMap<String, u64>>>);
 
-/// How a count compares with the record.
+/// The result of the comparison of a count with the record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Compared {
     /// The record has no count of this kernel.
@@ -105,7 +105,7 @@ impl Record {
         }
     }
 
-    /// The entries that are recorded of a kernel and missing in these counts.
+    /// The entries that are recorded for a kernel and missing in these counts.
     pub fn stale(&self, kernel: &str, counts: &[Count]) -> Vec<String> {
         let mut stale = Vec::new();
         for (configuration, programs) in self.0.get(kernel).into_iter().flatten() {

@@ -1,5 +1,6 @@
 //! Requests to a process that a test has started, and its answers: one line of JSON each way, over
-//! the process's standard input and output. Both sides are here, so that they cannot differ.
+//! the process's standard input and output. This file contains both sides, so that they cannot
+//! differ.
 //!
 //! This file does not depend on the requests: `protocol` defines them for probes, `workers` for the
 //! workers of the stress test.
@@ -99,7 +100,7 @@ pub fn answer(answer: &impl Serialize) -> Result<()> {
     writeln!(out, "{line}").and_then(|()| out.flush()).context("answer")
 }
 
-/// Answers requests one after the other, until the requester closes standard input.
+/// Answers requests in sequence, until the requester closes standard input.
 ///
 /// # Errors
 /// If a request cannot be read or carried out: the error names it.

@@ -24,13 +24,13 @@ const TO_GO_ON: Duration = Duration::from_secs(30);
 pub fn get(socket: &Path, path: &str, to_begin: Duration) -> io::Result<String> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // A blocking connect would wait for ever if a stopped daemon's queue is full.
+    // A blocking connect would wait forever if a stopped daemon's queue is full.
     connect(&stream, &SocketAddrUnix::new(socket)?)?;
     let mut stream = UnixStream::from(stream);
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(to_begin))?;
-    // The request uses HTTP 1.0, which has no chunked encoding: in a chunked body, the sizes of
-    // chunks would stand between the lines of the body or within them.
+    // The request uses HTTP 1.0, which has no chunked encoding: a chunked body would contain the
+    // sizes of chunks between the lines of the body or within them.
     write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n")?;
     let mut answer = vec![0; 64];
     let begun = stream.read(&mut answer)?;

@@ -3,7 +3,7 @@
 //! test.
 //!
 //! Everything is removed when its owner is dropped, also when a test panics. The stage uses only
-//! what an operator knows of socklb: its commands, its files, its pinned maps.
+//! the interfaces that operators have: socklb's commands, files and pinned maps.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -110,8 +110,8 @@ pub fn in_a_guest() -> bool {
     std::env::var_os(PATIENCE_S).is_some()
 }
 
-/// Selects how often or how long a test does something: `long` with `cargo xtask test --all`, else
-/// `short`.
+/// Selects the number of repetitions or the duration of a test: `long` with `cargo xtask test
+/// --all`, else `short`.
 pub fn amount<T>(short: T, long: T) -> T {
     if std::env::var_os(LONG).is_some() { long } else { short }
 }
@@ -128,7 +128,7 @@ pub const PATIENCE_S: &str = "SOCKLB_TEST_PATIENCE_S";
 pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> T {
     let patience = patience();
     within(patience, look, fact)
-        .unwrap_or_else(|seen| panic!("{what} did not come true in {patience:?}; last seen: {seen:?}"))
+        .unwrap_or_else(|seen| panic!("not true within {patience:?}: {what}; last seen: {seen:?}"))
 }
 
 /// As [`eventually`], with another time limit, and without a panic: if `fact` does not hold in
@@ -147,8 +147,8 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
             return Err(seen);
         }
         // Yields the CPU between the calls of `look`, which may be expensive themselves: for 5 ms,
-        // and for longer if the patience is longer. The result decides when the wait ends, and not
-        // the clock.
+        // and for longer if the patience is longer. The result determines when the wait ends, and
+        // not the clock.
         std::thread::park_timeout(patience() / 2000);
     }
 }
@@ -184,7 +184,8 @@ pub fn wait_until_not_written(path: &Path) {
     lease(libc::F_UNLCK);
 }
 
-/// Replaces a file as a careful tool does: writes another name, then renames it into place.
+/// Replaces a file as a careful tool does: writes the text under another name, then renames that
+/// file into place.
 pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).expect("write the new file");

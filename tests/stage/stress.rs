@@ -9,10 +9,10 @@ use std::net::SocketAddr;
 
 use crate::Cgroup;
 
-/// The port at which the server answers, over TCP and UDP. All ports are below those that clients
-/// are given.
+/// The port at which the server answers, over TCP and UDP. All ports are below the range from which
+/// clients get their ports.
 pub const ANSWERS: u16 = 1100;
-/// Nothing listens here.
+/// No socket listens at this port.
 pub const CLOSED: u16 = 1101;
 /// A listener drops all packets.
 pub const DROPS: u16 = 1102;
@@ -29,7 +29,7 @@ pub const NO_NETWORK: u16 = 1107;
 /// that refuse.
 pub const UNROUTED: [&str; 4] = ["198.18.0.1:80", "198.18.1.1:80", "198.18.2.1:80", "198.18.3.1:80"];
 
-/// Where the backends of a service are.
+/// The backends of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
     /// This many addresses of the loopback network, at a port.
@@ -83,7 +83,7 @@ const SERVICES: [(&str, Behind); 33] = [
     ("retried-refused", Behind::Loopback(2, CLOSED)),
     ("retried-unrouted", Behind::Unrouted),
     ("datagram", Behind::Datagrams(3, ANSWERS)),
-    // Enough backends that more than a hundred thousand sockets find ports.
+    // These are enough backends for more than a hundred thousand sockets to find ports.
     ("crowd", Behind::Loopback(16, ANSWERS)),
 ];
 

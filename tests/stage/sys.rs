@@ -19,13 +19,13 @@ pub fn attributes() -> bpf_attr {
 /// One call. The meaning of the returned number depends on the command.
 ///
 /// # Safety
-/// Everything that the attributes point to is as large as they state, and the kernel may write to
-/// it as the command does.
+/// The memory to which the attributes point must be as large as they state, and the kernel must be
+/// allowed to write to it as the command does.
 ///
 /// # Errors
 /// Returns the kernel's error.
 pub unsafe fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<i32> {
-    // SAFETY: the caller guarantees it for the pointers; the attributes themselves have the length
+    // SAFETY: the caller guarantees the validity of the pointers; the attributes have the length
     // that is passed.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command as u32, std::ptr::from_mut(attributes), size_of::<bpf_attr>())
@@ -53,7 +53,7 @@ pub fn load_program(kind: bpf_prog_type, attach_type: bpf_attach_type, instructi
     load.insns = instructions.as_ptr() as u64;
     load.insn_cnt = u32::try_from(instructions.len()).expect("a short program");
     load.license = c"GPL".as_ptr() as u64;
-    // SAFETY: instructions and licence outlive the call, and nothing is written.
+    // SAFETY: instructions and license outlive the call, and nothing is written.
     let program = unsafe { bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
     let program = program.unwrap_or_else(|error| panic!("load a program: {error}"));
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
@@ -208,7 +208,7 @@ pub fn program(id: u32) -> OwnedFd {
 /// # Panics
 /// If the kernel refuses to run it.
 pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
-    // No program here lengthens a frame by more.
+    // No program that tests run lengthens a frame by more than this.
     let mut after = vec![0; frame.len() + 64];
     let mut attr = attributes();
     // SAFETY: this member is the one that the command below reads; nothing else was written.
@@ -338,8 +338,8 @@ pub fn count_runs() -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A program at a cgroup's IPv4 connects that permits no other program beside it, as old tools
-/// attach it. Detached on drop.
+/// A program that is attached to a cgroup's IPv4 connects in the mode of old tools, which permits
+/// no other program there. Detached on drop.
 pub struct Exclusive {
     program: OwnedFd,
     cgroup: std::fs::File,

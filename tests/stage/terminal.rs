@@ -1,5 +1,5 @@
-//! A terminal like an operator's: a program runs on it and reacts to its keys, its size and its
-//! end.
+//! A terminal like an operator's. The program that runs on it reacts to keys, to the terminal's
+//! size and to its end.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -68,7 +68,7 @@ impl Terminal {
         let (shown, mut screen) = (written.clone(), keyboard.try_clone().expect("clone the operator's end"));
         std::thread::spawn(move || {
             let mut some = [0; 4096];
-            // Bounded by what the program writes. When the program ends, reading fails.
+            // Bounded by the program's output. When the program ends, reading fails.
             while let Ok(count @ 1..) = screen.read(&mut some) {
                 shown.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&some[..count]);
             }
@@ -81,7 +81,7 @@ impl Terminal {
         String::from_utf8_lossy(&self.written.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }
 
-    /// The rows of the last complete screen, without colours.
+    /// The rows of the last complete screen, without colors.
     pub fn rows(&self) -> Vec<String> {
         let written = self.written();
         // The last screen may be cut off.
@@ -135,7 +135,8 @@ impl Terminal {
     /// Waits for the program's end, and returns its status.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
-        let ended = eventually("it ends", || self.program.try_wait().expect("wait for it"), Option::is_some);
+        let ended =
+            eventually("the program ends", || self.program.try_wait().expect("wait for it"), Option::is_some);
         ended.expect("it has")
     }
 }

@@ -1,4 +1,4 @@
-//! Clients with services over UDP, and what their processes receive.
+//! A client with services over UDP, and the datagrams that its processes receive.
 
 use lb_common::abi::{Datagrams, map};
 use lb_view::backend::BackendStatus;
@@ -12,7 +12,7 @@ pub const SERVICE: &str = "10.96.0.10:53";
 /// The same address, as an IPv6 socket names it.
 pub const MAPPED: &str = "[::ffff:10.96.0.10]:53";
 
-/// A client with services over UDP, each with backends of its own behind a file.
+/// A client with services over UDP, each with its own backends in a file.
 pub struct Scene {
     /// The daemon; `None` if it does not run.
     pub daemon: Option<Daemon>,
@@ -103,7 +103,7 @@ impl Scene {
     #[track_caller]
     pub fn all_gone(&self) {
         eventually("active counts return to 0", || self.setup.active(), |active| *active == 0);
-        assert_eq!(self.entries(), 0, "entries of sockets that are closed");
+        assert_eq!(self.entries(), 0, "closed sockets have no entries");
         // From one status: a backend that left the list is gone from the next one if its slot is
         // freed meanwhile.
         let client = self.setup.client();

@@ -21,8 +21,8 @@ pub struct Options {
     sockets: u32,
 }
 
-/// `stress child`: opens sockets, reports the counts that are expected after its kill, and waits to
-/// be killed.
+/// `stress child`: opens sockets, reports the counts that are expected after it is killed, and
+/// waits to be killed.
 pub fn run(options: &Options) -> Result<()> {
     let mut ledger = Ledger::default();
     let mut sockets: Vec<OwnedFd> = Vec::new();

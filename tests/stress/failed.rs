@@ -44,8 +44,8 @@ fn refused(player: &mut Player) -> Result<()> {
         match player.random.u32(..4) {
             // The worker does not read the error.
             0 => {}
-            // The next connect returns the error and makes no choice; the one after that makes a
-            // new choice.
+            // The next connect returns the error and makes no choice; the connect after that makes
+            // a new choice.
             1 => {
                 fails(connect(&socket, &service.address()), &[Errno::CONNREFUSED])?;
                 begin_again(&socket, service.address())?;
@@ -53,7 +53,7 @@ fn refused(player: &mut Player) -> Result<()> {
                 flows += 1;
             }
             // As before, but the worker has read the error, so the next connect returns another
-            // one.
+            // error.
             2 => {
                 has_failed(&socket, Errno::CONNREFUSED)?;
                 fails(connect(&socket, &service.address()), &[Errno::CONNABORTED])?;
@@ -189,7 +189,7 @@ fn timed_out(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The SYN leaves, and ICMP reports why there is no answer.
+/// The SYN leaves this host, and ICMP reports why there is no answer.
 fn rejected(player: &mut Player) -> Result<()> {
     let kinds = [
         ("icmp-host", Errno::HOSTUNREACH, Seen::Unreachable),

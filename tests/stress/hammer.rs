@@ -1,5 +1,5 @@
-//! Connects and closes as fast as it can. Most connections end with a reset, some in order, and a
-//! few connects fail.
+//! Connects and closes as fast as it can. Most connections end with a reset, some end in an orderly
+//! way, and a few connects fail.
 
 use anyhow::Result;
 use fastrand::Rng;

@@ -1,8 +1,8 @@
-//! The workers of the stress test: a server whose backends behave in every way, and processes that
-//! dial it through socklb in every way, record what they saw, and report the counts that must
-//! follow. The tests start them; `soak` starts them itself.
+//! The workers of the stress test: a server with backends that show every kind of behavior, and
+//! processes that dial the server through socklb in every way, record their observations, and
+//! report the expected counts. The tests start the workers; `soak` starts them itself.
 //!
-//! They only drive sockets: their starter reads the output of socklb, except in `soak`.
+//! Workers only use sockets. Their starter reads the output of socklb, except in `soak`.
 
 mod child;
 

@@ -25,7 +25,7 @@ pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "datagram", weight: 700, play: datagram },
 ];
 
-/// Makes one or more connects that fail in one way or another. Each makes a choice.
+/// Makes one or more connects that fail in different ways. Each makes a choice.
 fn fail(player: &mut Player, socket: &OwnedFd) -> Result<()> {
     for _ in 0..=player.random.u32(..4) {
         if player.random.bool() {
@@ -60,7 +60,7 @@ fn retried(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// A socket dials a service and then an address that is no service, or the other way round.
+/// A socket dials a service and then an address that is not a service, or in the reverse order.
 fn moved(player: &mut Player) -> Result<()> {
     let service = Service::of("retried");
     let socket = tcp(service.address(), SocketFlags::empty())?;
@@ -98,7 +98,7 @@ fn copied(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// A child has the socket after this process has closed it, and is killed.
+/// A child still has the socket after this process has closed it. Then the child is killed.
 fn inherited(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("copied"))?;
     exchange(&socket, ECHO)?;

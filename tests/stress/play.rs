@@ -1,5 +1,5 @@
-//! Rounds: threads play scenarios until enough flows have a backend, then all rest and the worker
-//! reports what it saw.
+//! Rounds: threads play scenarios until enough flows have a backend. Then all threads rest, and the
+//! worker reports its observations.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ pub struct Options {
     /// Connections that stay open between rounds
     #[arg(long)]
     held: u32,
-    /// Only scenarios whose name contains this, to find the one that is counted wrongly
+    /// Only scenarios with a name that contains this, to find the scenario that is counted wrongly
     #[arg(long, default_value = "")]
     only: String,
 }
@@ -84,7 +84,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Plays one round; returns what was seen in all rounds.
+    /// Plays one round; returns the observations of all rounds.
     fn round(&mut self, flows: u64) -> Result<Ledger> {
         self.round += 1;
         self.hold()?;
@@ -136,12 +136,12 @@ impl Worker {
         Ok(())
     }
 
-    /// The ledger, after the kernel's own counters agree with it, which proves it.
+    /// The ledger. Waits until the kernel's own counters agree with it, which proves the ledger.
     fn proven_ledger(&self) -> Ledger {
         let seen = self.ledger.counters;
-        // Servers notice the ends of connections some time after the clients.
+        // The ends of connections reach the servers some time after the clients.
         stage::eventually(
-            "the kernel counts what was seen",
+            "the kernel's counts match the worker's observations",
             || (seen, self.before.until(Counters::read())),
             |(seen, counted)| seen.allow(*counted),
         );

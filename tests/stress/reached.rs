@@ -17,7 +17,7 @@ use crate::socket::{
 };
 
 /// All scenarios of this file. Scenarios that wait for the kernel's timers have a low weight, so
-/// they are seldom played.
+/// they are played rarely.
 pub const SCENARIOS: [Scenario; 11] = [
     Scenario { name: "closed", weight: 2000, play: |player| closed(player, "closed") },
     Scenario { name: "closed, IPv6", weight: 400, play: |player| closed(player, "closed-6") },
@@ -44,7 +44,7 @@ fn closed(player: &mut Player, service: &str) -> Result<()> {
     Ok(())
 }
 
-/// The server closes. The client notices it, or closes at about the same time.
+/// The server closes. The client waits for this, or closes at about the same time.
 fn closed_by_server(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("closed-by-server"))?;
     exchange(&socket, CLOSE)?;
@@ -164,7 +164,7 @@ fn destroyed(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The server receives nothing any more. The clients read the error, or leave it unread.
+/// The server no longer receives anything. The clients read the error, or leave it unread.
 fn data_timeout(player: &mut Player) -> Result<()> {
     let service = Service::of("data-timeout");
     let mut sockets = Vec::new();

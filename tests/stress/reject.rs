@@ -1,5 +1,5 @@
-//! Rejects like a firewall, without one: answers SYNs to some ports with ICMP errors. The listeners
-//! at these ports drop the SYNs, so that nothing else answers.
+//! Rejects connects as a firewall does, but needs none: answers SYNs to some ports with ICMP
+//! errors. The listeners at these ports drop the SYNs, so that nothing else answers.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use stage::stress::{NO_HOST, NO_NETWORK, NO_PORT, NO_PROTOCOL};
 /// Ports, and the codes of "destination unreachable" with which they answer.
 const CODES: [(u16, u8); 4] = [(NO_NETWORK, 0), (NO_HOST, 1), (NO_PROTOCOL, 2), (NO_PORT, 3)];
 
-/// Begins to listen; rejects on a thread of its own as long as the process lives.
+/// Begins to listen, and rejects SYNs on a separate thread until the process ends.
 pub fn start() -> Result<()> {
     let raw = |protocol| {
         rustix::net::socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol))

@@ -1,5 +1,5 @@
 //! The server behind all services: one thread, any number of connections. The client selects the
-//! behaviour of a connection by one byte.
+//! behavior of a connection by one byte.
 
 use std::fs;
 use std::io;
@@ -87,8 +87,8 @@ pub fn many_files() -> Result<()> {
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("many files")
 }
 
-/// A listener for both families. Several processes may listen on one port, and get connections in
-/// turn.
+/// A listener for both families. Several processes may listen on one port, and each gets a part of
+/// the connections.
 fn listen(port: u16) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::INET6, SocketType::STREAM, flags, None)?;
@@ -132,7 +132,7 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        // Bounded: at most this many, then the other sockets have their turn.
+        // Bound: at most this many connections, so that the other sockets get their turn.
         for _ in 0..128 {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match rustix::net::accept_with(&self.listener, flags) {
@@ -168,7 +168,7 @@ impl Server {
     }
 }
 
-/// Does what a client requests. Returns whether the connection stays.
+/// Carries out a client's request. Returns whether the connection stays.
 fn obey(socket: &OwnedFd, word: u8) -> bool {
     let echo = || rustix::io::write(socket, &[word]).is_ok();
     match word {

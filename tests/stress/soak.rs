@@ -1,6 +1,6 @@
-//! Millions of connects, as fast as this machine makes them. Then all sockets are closed, and every
-//! remaining record belongs to an end that was missed. The soak counts these records, and checks
-//! whether they are reclaimed.
+//! Millions of connects, as fast as this machine makes them. Then all sockets are closed, so each
+//! remaining record belongs to a flow whose end was missed. The soak test counts these records, and
+//! checks whether they are reclaimed.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub struct Options {
 const HAMMERS: u64 = 2;
 /// Connects of each process between two reports.
 const ROUND: u64 = 50_000;
-/// The last sockets' ends reach the kernel programs within this time.
+/// The time within which the ends of the last sockets reach the kernel programs.
 const SETTLING: Duration = Duration::from_secs(5);
 /// The daemon checks the records once a minute, and may leave young ones to the next pass.
 const RECLAIMING: Duration = Duration::from_secs(150);
@@ -50,7 +50,7 @@ pub fn run(options: &Options) -> Result<()> {
     let _daemon = Daemon::start_again(&setup);
     let left = within(RECLAIMING, || totals(&setup).active, |left| *left == 0).unwrap_or_else(|left| left);
     report(&setup, "after");
-    ensure!(left == 0, "{left} records are left that were not reclaimed");
+    ensure!(left == 0, "{left} records were not reclaimed");
     let chosen = totals(&setup).chosen;
     ensure!(chosen == ledger.chosen(), "a backend was chosen for {chosen} connects, of {}", ledger.chosen());
     Ok(())

@@ -1,4 +1,4 @@
-//! The operations of a worker on one socket, and what the worker must see.
+//! The operations of a worker on one socket, and the results that the worker must see.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, sockopt};
 use stage::stress::Service;
 
-/// Longer than any wait that ends by itself, also in a guest.
+/// A time limit that is longer than any wait that ends by itself, even in a guest.
 const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// A TCP socket for an address.
@@ -81,9 +81,9 @@ pub fn wait(socket: impl AsFd, what: PollFlags) -> Result<()> {
     Ok(())
 }
 
-/// Waits until none of these sockets is connecting any more. Kernel fact: an error alone does not
-/// prove it. An ICMP error may arrive while connect(2) still holds the socket. The error can then
-/// be seen and read, but the socket is still connecting.
+/// Waits until all of these sockets have finished connecting. Kernel fact: an error does not prove
+/// that a socket has finished. An ICMP error may arrive while connect(2) still holds the socket.
+/// The error can then be read, but the socket is still connecting.
 pub fn wait_until_over(sockets: &[OwnedFd]) -> Result<()> {
     for socket in sockets {
         let look = || {
@@ -117,13 +117,14 @@ pub fn linger_not(socket: impl AsFd) -> Result<()> {
     Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
-/// Makes a socket give up soon: unacknowledged data fails after its first retransmission.
+/// Makes a socket give up soon: if data is unacknowledged after its first retransmission, the
+/// connection fails.
 pub fn impatient(socket: impl AsFd) -> Result<()> {
     const SOON_MS: u32 = 20;
     Ok(sockopt::set_tcp_user_timeout(socket, SOON_MS)?)
 }
 
-/// The address at which the server answers direct dials, which is no service.
+/// The address at which the server answers direct dials. It is not the address of a service.
 pub fn direct(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }

@@ -1,4 +1,5 @@
-//! Writes archives in the one format that the kernel unpacks into its first root: cpio, "newc".
+//! Writes archives in the only format that the kernel unpacks into its first root file system:
+//! cpio, "newc".
 //!
 //! The archive is not compressed, because the guest would have to decompress it under emulation.
 //! The emulator itself fills the memory from which the kernel reads the image.
@@ -33,9 +34,9 @@ impl Archive {
         self.entries += 1;
         let size = u32::try_from(content.len()).expect("no file of 4 GiB");
         let name = u32::try_from(path.len() + 1).expect("a short name");
-        // Magic; then inode, mode, owner, group, links, time, size, two numbers each for device and
-        // special device, the name's length with its NUL, and a checksum that this format does not
-        // have.
+        // The fields after the magic number: inode, mode, owner, group, links, time, size, two
+        // numbers each for device and special device, the length of the name with its NUL, and a
+        // checksum, which is 0 in this format.
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name, 0];
         self.bytes.extend(b"070701");
         for field in fields {

@@ -1,7 +1,7 @@
 //! Runs the tests of one boot: a guest for all of them, and another for each round of a second try.
 //!
-//! It knows where programs and kernels are. It does not decide which tests a kernel runs, or what
-//! follows from the results.
+//! The driver gets the locations of programs and kernels. It does not decide which tests a kernel
+//! runs, or whether the results are a failure.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,7 +16,8 @@ use crate::initramfs;
 use crate::report::Report;
 use crate::selection::Boot;
 
-/// How many tests run at a time in a guest. They wait more than they compute.
+/// The number of tests that run at the same time in a guest. It exceeds the number of CPUs, because
+/// tests wait more than they compute.
 const THREADS: usize = 4;
 /// A guest that prints nothing for this long counts as hung. On a busy machine, a test may take
 /// half of this time under emulation.
@@ -27,7 +28,7 @@ const PATIENCE_S: u32 = 120;
 /// A guest that runs this long counts as lost, even if it still prints.
 const TOTAL: Duration = Duration::from_secs(40 * 60);
 
-/// What all boots have in common.
+/// The data that all boots share.
 pub struct Driver {
     /// Folder of the programs for the guest.
     pub programs: PathBuf,
@@ -47,13 +48,13 @@ pub struct Driver {
 
 /// The results of a boot.
 pub struct Tested {
-    /// The first try of all tests. Its failed tests are in `retried`.
+    /// The results of the first try of all tests. The failed tests are in `retried`.
     pub report: Report,
-    /// The failed tests, after a second try of those that get one.
+    /// The failed tests, after the second try of those tests that get one.
     pub retried: Retried,
     /// Wall time.
     pub seconds: f64,
-    /// How many guests the emulator lost.
+    /// The number of guests that the emulator lost.
     pub lost: usize,
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use lb_suite::Event;
 
-/// What to boot.
+/// The properties of a guest to boot.
 pub struct Guest {
     /// The name in messages.
     pub name: String,
@@ -26,9 +26,9 @@ pub struct Guest {
     pub variables: Vec<String>,
     /// File for its output.
     pub log: PathBuf,
-    /// The guest hangs if it prints nothing for this long.
+    /// The guest counts as hung if it prints nothing for this time.
     pub silence: Duration,
-    /// The guest is lost if it runs this long.
+    /// The guest counts as lost if it runs for this time.
     pub total: Duration,
     /// Whether to print its output as it arrives.
     pub live: bool,
@@ -88,14 +88,14 @@ impl Guest {
     /// (`pti=off`). It does not affect the verifier, but an emulator discards every translated
     /// address at each switch, and tests that read maps make hundreds of thousands of calls.
     ///
-    /// Time is the host's: the emulated time stamp counter runs like the host's. A kernel that
-    /// measures its speed while the host is busy can be wrong by a factor of ten, and then a minute
-    /// of patience ends after six seconds. So the command line states the speed. The timer of the
-    /// emulated board needs no known speed, but every read of it leaves the guest's code, and these
-    /// reads took a sixth of all the time. The kernel also does not test whether the timer's
-    /// interrupts arrive (`no_timer_check`): the test waits for ten interrupts, and panics if the
-    /// emulator on a busy host delivers fewer. A kernel that recognises KVM skips this test as
-    /// well.
+    /// The guest uses the host's time: the emulated time stamp counter runs like the host's
+    /// counter. A kernel that measures its speed while the host is busy can be wrong by a factor of
+    /// ten, so that a time limit of a minute may end after six seconds. So the command line states
+    /// the speed. The timer of the emulated board needs no known speed, but every read of it leaves
+    /// the guest's code, and these reads took a sixth of all the time. The kernel also does not
+    /// test whether the timer's interrupts arrive (`no_timer_check`): the test waits for ten
+    /// interrupts, and panics if the emulator on a busy host delivers fewer. A kernel that
+    /// recognizes KVM skips this test as well.
     fn command(&self, tsc_khz: u64) -> Command {
         let speed = format!("tsc_early_khz={tsc_khz}");
         let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "tsc=reliable", &speed, "pti=off"];
@@ -152,8 +152,8 @@ fn show(name: &str, line: &str) {
     }
 }
 
-/// Everything that the emulator supports, except features that make a real CPU faster and an
-/// emulated one three times slower: a fifth level of page tables, copies byte by byte in one
+/// The CPU with all features that the emulator supports, except those that make a real CPU faster
+/// and an emulated CPU three times slower: a fifth level of page tables, copies byte by byte in one
 /// instruction, wide registers (which every process start uses to copy), and checks of every access
 /// by protection keys and supervisor mode. Neither programs nor the verifier depend on these
 /// features.

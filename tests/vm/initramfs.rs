@@ -23,7 +23,8 @@ const HOST_PROGRAMS: [(&str, &str); 7] = [
     ("/usr/bin/ip", "connects a network namespace with another one"),
 ];
 
-/// Our own programs. They are beside the tests, because the stage looks for them there.
+/// The programs of this repository. They are in the same folder as the tests, because the stage
+/// looks for them there.
 const PROGRAMS: [&str; 6] =
     ["socklb", "probe", "stress", "log-programs/socklb.o", "log-programs/host.o", "log-programs/responder.o"];
 
@@ -88,8 +89,8 @@ fn libraries_of(program: &str) -> Result<Vec<String>> {
     Ok(paths_of(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// A line is `name => /path (address)`, `/path (address)`, or a name without a file, which the
-/// kernel provides.
+/// The paths in the output of ldd. A line is `name => /path (address)`, `/path (address)`, or a
+/// name without a file, which the kernel provides.
 fn paths_of(ldd: &str) -> Vec<String> {
     let words = ldd.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
     words.map(str::to_owned).collect()

@@ -2,7 +2,7 @@
 //! results.
 //!
 //! The command line states where kernels and programs are, because xtask fetches and builds them.
-//! This program knows the tests only by the table of their modules.
+//! This program depends on the tests only through the table of their modules.
 
 mod cpio;
 
@@ -67,7 +67,7 @@ struct Which {
     /// Run one class of tests, on every kernel
     #[arg(long, value_parser = parse_class)]
     class: Option<Class>,
-    /// Run only tests whose name contains this
+    /// Run only tests with a name that contains this
     #[arg(long)]
     filter: Option<String>,
     /// Write the verifier's counts to this file, instead of comparing with it
@@ -92,7 +92,7 @@ fn parse_class(text: &str) -> Result<Class, String> {
     class.map_err(|_| "the table of test modules has classes A to F".to_owned())
 }
 
-/// What each module of tests proves, and where it runs.
+/// The subject of each module of tests, and the kernels on which it runs.
 const TABLE: &str = include_str!("../local/modules.toml");
 
 fn main() -> ExitCode {
@@ -231,7 +231,7 @@ fn print(modules: &Modules, summary: &Summary) -> usize {
     failed.len() + strict.len()
 }
 
-/// The unsteady tests that fail the run although they passed the second try.
+/// The unsteady tests that make the run fail although they passed the second try.
 fn strict<'t>(modules: &Modules, unsteady: &'t [Failed]) -> Vec<&'t str> {
     unsteady.iter().map(|test| test.name.as_str()).filter(|test| modules.is_strict(test)).collect()
 }

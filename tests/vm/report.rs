@@ -1,5 +1,6 @@
-//! What the log of a boot shows: the tests' events, skipped tests with the reason, the kernel's
-//! messages, the verifier's counts, and faults that fail the boot even if all tests passed.
+//! The contents of the log of a boot: the tests' events, skipped tests with the reason, the
+//! kernel's messages, the verifier's counts, and faults that make the boot fail even if all tests
+//! passed.
 
 use lb_suite::Run;
 use stage::kernel::Version;
@@ -63,7 +64,7 @@ impl Report {
                 report.stalls.push(line.to_owned());
             }
         }
-        report.run.end("it started and did not end");
+        report.run.end("the test started and did not end");
         report.faults.extend(report.fault_of_the_end(&booted.ended, &unfit));
         report.faults.extend(alarms);
         report.faults.extend(report.faults_of_tests(planned));

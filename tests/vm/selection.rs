@@ -33,9 +33,9 @@ pub struct Boot {
 impl Selection {
     /// Every boot. Boots with one CPU come first, because they take longest.
     ///
-    /// The emulator uses two threads for two CPUs, which wait for each other and cost a busy host a
-    /// quarter more. So only tests that need two CPUs get them, on the oldest kernel or if the
-    /// command line names these tests.
+    /// For two CPUs the emulator uses two threads, which wait for each other, so the tests take a
+    /// quarter more CPU time on a busy host. So only tests that need two CPUs get them, on the
+    /// oldest kernel or if the command line names these tests.
     pub fn boots(&self, modules: &Modules, tests: &[String], kernels: usize) -> Vec<Boot> {
         let boot = |cpus: u32, kernel: usize| {
             let is_here = |test: &&String| {

@@ -1,4 +1,4 @@
-//! What a probe does with UDP sockets.
+//! A probe's operations on UDP sockets.
 
 use std::net::SocketAddr;
 
@@ -54,7 +54,7 @@ impl Probe {
     #[track_caller]
     fn name_of_answer(&mut self, socket: SocketId, target: &str) -> String {
         let Received { name, source } = self.receive_datagram(socket);
-        assert_eq!(source, address(target), "the source of what {name} answers");
+        assert_eq!(source, address(target), "the source of the answer of {name}");
         name
     }
 

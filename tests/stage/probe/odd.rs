@@ -34,7 +34,7 @@ impl Probe {
         self.must(&Request::StartConnectWithRetries(address(to), retries))
     }
 
-    /// Connects a new TCP socket with a routing option of its own.
+    /// Connects a new TCP socket with a special routing option.
     pub fn connect_oddly(&mut self, to: &str, oddity: Oddity) -> Answer<SocketId> {
         self.call(&Request::ConnectOddly(address(to), oddity))
     }
@@ -49,7 +49,7 @@ impl Probe {
         self.perform(&Request::Write(socket));
     }
 
-    /// Reads the name that answers.
+    /// Reads the name with which the backend answers.
     #[track_caller]
     pub fn read_name(&mut self, socket: SocketId) -> String {
         self.must(&Request::ReadName(socket))

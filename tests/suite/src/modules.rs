@@ -1,5 +1,5 @@
-//! The table of the local tests' modules, `tests/local/modules.toml`: what each proves, and where
-//! it runs.
+//! The table of the local tests' modules, `tests/local/modules.toml`: the subject of each module,
+//! and the kernels on which it runs.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use serde::Deserialize;
 
 use crate::ARGUMENTS;
 
-/// What a test proves. The table's head says on which kernels each class runs.
+/// The subject of a test. The head of the table names the kernels on which each class runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub enum Class {
     /// The verifier and the loader.
     A,
-    /// What the hooks do.
+    /// The behavior of the hooks.
     B,
     /// Facilities of the kernel that the daemon uses.
     C,
@@ -45,8 +45,8 @@ struct Module {
     moves: Moves,
 }
 
-/// Tests that will need no kernel when the daemon's decisions can run without one: a list of names,
-/// or all.
+/// Tests of the daemon's decisions, which could move to tests that need no kernel: a list of names,
+/// or all tests of the module.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Moves {
@@ -130,8 +130,8 @@ impl Modules {
         self.module(test).is_some_and(|(module, name)| module.two_cpus.iter().any(|two| two == name))
     }
 
-    /// Whether a run fails even if this test passes at its second try: it guards accounting,
-    /// adoption or upgrades.
+    /// Whether a run fails even if this test passes at its second try, because the test guards
+    /// accounting, adoption or upgrades.
     pub fn is_strict(&self, test: &str) -> bool {
         self.module(test).is_some_and(|(module, _)| module.strict)
     }

@@ -1,9 +1,10 @@
-//! The second try: a few failed tests run again, alone, and the report shows it.
+//! The second try: if only a few tests have failed, they run again, alone, and the report shows
+//! this.
 //!
 //! If each of a thousand tests fails by accident once in ten thousand runs, every tenth run of the
 //! suite fails. So a failed test that passes alone is reported as unsteady and does not fail the
-//! run. New tests are excepted, and so are tests in which an accident may hide one of the most
-//! important races.
+//! run. Exceptions are new tests, and tests for the most important races, because a failure of
+//! these must not be dismissed as an accident.
 
 use anyhow::Result;
 

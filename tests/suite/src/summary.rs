@@ -1,5 +1,5 @@
-//! The report of a tier. It is the same for tests on the host and in a guest, and one driver sends
-//! it to the other as JSON.
+//! The report of a tier. Tests on the host and in guests have the same report. The driver of the
+//! guests sends it to the driver on the host as JSON.
 
 use serde::{Deserialize, Serialize};
 

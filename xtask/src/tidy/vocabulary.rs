@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use proc_macro2::{TokenStream, TokenTree};
 
 /// The number of these words in the repository. Lower it when the number falls.
-const MOST: usize = 19;
+const MOST: usize = 16;
 
 /// Subjects that name nothing, and verbs of speech and of storage for which there are technical
 /// words (receive, report, poll, store, persist, release). Each verb is listed in all its forms. An
