@@ -3,8 +3,9 @@
 use std::fs;
 use std::process::Stdio;
 
+use lb_view::overrides::OverridesDocument;
 use rustix::process::Signal;
-use stage::daemon::{ChildGuard, signal};
+use stage::daemon::{ChildGuard, failure, signal};
 use stage::eventually;
 use stage::fixture::{Fixture, SERVICE};
 use stage::probe::die_with_us;
@@ -12,6 +13,8 @@ use stage::probe::die_with_us;
 const FIRST: &str = "127.0.0.1:8001";
 /// The connections to the first backend, which one connection per second does not close in time.
 const OPEN: u64 = 120;
+/// The file for the output of the command.
+const OUTPUT: &str = "beside";
 
 fn open(fixture: &Fixture) -> u64 {
     fixture.setup.backend(FIRST).map_or(0, |backend| backend.active)
@@ -27,7 +30,7 @@ fn ended_by(ends: impl FnOnce(&Fixture, &ChildGuard), code: i32) -> String {
     let _open: Vec<_> = (0..3 * OPEN).map(|_| probe.dial(SERVICE)).collect();
     assert_eq!(open(&fixture), OPEN);
     let arguments = ["drain", "users", FIRST, "--close", "all", "--after", "1s", "--rate", "1/s", "--wait"];
-    let path = fixture.setup.folder.join("beside");
+    let path = fixture.setup.folder.join(OUTPUT);
     let file = fs::File::create(&path).expect("create a file");
     let mut command = fixture.setup.socklb(&arguments);
     command.stdin(Stdio::null()).stderr(file.try_clone().expect("a second handle")).stdout(file);
@@ -59,4 +62,36 @@ fn an_undrain_ends_the_closing() {
     };
     let text = ended_by(undrain, 1);
     assert!(text.contains("127.0.0.1:8001 is no longer drained"), "{text}");
+}
+
+/// The command first checks that the daemon can drain and close, and sends no change to a daemon
+/// that does not answer.
+#[test]
+fn a_daemon_that_hangs_before_the_command_drains_and_closes_nothing() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let _open: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
+    fixture.daemon().signal(Signal::STOP);
+    let output = fixture.setup.run(&["drain", "users", FIRST, "--close", "all", "--wait"]);
+    fixture.daemon().signal(Signal::CONT);
+    let (code, text) = failure(&output);
+    assert!(code == Some(1) && text.ends_with("does not answer: nothing is changed"), "{code:?} {text}");
+    let daemon = || fixture.setup.status().daemon;
+    eventually("the daemon has answered the earlier requests", daemon, Option::is_some);
+    assert_eq!(fixture.setup.document::<OverridesDocument>(&["overrides"]).overrides, []);
+    assert_eq!(open(&fixture), 2);
+}
+
+#[test]
+fn a_daemon_that_hangs_meanwhile_ends_the_closing_and_leaves_the_drain_in_force() {
+    let hang = |fixture: &Fixture, child: &ChildGuard| {
+        fixture.daemon().signal(Signal::STOP);
+        let output = || fs::read_to_string(fixture.setup.folder.join(OUTPUT)).expect("read the output");
+        eventually("the command reports it", output, |text| text.contains("does not answer"));
+        fixture.daemon().signal(Signal::CONT);
+        // The command goes on waiting for the flows to end by themselves.
+        signal(child, Signal::INT);
+    };
+    let text = ended_by(hang, 130);
+    assert!(text.contains("the backends stay drained"), "{text}");
 }

@@ -69,12 +69,14 @@ pub fn post_to_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<
     request(paths, Method::POST, path, TO_BEGIN)
 }
 
-/// Like [`post_to_daemon`], on the caller's runtime. If the future is dropped, the connection ends.
+/// Like [`post_to_daemon`], on the caller's runtime, for work that takes the daemon at most ten
+/// seconds. If the future is dropped, the connection ends.
 ///
 /// # Errors
 /// As for [`post_to_daemon`].
 pub async fn post_cancellable<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
-    send(paths, Method::POST, path, TO_BEGIN).await
+    const TO_WORK: Duration = Duration::from_secs(15);
+    send(paths, Method::POST, path, TO_BEGIN, TO_WORK).await
 }
 
 /// Like [`post_to_daemon`], for changes that the daemon stores before it answers.
@@ -91,6 +93,9 @@ pub fn post_and_store<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<
 /// events of its loop, each of which takes milliseconds. It starts to send an explanation when the
 /// explanation is complete.
 const TO_BEGIN: Duration = Duration::from_secs(2);
+/// The usual limit for a complete answer. If clients and services are at their limits, it takes a
+/// second or two.
+const TO_END: Duration = Duration::from_secs(30);
 
 fn request<T: DeserializeOwned>(
     paths: &Paths,
@@ -99,7 +104,7 @@ fn request<T: DeserializeOwned>(
     to_begin: Duration,
 ) -> Result<Answer<T>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(send(paths, method, path, to_begin))
+    runtime.block_on(send(paths, method, path, to_begin, TO_END))
 }
 
 async fn send<T: DeserializeOwned>(
@@ -107,10 +112,8 @@ async fn send<T: DeserializeOwned>(
     method: Method,
     path: &str,
     to_begin: Duration,
+    to_end: Duration,
 ) -> Result<Answer<T>> {
-    /// The limit for a complete answer. If clients and services are at their limits, it takes a
-    /// second or two.
-    const TO_END: Duration = Duration::from_secs(30);
     // If the connection breaks during a request that changes state, it is unknown whether the
     // change was made. This is an error, not `NotRunning`.
     let changes_nothing = method == Method::GET;
@@ -123,7 +126,7 @@ async fn send<T: DeserializeOwned>(
         Ok(Err(error)) => return Err(error),
         Err(_) => return Ok(Answer::NotResponding),
     };
-    match tokio::time::timeout(TO_END, end(response, path)).await {
+    match tokio::time::timeout(to_end, end(response, path)).await {
         Ok(Err(error)) if has_ended(&error) => ended(),
         Ok(answer) => answer.map(Answer::Given),
         Err(_) => Ok(Answer::NotResponding),
@@ -245,7 +248,7 @@ mod tests {
                 lb_http::answer(stream, router).await;
             });
             let path = format!("/{}", "x".repeat(MAX_PATH - 1));
-            send::<u32>(&paths, Method::POST, &path, TO_BEGIN).await
+            send::<u32>(&paths, Method::POST, &path, TO_BEGIN, TO_END).await
         });
         assert!(matches!(answer, Ok(Answer::Given(17))), "{answer:?}");
     }

@@ -245,7 +245,9 @@ impl Change<'_> {
             );
             return Err(anyhow!(text).into());
         }
-        let answer = match api::post_and_store(paths, &path) {
+        let answer =
+            if self.dry_run { api::post_to_daemon(paths, &path) } else { api::post_and_store(paths, &path) };
+        let answer = match answer {
             Err(error) if error.is::<DaemonEnded>() => {
                 return Err(anyhow!("{error} (check with `socklb overrides`)").into());
             }
@@ -257,7 +259,11 @@ impl Change<'_> {
                 Err(anyhow!("the daemon is not running: nothing is changed (`socklb overrides`)").into())
             }
             Answer::NotResponding => {
-                let text = "it may still make the change when it continues (check with `socklb overrides`)";
+                let text = if self.dry_run {
+                    "nothing is changed"
+                } else {
+                    "it may still make the change when it continues (check with `socklb overrides`)"
+                };
                 Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into())
             }
         }
