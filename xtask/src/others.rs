@@ -26,9 +26,9 @@ pub fn build(programs: &Path) -> Result<()> {
     }
     // The sources of the programs are the same, but are optimized a little less, which gives other
     // instructions with the same effect. (With optimization for size, the program of sendmsg needs
-    // more stack than a program may have.)
+    // more stack than a program may have.) Dependencies are not compiled again.
     let mut compile = toolchain::ebpf_cargo("build");
-    compile.args(["--release", "--bin", "socklb"]).env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "2");
+    compile.args(["--release", "--bin", "socklb", "--config", "profile.release.package.lb-ebpf.opt-level=2"]);
     run_command(&mut compile)?;
     let changed = tree.join("lb-ebpf/object/socklb.o");
     toolchain::strip(&root().join("lb-ebpf/target/bpfel-unknown-none/release/socklb"), &changed)?;

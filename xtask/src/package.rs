@@ -85,20 +85,24 @@ pub fn build(from: From) -> Result<PathBuf> {
         fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
     }
     fs::create_dir_all(&files).with_context(|| format!("create {}", files.display()))?;
-    let (mut build, programs) = match from {
+    let suite = target().join(triple()?).join(PROFILE);
+    // The example writes the manual pages and completions. The features are those of the whole
+    // workspace, as in the build of the tests, so that a run of the tests compiles nothing twice.
+    let mut build = suite_cargo("build")?;
+    build.args(["--workspace", "--example", "manual"]);
+    if from == From::Suite {
+        build.args(["--bin", "socklb", "--bin", "socklb-sim"]);
+    }
+    run_command(&mut build)?;
+    run_command(Command::new(suite.join("examples/manual")).arg(&files))?;
+    let programs = match from {
         From::Release => {
-            let mut build = cargo();
-            build.args(["build", "--release", "--locked"]);
-            (build, target().join("release"))
+            let packages = ["--package", "lb-user", "--package", "lb-sim", "--bins"];
+            run_command(cargo().args(["build", "--release", "--locked"]).args(packages))?;
+            target().join("release")
         }
-        From::Suite => (suite_cargo("build")?, target().join(triple()?).join(PROFILE)),
+        From::Suite => suite,
     };
-    run_command(build.args(["--package", "lb-user", "--package", "lb-sim", "--bins"]))?;
-    // This example writes the manual pages and completions. A run of the tests has already built it
-    // with the suite's flags, so it is built with these.
-    let mut manual = suite_cargo("run")?;
-    manual.args(["--quiet", "--package", "lb-user", "--example", "manual", "--"]);
-    run_command(manual.arg(&files))?;
     let tree = folder.join("tree");
     lay_out(&programs, &tree)?;
     write_control(from, &tree)?;

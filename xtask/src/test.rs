@@ -108,6 +108,8 @@ struct Suite<'o> {
     summaries: Vec<Summary>,
     /// The parts that the run has skipped, because of the record.
     relied: Vec<String>,
+    /// Whether the other versions of socklb are built.
+    others_built: bool,
 }
 
 impl<'o> Suite<'o> {
@@ -127,7 +129,19 @@ impl<'o> Suite<'o> {
             None => println!("test: no base commit is known: no test counts as new or changed"),
         }
         let (steps, summaries, relied) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { options, workspace, modules, passed, base, changed, steps, summaries, relied })
+        let others_built = false;
+        Ok(Self {
+            options,
+            workspace,
+            modules,
+            passed,
+            base,
+            changed,
+            steps,
+            summaries,
+            relied,
+            others_built,
+        })
     }
 
     fn every_tier(&mut self) -> Result<()> {
@@ -142,41 +156,37 @@ impl<'o> Suite<'o> {
     /// new machine, set-up takes minutes, and mostly waits for disks and the network.
     fn prepare(&mut self) -> Result<Built> {
         setup::install_components()?;
+        let lints = !self.relies_on(Part::Lints)?;
         let (licences, guests) = (!self.skips(Part::Licences)?, !self.skips(Part::Guests)?);
         let built = std::thread::scope(|scope| {
             let set_up = scope.spawn(move || {
                 let began = Instant::now();
                 set_up(licences, guests)
-                    .and_then(|()| check::kernel())
+                    .and_then(|()| if lints { check::kernel() } else { Ok(()) })
                     .inspect_err(|error| eprintln!("set-up: {error:#}; the run fails after the build"))?;
                 anyhow::Ok(began.elapsed().as_secs_f64())
             });
-            let built = self.check_and_build()?;
+            let built = self.check_and_build(lints)?;
             let seconds = set_up.join().expect("set-up does not panic")?;
             self.steps.push(("beside these set-up and check of kernel programs", seconds));
             anyhow::Ok(built)
         })?;
-        self.unless_passed(Part::Licences, check::licences)?;
+        if lints {
+            self.passed.note(Part::Lints)?;
+        }
+        if !self.relies_on(Part::Licences)? {
+            check::licences()?;
+            self.passed.note(Part::Licences)?;
+        }
         Ok(built)
     }
 
-    fn check_and_build(&mut self) -> Result<Built> {
-        self.step("check", |suite| {
-            check::host()?;
-            suite.unless_passed(Part::Docs, check::docs)
-        })?;
+    fn check_and_build(&mut self, lints: bool) -> Result<Built> {
+        if lints {
+            self.step("check", |_| check::host().and_then(|()| check::docs()))?;
+        }
         self.step("tidy", |_| tidy::run())?;
         self.step("build", |_| build::build(What::Everything))
-    }
-
-    /// Runs a check, and records that it has passed. If it has passed with the same inputs, skips
-    /// it.
-    fn unless_passed(&mut self, part: Part, check: fn() -> Result<()>) -> Result<()> {
-        if self.relies_on(part)? {
-            return Ok(());
-        }
-        check()?;
-        self.passed.note(part)
     }
 
     /// Whether the run may skip a part, because the part has passed with its current inputs.
@@ -217,6 +227,7 @@ impl<'o> Suite<'o> {
                 tests: vm::Tests::of(self.options.all),
                 record,
             };
+            object::build_logging_for_tests(&built.folder)?;
             self.guests(&built, &options)?;
             let is_all = kernel.is_none() && !record;
             return if is_all { self.passed.note(Part::Guests) } else { Ok(()) };
@@ -277,6 +288,7 @@ impl<'o> Suite<'o> {
             Tier::Object => return self.step("object", |_| object::rebuild_and_compare()),
             Tier::Vm => return self.every_guest(built),
             Tier::Local => object::build_logging_for_tests(&built.folder)?,
+            Tier::Proof if self.others_built => {}
             Tier::Proof => self.step("other builds", |_| others::build(&built.folder))?,
             Tier::Package if filters.is_empty() => return self.package(built),
             Tier::Package => package::build(package::From::Release).map(drop)?,
@@ -300,14 +312,26 @@ impl<'o> Suite<'o> {
     /// Runs the tests on every kernel. If nothing that these tests depend on has changed, runs only
     /// a smoke test on the oldest kernel.
     fn every_guest(&mut self, built: &Built) -> Result<()> {
-        let relies = self.relies_on(Part::Guests)?;
-        let tests = if relies { vm::Tests::Smoke } else { vm::Tests::of(self.options.all) };
-        self.guests(built, &vm::Options { tests, ..vm::Options::default() })?;
-        if relies { Ok(()) } else { self.passed.note(Part::Guests) }
+        object::build_logging_for_tests(&built.folder)?;
+        if !self.relies_on(Part::Guests)? {
+            let tests = vm::Tests::of(self.options.all);
+            self.guests(built, &vm::Options { tests, ..vm::Options::default() })?;
+            return self.passed.note(Part::Guests);
+        }
+        // The guest has one CPU, so the other versions, which tier `proof` needs, are built beside
+        // it.
+        let options = vm::Options { tests: vm::Tests::Smoke, ..vm::Options::default() };
+        std::thread::scope(|scope| {
+            let others = scope.spawn(|| others::build(&built.folder));
+            let guests = self.guests(built, &options);
+            others.join().expect("a build does not panic").and(guests)
+        })?;
+        self.others_built = true;
+        Ok(())
     }
 
+    /// Runs tests in guests, which use the logging variants of the programs.
     fn guests(&mut self, built: &Built, options: &vm::Options<'_>) -> Result<()> {
-        object::build_logging_for_tests(&built.folder)?;
         let local = built.kernel_test("local")?;
         let mut names = programs::list(local)?;
         names.retain(|test| self.changed.contains(tiers::KERNEL_TESTS, test));

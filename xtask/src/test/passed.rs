@@ -21,20 +21,20 @@ pub enum Part {
     Guests,
     /// The release build, and all tests of the package.
     Package,
-    /// The documentation of the code, which must have no warnings.
-    Docs,
+    /// The format, lints and documentation of all code, which must have no warnings.
+    Lints,
     /// The licences and bans of dependencies.
     Licences,
 }
 
 impl Part {
-    const ALL: [Self; 4] = [Self::Guests, Self::Package, Self::Docs, Self::Licences];
+    const ALL: [Self; 4] = [Self::Guests, Self::Package, Self::Lints, Self::Licences];
 
     fn name(self) -> &'static str {
         match self {
             Self::Guests => "guests",
             Self::Package => "package",
-            Self::Docs => "docs",
+            Self::Lints => "lints",
             Self::Licences => "licences",
         }
     }
@@ -71,9 +71,20 @@ impl Part {
                 "tests/stage/machine.rs",
                 "xtask/src/package.rs",
             ],
-            Self::Docs => {
-                &["Cargo.lock", "Cargo.toml", "crates", "fuzz", "lb-common", "lb-user", "tests", "xtask"]
-            }
+            Self::Lints => &[
+                ".cargo",
+                "Cargo.lock",
+                "Cargo.toml",
+                "clippy.toml",
+                "crates",
+                "fuzz",
+                "lb-common",
+                "lb-ebpf",
+                "lb-user",
+                "rustfmt.toml",
+                "tests",
+                "xtask",
+            ],
             Self::Licences => {
                 &["Cargo.lock", "Cargo.toml", "deny.toml", "lb-ebpf/Cargo.lock", "lb-ebpf/Cargo.toml"]
             }
@@ -148,8 +159,7 @@ impl Passed {
         let mut files = digest::files(&root(), part.inputs())?;
         let unused: Vec<String> =
             self.host_modules.iter().map(|module| format!("tests/local/{module}.rs")).collect();
-        // Guests do not run all modules of the local tests, but the documentation covers all of
-        // them.
+        // Guests do not run all modules of the local tests, but the lints cover all of them.
         files.retain(|name, _| name != PATH && (part != Part::Guests || !unused.contains(name)));
         Ok(digest::of(&files))
     }
@@ -178,7 +188,7 @@ mod tests {
     fn a_module_that_no_guest_runs_does_not_count_for_guests() {
         let without = Passed { host_modules: vec!["endpoints".to_owned()], ..Passed::default() };
         assert_ne!(without.hash(Part::Guests).unwrap(), Passed::default().hash(Part::Guests).unwrap());
-        assert_eq!(without.hash(Part::Docs).unwrap(), Passed::default().hash(Part::Docs).unwrap());
+        assert_eq!(without.hash(Part::Lints).unwrap(), Passed::default().hash(Part::Lints).unwrap());
     }
 
     #[test]
@@ -187,7 +197,7 @@ mod tests {
         assert!(!passed.has(Part::Licences).unwrap());
         let hash = passed.hash(Part::Licences).unwrap();
         passed.inputs.insert("licences".to_owned(), hash);
-        assert!(passed.has(Part::Licences).unwrap() && !passed.has(Part::Docs).unwrap());
+        assert!(passed.has(Part::Licences).unwrap() && !passed.has(Part::Lints).unwrap());
         passed.inputs.insert("licences".to_owned(), "0".to_owned());
         assert!(!passed.has(Part::Licences).unwrap());
     }
