@@ -173,13 +173,13 @@ fn udp_connect() -> Group {
         let targets = p50(accounting, [1.06; 2]);
         let name = format!("socklb {accounting}, not a service");
         arms.push(Arm { targets: targets.clone(), ..arm(name, Between::Unserved(client)) });
-        let name = format!("socklb {accounting}, not a service, and none of UDP");
+        let name = format!("socklb {accounting}, not a service, no UDP service");
         arms.push(Arm { targets, ..arm(name, Between::Unserved(tcp(accounting, WEIGHTED))) });
     }
     Group {
         title: "UDP connect() of one socket again and again",
-        remark: "There is no handshake, so the ratio shows the cost of the programs many times larger. Timed in groups of eight, \
-                 because clocks step by 10 ns on some machines.",
+        remark: "There is no handshake, so the programs are a much larger part of the time than in a TCP \
+                 connect. Timed in groups of eight, because clocks step by 10 ns on some machines.",
         work: Work::UdpConnect,
         ..connect_group(arms)
     }
@@ -193,7 +193,7 @@ fn large(title: &'static str, hosts: u32, bounds: [f64; 2]) -> Group {
     }
     Group {
         title,
-        remark: "`subset = \"all\"`; the direct arms dial as many addresses, each equally often, in random order.",
+        remark: "`subset = \"all\"`; the direct arms dial the same number of addresses, each equally often, in random order.",
         backends: Addresses { first: (HOSTS, PORT).into(), ports: 1, hosts },
         ..connect_group(arms)
     }
@@ -205,7 +205,7 @@ fn least_loaded() -> Group {
     arms.extend(ACCOUNTINGS.map(of));
     Group {
         title: "TCP connect(), least-loaded over 100",
-        remark: "The direct arms dial as many addresses, each equally often, in random order.",
+        remark: "The direct arms dial the same number of addresses, each equally often, in random order.",
         backends: Addresses { first: (HOSTS, PORT).into(), ports: 1, hosts: 100 },
         ..connect_group(arms)
     }
@@ -232,7 +232,7 @@ fn first_byte() -> Group {
     arms.push(arm("HAProxy", Between::Haproxy));
     Group {
         title: "To the first byte of a backend",
-        remark: "The only fair figure for a proxy, because a proxy accepts a connection before it has a backend. Backends sleep; \
+        remark: "This is the only fair comparison with a proxy, because a proxy accepts a connection before it has chosen a backend. Backends sleep; \
                  CPU time is that of client, backends and proxy.",
         work: Work::FirstByte,
         manner: Manner::Greet,

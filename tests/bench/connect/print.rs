@@ -30,7 +30,7 @@ pub fn terminal(outcome: &Outcome) -> String {
     let Outcome { group, rounds, operations, rows } = outcome;
     let mut write =
         |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string cannot fail");
-    write(format_args!("\n{}: {} {rounds} rounds of {operations}", group.title, group.remark));
+    write(format_args!("\n{}: {} {rounds} rounds of {operations} operations", group.title, group.remark));
     let [p50, p99, rate, cpu] = Measure::ALL.map(|measure| format!("{} ratio [95 % CI]", measure.name()));
     write(format_args!(
         "{:<48}{:>9} {p50:>26} {p99:>26} {rate:>26} {cpu:>26} {:>10}",
@@ -112,7 +112,10 @@ pub fn markdown(outcome: &Outcome) -> String {
     let Outcome { group, rounds, operations, rows } = outcome;
     let mut write =
         |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string cannot fail");
-    write(format_args!("### {}\n\n{} {rounds} rounds of {operations}.\n", group.title, group.remark));
+    write(format_args!(
+        "### {}\n\n{} {rounds} rounds of {operations} operations.\n",
+        group.title, group.remark
+    ));
     write(format_args!(
         "| arm | p50, us | p50 ratio | p99 ratio | rate ratio | CPU ratio | p99 of all, us | targets |"
     ));
