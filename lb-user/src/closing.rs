@@ -30,7 +30,8 @@ pub const DEFAULT_RATE: u32 = 100;
 /// The time without data after which `close-idle` and `socklb drain --close idle` close a
 /// connection.
 pub const IDLE: Duration = Duration::from_secs(30);
-/// The limits of the idle time. Below, the resolution of the kernel's clock (4 ms) would matter.
+/// The limits of the idle time. With shorter times, the resolution of the kernel's clock (4 ms)
+/// would matter.
 pub const IDLE_TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_hours(24);
 

@@ -64,9 +64,9 @@ pub fn stored(source: &ListSource) -> Option<Assignments> {
     Some(source.stored().ok()?.assignments)
 }
 
-/// The list of each service, by name, that a daemon with this configuration used last. For a
-/// service with an endpoint file, this is the stored last good list, or the list in the file if
-/// none is stored. Lists that cannot be read are left out.
+/// Service names, each with the list that a daemon with this configuration used last. For a service
+/// with an endpoint file, this is the stored last good list, or the list in the file if none is
+/// stored. Lists that cannot be read are left out.
 pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
     let mut lists = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {

@@ -98,12 +98,12 @@ pub struct ClientFacts {
     pub without_causes: BTreeSet<String>,
     /// Services that are in panic.
     pub panics: BTreeSet<String>,
-    /// The endpoints of each service, by name, that no task of the job uses. Contains only services
-    /// with such endpoints.
+    /// The endpoints that no task of the job uses, by service name. Contains only services with
+    /// such endpoints.
     pub unused: BTreeMap<String, UnusedEndpoints>,
-    /// The list in use of each service, by name.
+    /// The list in use, by service name.
     pub lists: BTreeMap<String, Arc<EndpointList>>,
-    /// The time after which an unavailable member is replaced, for each service, by name.
+    /// The time after which an unavailable member is replaced, by service name.
     pub replace_after: BTreeMap<String, Duration>,
     /// For how long each unavailable backend has been unavailable, by service name and address.
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,

@@ -136,7 +136,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
         "service users, backend 127.0.0.1:8002: the counts do not add up: 2 flows too many ended or active";
     assert!(faults(&fixture).contains(expected), "{}", faults(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
-    // Calls that are under way at any moment are no fault.
+    // Differences because of calls in progress are no fault.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("restore the count");
     probe.start_dialling(SERVICE);

@@ -331,10 +331,10 @@ fn an_override_that_cannot_be_stored_is_in_force_and_reported() {
     let fixture = Fixture::new();
     fs::write(fixture.setup.folder.join("state/overrides"), "").expect("write a file");
     let (code, text) = run(&fixture, &["drain", "users", FIRST]);
-    assert!(code == Some(3) && text.contains("lost at a restart of the daemon"), "{code:?} {text}");
+    assert!(code == Some(3) && text.contains("lost when the daemon restarts"), "{code:?} {text}");
     assert_eq!(names(&mut fixture.probe()), set(&["b2", "b3"]));
     let (code, text) = run(&fixture, &["overrides"]);
-    assert!(code == Some(3) && text.contains("degraded: the overrides are not stored"), "{code:?} {text}");
+    assert!(code == Some(3) && text.contains("degraded: cannot store the overrides"), "{code:?} {text}");
     fs::remove_file(fixture.setup.folder.join("state/overrides")).expect("remove the file");
     let not_kept = || overrides(&fixture).not_kept;
     eventually("a retry stores it", not_kept, Option::is_none);

@@ -71,7 +71,7 @@ fn a_hung_file_system_does_not_delay_a_stop() {
     for _ in 0..2 {
         let begun = Instant::now();
         fixture.stop();
-        // The daemon ends by itself, long before the time limit of a service manager.
+        // The daemon ends by itself, long before a service manager would kill it.
         assert!(begun.elapsed() < stage::patience(), "{:?}", begun.elapsed());
         let daemon =
             Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, Duration::from_secs(60)));

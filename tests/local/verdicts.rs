@@ -236,13 +236,13 @@ fn host_maps_are_removed_with_the_last_client() {
 #[test]
 fn a_foreign_map_in_place_of_a_host_map_is_refused() {
     let fixture = Fixture::without_daemon();
-    // The pin leads to a map of another kind.
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     fixture.setup.write("socklb.toml", &text);
     let mut fixture = fixture;
     fixture.start();
     fixture.stop();
     let verdicts = fixture.setup.host_map(abi::host::map::VERDICTS);
+    // Replaces the pin with one of another map.
     std::fs::remove_file(&verdicts).expect("remove the pin");
     array::<Service>(&fixture.setup.map("web", map::SERVICES)).pin(&verdicts).expect("pin another map");
     let output =

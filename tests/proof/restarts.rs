@@ -98,7 +98,7 @@ fn kills_of_the_daemon_fail_no_connect() {
     assert_eq!(elsewhere(&fixture.setup), 0);
 }
 
-/// The service manager restarts a daemon that cannot start.
+/// The service manager repeatedly restarts a daemon that cannot start.
 #[test]
 fn a_crash_loop_fails_no_connect() {
     let mut fixture = Fixture::new();

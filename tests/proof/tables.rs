@@ -10,8 +10,8 @@ use stage::{Backend, amount};
 use crate::restarts::{all_reached, busy, connects, elsewhere, open_flows_become, some_connects};
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// Each change replaces all backends, ten times per second. At any moment a table must contain one
-/// list or the other.
+/// The test replaces all backends of the file ten times per second. At any moment, a table must
+/// contain only backends of one list.
 #[test]
 fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_table() {
     let wanted_writes = amount(150, 600);

@@ -53,7 +53,7 @@ const PACKAGES: [(&str, &str, &str); 22] = [
     (
         "systemd",
         "/usr/bin/systemd-analyze",
-        "verifies the unit, makes its user and directories; need not run",
+        "checks the package's unit, and makes the unit's user and directories; systemd itself need not run",
     ),
     ("groff-base", "/usr/bin/groff", "sets the manual pages"),
     ("qemu-system-x86", "/usr/bin/qemu-system-x86_64", "runs the guests of the VM tests"),

@@ -447,7 +447,7 @@ pub fn read_kubernetes(
     if host.is_some() && ca.is_none() {
         let span = table.get(kubernetes::SERVER.name).map_or(table.span(), |item| item.span());
         let help = "write ca, the file with the certificates that sign the server's certificate".to_owned();
-        report.add(span, "server uses TLS, and there is no ca", help);
+        report.add(span, "`server` uses TLS, but `ca` is missing", help);
     }
     let tls = read_tls(&table, ca, pair, server_name, report).filter(|_| host.is_some());
     let server = host.or_else(|| server.strip_prefix(HTTP)).unwrap_or(&server).to_owned();

@@ -52,7 +52,7 @@ const ONLY_FOR: [(&str, &[&str], &str); 8] = [
 ];
 
 const REMOTE: &[&str] = &[DNS.name, CONSUL.name, KUBERNETES.name];
-const NOT_REMOTE: &str = "leave it out: it is for lists that a server sends";
+const NOT_REMOTE: &str = "leave the key out: only lists from a server use it";
 
 /// Reads where the endpoints of a service come from.
 pub fn read(
@@ -361,7 +361,7 @@ mod tests {
             ),
             (
                 "{ file = 'users.toml', allow = ['10.0.0.0/8'] }",
-                "7:43: allow is only for dns, consul, kubernetes (leave it out: it is for lists that a server sends)",
+                "7:43: allow is only for dns, consul, kubernetes (leave the key out: only lists from a server use it)",
             ),
             (
                 "{ dns = 'a.b', port = 80, allow = ['10.0.0.1/8'] }",
@@ -479,7 +479,7 @@ mod tests {
             (
                 "{ kubernetes = 'shop/users' }",
                 "[kubernetes]\nserver = 'https://10.0.0.1:6443'",
-                "9:10: server uses TLS, and there is no ca (write ca, the file with the certificates that sign the server's certificate)",
+                "9:10: `server` uses TLS, but `ca` is missing (write ca, the file with the certificates that sign the server's certificate)",
             ),
             (
                 "{ kubernetes = 'shop/users' }",

@@ -404,7 +404,7 @@ fn a_port_is_chosen_by_name_even_if_another_has_its_number() {
         assert_eq!(indexes(json!(ports), "metrics").unwrap(), ["10.0.0.1:9153 16209 1 Healthy -"]);
     }
     let many: Value = (1..3000_u16).map(|number| port(&format!("p{number}"), number)).collect();
-    let expected = "\"a\": its ports are \"p1\", \"p10\", \"p100\", \"p1000\", \"p1001\", \"p1002\", \"p1003\", \"p1004\" and 2991 more, and \
+    let expected = "\"a\": its ports are \"p1\", \"p10\", \"p100\", \"p1000\", \"p1001\", \"p1002\", \"p1003\", \"p1004\" and 2991 more, but \
                     port_name is \"x\"";
     assert_eq!(indexes(many, "x").unwrap_err(), format!("users:{}", none_left(expected)));
 }
@@ -561,7 +561,7 @@ fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
         (indexes, parsed.notes)
     };
     let by_address = [7446, 12823];
-    let note = || vec!["host names give no indexes: they do not all belong to one StatefulSet".to_owned()];
+    let note = || vec!["pod names give no indexes: the pods do not all belong to one StatefulSet".to_owned()];
     assert_eq!(read(&[Some("db-1"), Some("db-0")]), (vec![0, 1], vec![]));
     assert_eq!(read(&[None, None]), (by_address.to_vec(), vec![]));
     assert_eq!(read(&[Some("db"), Some("web-x")]), (by_address.to_vec(), vec![]));
@@ -689,7 +689,7 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
     check(&parsed, &["10.0.0.1:80 12823 1 Healthy -"], &[]);
     let other =
         parse(with("ports", json!([{ "name": "a", "port": 1 }])).as_bytes(), &reading("users", Some("http")));
-    let expected = format!("users:{}", none_left("\"a\": its ports are \"a\", and port_name is \"http\""));
+    let expected = format!("users:{}", none_left("\"a\": its ports are \"a\", but port_name is \"http\""));
     assert_eq!(other.unwrap_err().to_string(), expected);
 }
 

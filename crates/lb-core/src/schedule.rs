@@ -73,7 +73,7 @@ fn share(weights: &[u64], members: &[usize], sum: u128, entries: u128, counts: &
     }
     remainders.sort_unstable_by(|(a, i), (b, j)| b.cmp(a).then(i.cmp(j)));
     let rounded_up =
-        usize::try_from(entries_left).expect("fewer than members, since each remainder is below one");
+        usize::try_from(entries_left).expect("fewer entries left than members: each remainder is below one");
     for &(_, i) in &remainders[..rounded_up] {
         counts[i] += 1;
     }

@@ -2,8 +2,9 @@
 //! gives the backend its share again, and at what cost.
 //!
 //! Each task holds a pool with a fixed number of connections, all of them idle, and dials again at
-//! once when one is closed. The daemon's own code decides: [`lb_core::rebalance`] which connections
-//! to close, and the tables and the kernel's choice (in [`SimulatedClient`]) where the new ones go.
+//! once when one is closed. The daemon's own code decides: [`lb_core::rebalance`] selects the
+//! connections to close; the tables and the kernel's choice (in [`SimulatedClient`]) select the
+//! backends of new connections.
 
 use std::time::Duration;
 
@@ -18,15 +19,15 @@ use crate::traffic::client::{LinkState, SERVICE, SimulatedClient, SlotConnection
 /// The part of its share, summed over all pools, that the restarted backend is expected to reach.
 pub const GOAL: f64 = 0.75;
 
-/// How long the pools are open before the backend stops. A daemon that closed connections of even
-/// pools would do so in this time.
+/// How long the pools are open before the backend stops. A daemon that closes connections although
+/// the pools are even would show this within this time.
 const EVEN: u64 = 3 * MIN_AGE.as_secs();
 
 /// How long the backend is away.
 const AWAY: u64 = 10;
 
-/// How long the pools are observed after the bound. All connections are old enough to be closed
-/// then.
+/// How long the simulation continues after the bound. In this time, all connections become old
+/// enough to be closed.
 const QUIET: u64 = 10 * MIN_AGE.as_secs();
 
 /// The backend that restarts.

@@ -269,8 +269,9 @@ impl Overridden {
             text = format!("no change: none of these backends of service {service} {what} on this host\n");
         }
         if let Some(why) = not_kept {
-            text +=
-                &format!("cannot store this; it is in force, and lost at a restart of the daemon: {why}\n");
+            text += &format!(
+                "the change is in force, but could not be stored ({why}): it is lost when the daemon restarts\n"
+            );
         }
         text
     }
@@ -406,8 +407,8 @@ pub(crate) mod tests {
         assert_eq!(
             answer.describe("drain", 1_300),
             format!(
-                "{lines}cannot store this; it is in force, and lost at a restart of the daemon: \
-                 No space left on device (os error 28)\n"
+                "{lines}the change is in force, but could not be stored (No space left on device (os error 28)): \
+                 it is lost when the daemon restarts\n"
             )
         );
     }

@@ -377,7 +377,7 @@ impl From<membership::Unused> for UnusedEndpoints {
 impl fmt::Display for UnusedEndpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { endpoints, of, size } = self;
-        write!(f, "no task of the job uses {endpoints} of {of} endpoints: set ")?;
+        write!(f, "no task of the job uses some of the endpoints ({endpoints} of {of}): set ")?;
         match size {
             Some(size) => write!(f, "size = {size} or more"),
             None => f.write_str("size = \"auto\""),

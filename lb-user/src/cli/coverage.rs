@@ -187,7 +187,8 @@ fn is_final(error: &anyhow::Error) -> bool {
 fn cgroup_of(client: &str, status: &StatusDocument) -> Result<PathBuf> {
     let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
     let found = status.client(client);
-    let found = found.with_context(|| format!("client {client} is not running; {}", clients_here(&names)))?;
+    let found =
+        found.with_context(|| format!("the daemon has no client {client}; {}", clients_here(&names)))?;
     let cgroup = found.configured_cgroup.clone().or_else(|| found.cgroup.clone());
     cgroup.with_context(|| format!("client {client} is attached to no cgroup, and no daemon is running"))
 }

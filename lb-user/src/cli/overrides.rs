@@ -148,7 +148,7 @@ impl DrainOptions {
         }
     }
 
-    /// What to close of a drained backend.
+    /// Which connections of a drained backend the command closes.
     fn closing(&self, backend: SocketAddr) -> CloseOptions {
         CloseOptions {
             service: self.service.clone(),

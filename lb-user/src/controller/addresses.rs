@@ -75,7 +75,7 @@ impl Addresses {
             None if in_force.is_some() => return None,
             None => format!("{origin}: no answer yet"),
         };
-        Some(format!("the server does not send its address: {why}; {next}"))
+        Some(format!("the server has not sent the service's address: {why}; {next}"))
     }
 }
 

@@ -159,7 +159,7 @@ impl Controller {
                     .to_owned()
             }
             Some(error) => format!(
-                "changes of operators' overrides are in force, but not stored, and lost at a restart of the daemon; \
+                "changes of operators' overrides are in force, but not stored; a restart of the daemon loses them; \
                  retrying: {error}"
             ),
             None => return None,

@@ -139,7 +139,7 @@ impl Register {
         (Arc::new(ids), gone)
     }
 
-    /// Removes these entries. No row and no thread may use them any more.
+    /// Removes these entries. The caller must ensure that no row and no thread uses them any more.
     ///
     /// # Errors
     /// If the kernel refuses. A later call removes the remaining entries.

@@ -102,7 +102,7 @@ fn describe(interface: &Interface, all: &[Interface], driver: Option<&Driver>) -
     }];
     parts.push(format!("MTU {}", interface.mtu));
     if interface.kind.as_deref() == Some("bond") {
-        parts.push("a bond: the drivers of its members decide".to_owned());
+        parts.push("the drivers of its members decide whether it can run programs".to_owned());
     }
     if let Some(master) = interface.master.and_then(|index| all.iter().find(|one| one.index == index)) {
         let kind = master.kind.as_deref().unwrap_or("interface");
@@ -139,7 +139,8 @@ mod tests {
         let driver = Driver { name: "ixgbe".to_owned(), joins_packets: true };
         let all = [bond, member];
         let of = |at: usize, driver| describe(&all[at], &all, driver);
-        assert_eq!(of(0, None), "bond0: bond, MTU 9000, a bond: the drivers of its members decide");
+        let expected = "bond0: bond, MTU 9000, the drivers of its members decide whether it can run programs";
+        assert_eq!(of(0, None), expected);
         assert_eq!(
             of(1, Some(&driver)),
             "eth0: driver ixgbe, MTU 9000, a member of the bond bond0, LRO on: few drivers run programs with it \

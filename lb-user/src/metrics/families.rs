@@ -126,7 +126,7 @@ families! {
     LOAD_REPORTING = gauge("socklb_load_members_reporting", SERVICE,
         "Members of socklb_load_members with a recent report of their utilization. If these are fewer than half, weights do not follow load.");
     LOAD_SWITCHED = gauge("socklb_load_switched", &["client", "service", "switch"],
-        "1 for the switch that an operator has set, else 0; switch is on, freeze or off.");
+        "1 for the current position of the operators' switch, else 0. The label `switch` is `on` (default), `freeze` or `off`.");
     LOAD_SETTLING = of(FamilyType::Gauge, "socklb_load_settling_seconds", S, SERVICE,
         "Estimated time until a difference has converged: weights act only on new flows.");
     LOAD_TABLES = counter("socklb_load_tables", SERVICE, "Tables that were built because weights followed load, or because of slow start.");

@@ -226,7 +226,7 @@ impl<'a> EndpointSliceReader<'a> {
         let numbers: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
         if stems.len() > 1 || numbers.len() < entries.len() {
             if !numbers.is_empty() {
-                let note = "host names give no indexes: they do not all belong to one StatefulSet";
+                let note = "pod names give no indexes: the pods do not all belong to one StatefulSet";
                 notes.push(note.to_owned());
             }
             entries.iter_mut().for_each(|entry| entry.index = Index::Absent);
@@ -303,7 +303,7 @@ impl<'a> EndpointSliceReader<'a> {
             (Some(port), None, _) => return Some(*port),
             (None, _, Some(wanted)) if !all.is_empty() => {
                 let names: BTreeSet<String> = all.into_iter().map(name).collect();
-                let why = format!("its ports are {}, and {key} is {}", some_of(names), quote(wanted));
+                let why = format!("its ports are {}, but {key} is {}", some_of(names), quote(wanted));
                 self.left_out.add(why, slice);
             }
             (None, ..) => self.left_out.add("a slice without ports", slice),

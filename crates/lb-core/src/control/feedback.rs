@@ -32,8 +32,8 @@ const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
 /// The largest relative change of a weight in one tick.
 const STEP: f64 = 0.1;
 
-/// The largest relative difference between a weight and the weight as it acts, so that the law does
-/// not run too far ahead of long-lived flows.
+/// The largest relative difference between a factor and the acting factor. It keeps the law from
+/// running too far ahead of long-lived flows, which still follow earlier weights.
 const AHEAD: f64 = 0.5;
 
 /// Reported utilizations are clamped to this range. Without the lower limit, an almost unused

@@ -78,7 +78,7 @@ impl Default for Resolvers {
 }
 
 impl Resolvers {
-    /// The file names the servers if the settings name none.
+    /// `resolv_conf` is read for the addresses of the servers if the settings contain none.
     pub fn new(resolv_conf: &Path, limits: Limits) -> Self {
         let Limits { whole, per_second } = limits;
         let pace = Arc::new(Pace { per_second, last: Mutex::default() });

@@ -1,8 +1,8 @@
-//! The post's picture of requests per second at each backend, before and after the change from
-//! random apertures to the deterministic one.
+//! Requests per second at each backend, before and after the change from random apertures to the
+//! deterministic one, as in the picture of a blog post (Twitter, deterministic aperture).
 //!
-//! The shipped scenario `aperture` is played in virtual time. The post names neither rates nor
-//! sizes.
+//! The shipped scenario `aperture` is simulated in virtual time. The blog post states neither rates
+//! nor sizes.
 
 use lb_svg::{
     Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Point, Scale, WIDTH, at,
@@ -19,11 +19,12 @@ use crate::traffic::{play, shipped};
 
 const SCENARIO: &str = "aperture";
 
-/// The runs in which clients send unequally, as in the post: before the change, and after it.
+/// The runs before and after the change. In both, clients send at unequal rates, as in the blog
+/// post that the figure follows.
 const RUNS: [&str; 2] = ["random-aperture-unequal", "deterministic-aperture-unequal"];
 
-/// The number of seconds that are played: half of the scenario's duration, to save time. The bands
-/// in the drawing have the same width as with the whole duration.
+/// The number of seconds that are simulated: half of the scenario's duration, to save time. The
+/// bands in the drawing have the same width as with the whole duration.
 const MOST_SECONDS: u64 = 32;
 
 /// The number of steps of each run. In a step each backend gets about 100 requests, so chance does

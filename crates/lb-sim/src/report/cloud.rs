@@ -127,7 +127,7 @@ fn bins(length: f64, bin: f64) -> usize {
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
-    reason = "a share of a few hundred bins"
+    reason = "the result is at most a few hundred"
 )]
 fn bin(share: f64, bins: usize) -> usize {
     ((share * bins as f64).floor() as usize).min(bins - 1)

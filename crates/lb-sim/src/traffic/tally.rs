@@ -24,7 +24,7 @@ pub struct RequestErrors {
     pub rejected: u64,
     /// The backend answered with an error.
     pub answered: u64,
-    /// The client gave up the request.
+    /// The client gave up on the request.
     pub timed_out: u64,
 }
 

@@ -24,7 +24,7 @@ pub fn overrides(document: &OverridesDocument, now: u64, style: Style) -> String
     if let Some(why) = &document.not_kept {
         let _ = writeln!(
             text,
-            "{} the overrides are not stored, and lost at a restart of the daemon; retrying: {why}",
+            "{} cannot store the overrides; they are lost if the daemon restarts; retrying: {why}",
             style.paint("33", "degraded:")
         );
     }
@@ -83,7 +83,7 @@ mod tests {
                  reason: new kernel; client web: 3 open flows; client batch: 0 open flows\n  \
                users    10.0.0.2:80  weight 50 %  web     1m40s        -  user 1000 (pid 4711)\n    \
                  no effect: not in the list\n\
-             degraded: the overrides are not stored, and lost at a restart of the daemon; retrying: \
+             degraded: cannot store the overrides; they are lost if the daemon restarts; retrying: \
              No space left on device (os error 28)\n"
         );
         let none = OverridesDocument { overrides: Vec::new(), not_kept: None, ..document() };

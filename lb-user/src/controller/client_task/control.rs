@@ -23,7 +23,7 @@ use lb_view::load;
 
 use super::ClientTask;
 
-/// The control of one service, with the counts that it needs.
+/// The control law of one service, with the counts that the law needs.
 pub struct Controlled {
     control: Control,
     lives: Lives,

@@ -426,7 +426,7 @@ impl ClientTask {
         panics.map(|(_, (service, ..))| service.name.clone()).collect()
     }
 
-    /// The endpoints of each service, by name, that no task of the job uses.
+    /// The endpoints that no task of the job uses, by service name.
     pub fn unused(&self) -> BTreeMap<String, UnusedEndpoints> {
         let unused = self.balancer.services().filter_map(|(service, _, in_use)| {
             let (_, membership) = in_use?;

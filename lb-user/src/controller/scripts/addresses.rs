@@ -56,7 +56,8 @@ fn a_service_is_balanced_once_its_address_is_known() {
     let fault = stage.address_fault().expect("the address is not known");
     assert_eq!(
         fault,
-        "service users: the server does not send its address: 10.0.0.53:53: no answer; its connects are not balanced"
+        "service users: the server has not sent the service's address: 10.0.0.53:53: no answer; its connects \
+         are not balanced"
     );
     assert_eq!(stage.stored(), "");
     stage.answer_address(SERVICE);

@@ -54,7 +54,7 @@ impl RunDriver {
         let unheard_clients = unacknowledged;
         match cause {
             Cause::Quiet => {
-                tracing::info!(waited_ms, unheard_clients, idle, "all connections in use have ended");
+                tracing::info!(waited_ms, unheard_clients, idle, "no connection is in use any more");
             }
             Cause::Grace if look.is_none() => {
                 tracing::warn!(

@@ -117,7 +117,7 @@ fn without_a_usable_endpoint_the_finding_is_empty_and_says_why() {
         (vec![down], "service shop/users has no endpoint left: 10.0.0.1:8080: not ready"),
         (
             vec![other_port],
-            "service shop/users has no endpoint left: \"a\": its ports are \"web\", and port is \"http\"",
+            "service shop/users has no endpoint left: \"a\": its ports are \"web\", but port is \"http\"",
         ),
     ];
     for (items, why) in cases {
