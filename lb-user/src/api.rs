@@ -504,7 +504,7 @@ fn who_may_write(
     );
     let group = match desk.admins {
         Some(group) => format!("the members of group {group} ([admin] group)"),
-        None => "the members of a group that [admin] group names".to_owned(),
+        None => "the members of the group in [admin] group".to_owned(),
     };
     let (user, own) = (who.user, own_user());
     Err((

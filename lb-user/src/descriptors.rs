@@ -52,8 +52,9 @@ pub fn shortage(limit: u64, clients: u64) -> Option<String> {
     let wanted = wanted(clients);
     (limit < wanted).then(|| {
         format!(
-            "the daemon may open {limit} files, and needs up to {wanted} with {}, so it may fail to read files or accept \
-             connections: set LimitNOFILE={wanted} in its unit, or run `ulimit -n {wanted}` before `socklb run`, and restart it",
+            "the daemon may open {limit} files, but needs up to {wanted} with {}, so it may fail to read \
+             files or accept connections: set LimitNOFILE={wanted} in the daemon's unit, or run `ulimit -n \
+             {wanted}` before `socklb run`, and restart the daemon",
             counted(clients, "client")
         )
     })

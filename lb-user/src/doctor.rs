@@ -118,12 +118,13 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
     let clients = config.clients.len() as u64;
     let wanted = descriptors::wanted(clients);
     let text = format!(
-        "the daemon may open {limit} files, and needs up to {wanted} with {}",
+        "the daemon may open {limit} files, but needs up to {wanted} with {}",
         counted(config.clients.len(), "client")
     );
     if limit < wanted {
-        let help =
-            format!("set LimitNOFILE={wanted} in its unit, or run `ulimit -n {wanted}` before `socklb run`");
+        let help = format!(
+            "set LimitNOFILE={wanted} in the daemon's unit, or run `ulimit -n {wanted}` before `socklb run`"
+        );
         diagnosis.add("open files", Severity::Warning, text, Some(&help));
     } else {
         diagnosis.ok("open files", text);
@@ -154,7 +155,7 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
         }
         Ok(Answer::NotResponding) => {
             let text = format!(
-                "{}: it is stopped or hangs; tables stay as they are",
+                "{}: the daemon is stopped or hangs; tables stay as they are",
                 api::not_responding(&paths.run)
             );
             diagnosis.add(

@@ -68,9 +68,9 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
             String::new()
         };
         Some(format!(
-            "no program saw the end of {unseen} of {ended} flows in the last ten minutes{besides}; they were reclaimed. \
-             Links may have been lost (see the log), or another program changes the callbacks of sockets (see \
-             `socklb doctor`)"
+            "no program saw the end of {unseen} of {ended} flows in the last ten minutes{besides}; these \
+             flows were reclaimed. Links may have been lost (see the log), or another program changes the \
+             callbacks of sockets (see `socklb doctor`)"
         ))
     }
 

@@ -82,7 +82,7 @@ pub enum SourceError {
     /// A fault of a list that has these host names.
     #[error("{}", crate::error::chain(&**error))]
     Hosts { hosts: Arc<BTreeSet<Host>>, error: Box<SourceError> },
-    #[error("{}: {count} of its host names have no answer yet, such as {first}", place.display())]
+    #[error("{}: {count} of the list's host names have no answer yet, such as {first}", place.display())]
     Unanswered { place: PathBuf, count: usize, first: Arc<str> },
     #[error("{}: no endpoint is left: {why}", place.display())]
     Unresolved { place: PathBuf, why: String },

@@ -205,7 +205,7 @@ async fn query(wanted: Wanted, shared: &Arc<Shared>) -> (Result<Vec<u8>, String>
 /// A note on the first certificate that expires.
 fn expiry(latest: Option<&Latest>) -> Option<String> {
     let since_epoch = latest?.expires?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Some(format!("the first of the certificates expires on {}", date_of(since_epoch)))
+    Some(format!("the certificate that expires first expires on {}", date_of(since_epoch)))
 }
 
 /// Waits until the server has answered this number of queries.

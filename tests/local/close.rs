@@ -416,7 +416,7 @@ fn a_request_that_cannot_be_met_says_why_and_closes_nothing() {
     fixture.daemon().signal(Signal::STOP);
     // The daemon may still read this request when it continues.
     let dry = [&arguments[..], &["--dry-run"]].concat();
-    refused(&fixture, &dry, 1, "does not answer: it may have closed some connections");
+    refused(&fixture, &dry, 1, "does not answer: some connections may be closed");
     fixture.daemon().signal(Signal::CONT);
     eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
     fixture.stop();

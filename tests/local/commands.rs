@@ -57,7 +57,7 @@ fn check_notes_settings_without_effect() {
     fixture.cgroup.remove();
     let cgroup = fixture.cgroup.relative().display().to_string();
     let notes = format!(
-        "note: client web: there is no cgroup {cgroup} yet; the daemon attaches to it when it appears\n\
+        "note: client web: cgroup {cgroup} does not exist yet; the daemon attaches the client when the cgroup appears\n\
          note: service users: `zone` has no effect yet, but is set for 1 endpoint\n"
     );
     assert_eq!(check(), (Some(0), notes + &ok));

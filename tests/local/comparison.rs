@@ -174,7 +174,8 @@ fn changes_that_need_a_restart_are_reported_in_advance() {
     assert_eq!(code, Some(0));
     for line in [
         "metrics.listen: none -> 127.0.0.1:9464",
-        "not while running: metrics.listen cannot change while running; restart socklb to apply it",
+        "not while running: metrics.listen cannot change while the daemon runs; restart socklb to apply the \
+         new value",
     ] {
         assert!(other.lines().any(|other| other == line), "{other}");
     }

@@ -172,7 +172,7 @@ fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() 
     assert!(!progress.contains('\n'), "one line: {written:?}");
     terminal.types("\x03");
     assert_eq!(terminal.ended().code(), Some(130));
-    shows(&terminal, "waiting ended; the backends stay drained (`socklb undrain` ends this)\r\n");
+    shows(&terminal, "stopped waiting; the backends stay drained until `socklb undrain`\r\n");
     assert_eq!(names(&mut probe), set(&["b2", "b3"]));
     assert_eq!(overrides(&fixture).overrides.len(), 1);
     // A longer text would wrap, and the next one would replace only its last row.
@@ -252,7 +252,7 @@ fn a_drain_survives_the_death_of_the_daemon() {
     }
     let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
     assert!(
-        code == Some(1) && text.contains("the daemon is not running: nothing is changed"),
+        code == Some(1) && text.contains("the daemon is not running: nothing was changed"),
         "{code:?} {text}"
     );
     fixture.start();
@@ -469,7 +469,7 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
     for arguments in [&["drain", "users", FIRST][..], &["drain", "users", FIRST, "--close", "all"]] {
         let (code, text) = run(&fixture, arguments);
         assert!(
-            code == Some(1) && text.contains("the daemon is not running: nothing is changed"),
+            code == Some(1) && text.contains("the daemon is not running: nothing was changed"),
             "{arguments:?}: {code:?} {text}"
         );
     }

@@ -51,7 +51,7 @@ fn ended_by(ends: impl FnOnce(&Fixture, &ChildGuard), code: i32) -> String {
 #[test]
 fn a_signal_ends_the_closing_after_the_waiting() {
     let text = ended_by(|_, child| signal(child, Signal::INT), 130);
-    assert!(text.contains("closing ended; the backends stay drained"), "{text}");
+    assert!(text.contains("stopped closing; the backends stay drained"), "{text}");
     ended_by(|_, child| signal(child, Signal::TERM), 143);
 }
 
@@ -75,7 +75,7 @@ fn a_daemon_that_hangs_before_the_command_drains_and_closes_nothing() {
     let output = fixture.setup.run(&["drain", "users", FIRST, "--close", "all", "--wait"]);
     fixture.daemon().signal(Signal::CONT);
     let (code, text) = failure(&output);
-    assert!(code == Some(1) && text.ends_with("does not answer: nothing is changed"), "{code:?} {text}");
+    assert!(code == Some(1) && text.ends_with("does not answer: nothing was changed"), "{code:?} {text}");
     let daemon = || fixture.setup.status().daemon;
     eventually("the daemon has answered the earlier requests", daemon, Option::is_some);
     assert_eq!(fixture.setup.document::<OverridesDocument>(&["overrides"]).overrides, []);

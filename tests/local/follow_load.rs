@@ -103,5 +103,5 @@ fn a_busy_backend_loses_share_until_an_operator_switches() {
         |share| (share - 1.0 / 3.0).abs() < 0.01,
     );
     assert!(fixture.setup.run(&["load", "on", "users", "--client", "web"]).status.success());
-    assert!(fixture.daemon().log().contains("an operator switched the weights that follow load"));
+    assert!(fixture.daemon().log().contains("an operator changed whether weights follow load"));
 }

@@ -23,7 +23,7 @@ fn a_cgroup_created_later_is_attached_at_once() {
     let status = setup.status();
     let path = cgroup.relative();
     let fault = format!(
-        "client web: there is no cgroup {}; the daemon attaches to it when it appears",
+        "client web: cgroup {} does not exist; the daemon attaches the client when the cgroup appears",
         path.display()
     );
     assert_eq!(stage::faults_of(&status), [fault], "one fault, one line");
@@ -195,7 +195,7 @@ fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
     );
     let (code, text) = exec();
     assert!(
-        code == Some(1) && text.contains("wrogn") && text.contains("its programs are on"),
+        code == Some(1) && text.contains("wrogn") && text.contains("the client's programs are attached to"),
         "{code:?} {text}"
     );
     assert!(!fixture.cgroup.path().join("wrogn").exists());

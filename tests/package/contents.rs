@@ -142,8 +142,8 @@ fn the_example_passes_the_check() {
     }
     let message = machine.good(&["socklb", "check"]);
     // The example's service runs on no test machine.
-    let note = "note: client frontend: there is no cgroup system.slice/frontend.service yet; the daemon attaches to it \
-                when it appears\n";
+    let note = "note: client frontend: cgroup system.slice/frontend.service does not exist yet; the daemon \
+                attaches the client when the cgroup appears\n";
     assert_eq!(message, format!("{note}/etc/socklb/socklb.toml: ok"));
 }
 

@@ -38,7 +38,7 @@ pub const MAX_PATH: usize = lb_http::HEAD_BYTES - 256;
 /// The daemon ended before its answer to a request that changes state was complete, so the change
 /// may have been made.
 #[derive(Debug, thiserror::Error)]
-#[error("the daemon ended before it answered: it may have made the change, or a part of it")]
+#[error("the daemon ended before it answered: the change, or a part of it, may have been made")]
 pub struct DaemonEnded;
 
 /// The result of a query to the daemon.

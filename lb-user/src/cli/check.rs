@@ -110,9 +110,12 @@ pub fn run(
     for source in sources.iter().filter(|source| source.wanted().is_some()) {
         let origin = &source.origin;
         notes.push(match dry_run::stored(source) {
-            Some(_) => format!("{origin}: the list that the daemon stored last is checked, not the server's"),
+            Some(_) => format!(
+                "{origin}: checked the list that the daemon stored last, not the server's present list"
+            ),
             None => format!(
-                "{origin}: no stored list can be read, so none is checked; `socklb source check` queries the server"
+                "{origin}: not checked, because no stored list can be read; `socklb source check` queries \
+                 the server"
             ),
         });
     }
@@ -225,7 +228,8 @@ fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
         let absent = config.clients.iter().filter(|client| !mount.join(&client.cgroup).exists());
         notes.extend(absent.map(|client| {
             format!(
-                "client {}: there is no cgroup {} yet; the daemon attaches to it when it appears",
+                "client {}: cgroup {} does not exist yet; the daemon attaches the client when the cgroup \
+                 appears",
                 client.name,
                 client.cgroup.display()
             )

@@ -173,12 +173,13 @@ async fn request(paths: &Paths, path: &str) -> Result<Closed> {
             "the daemon is not running, so nothing was closed: only the daemon closes connections".to_owned(),
         ),
         Ok(Answer::NotResponding) => no_answer(format!(
-            "{}: it may have closed some connections (its log has the numbers); it ends the job when it \
-             notices that this command has ended",
+            "{}: some connections may be closed (the daemon's log has the numbers); the daemon ends the job \
+             when it notices that this command has ended",
             api::not_responding(&paths.run)
         )),
         Err(error) if error.is::<DaemonEnded>() => no_answer(
-            "the daemon ended before it answered: some connections may be closed (its log has the numbers)"
+            "the daemon ended before it answered: some connections may be closed (the daemon's log has the \
+             numbers)"
                 .to_owned(),
         ),
         Err(error) => Err(error),

@@ -86,7 +86,7 @@ impl CoverageWait<'_> {
                 Ok(Ok(Some(Coverage::Covered))) => return Ok(()),
                 Ok(Ok(Some(Coverage::Elsewhere { configured }))) => {
                     bail!(
-                        "client {client} covers cgroup {}, and this process is in another cgroup",
+                        "client {client} covers cgroup {}, but this process is in another cgroup",
                         configured.display()
                     )
                 }
@@ -165,8 +165,8 @@ impl CoverageWait<'_> {
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(
-                "client {client} is configured for cgroup {path}, which does not exist, and its programs are on {}: \
-                 create that cgroup, or correct the configuration",
+                "client {client} is configured for cgroup {path}, which does not exist; the client's \
+                 programs are attached to {}: create the configured cgroup, or correct the configuration",
                 other.display()
             );
         }

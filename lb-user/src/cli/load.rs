@@ -46,7 +46,8 @@ pub struct LoadTarget {
 
 /// The error for options of `load` that the user has written before freeze, off or on, where they
 /// would have no effect.
-pub const MISPLACED: &str = "--client, --service and --json before freeze, off and on have no effect: write socklb load freeze SERVICE --client CLIENT";
+pub const MISPLACED: &str = "the options --client, --service and --json have no effect before freeze, off \
+                             and on: write `socklb load freeze SERVICE --client CLIENT`";
 
 /// Prints how weights follow load.
 ///
@@ -106,10 +107,10 @@ pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, Co
     let switched = match api::post_to_daemon::<Switched>(&paths, &path)? {
         Answer::Given(switched) => switched,
         Answer::NotRunning => {
-            return Err(anyhow!("the daemon is not running: nothing is switched").into());
+            return Err(anyhow!("the daemon is not running: nothing was changed").into());
         }
         Answer::NotResponding => {
-            let text = "it may still switch when it continues (check with `socklb load`)";
+            let text = "the daemon may still apply the setting when it continues (check with `socklb load`)";
             return Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into());
         }
     };

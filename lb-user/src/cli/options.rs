@@ -88,7 +88,8 @@ fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
         }
         "enable" | "ready" => "use `socklb undrain SERVICE BACKEND`",
         "set" | "edit-server" | "edit" => {
-            "use `socklb weight SERVICE BACKEND 50%`, or change the endpoint in its file: the daemon follows it"
+            "use `socklb weight SERVICE BACKEND 50%`, or change the endpoint in its file: the daemon applies \
+             the change"
         }
         "show" | "list" | "stats" | "info" | "server" | "servers" | "backends" | "get" => {
             "use `socklb status`"
@@ -117,7 +118,9 @@ fn hint_of_ipvsadm(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
     Some(match option.as_str() {
         "-l" | "-L" | "--list" => "use `socklb status`",
-        "-a" | "-e" | "-d" | "-A" | "-E" | "-D" => "change the list of the service: the daemon follows it",
+        "-a" | "-e" | "-d" | "-A" | "-E" | "-D" => {
+            "change the list of the service: the daemon applies the change"
+        }
         "-C" | "--clear" => "use `socklb detach`",
         "-Z" | "--zero" => "counters cannot be reset: `socklb status` shows the rates of the last minute",
         _ => return None,

@@ -237,8 +237,8 @@ impl Change<'_> {
         let path = self.path();
         if path.len() > api::MAX_PATH {
             let text = format!(
-                "a request has at most {} bytes, and this one for {} backends has {}: name fewer backends at a \
-                 time, or name them by index; nothing is changed",
+                "a request may have {} bytes, but this request for {} backends has {}: name fewer backends \
+                 at a time, or name them by index; nothing was changed",
                 api::MAX_PATH,
                 self.backends.len(),
                 path.len()
@@ -256,13 +256,13 @@ impl Change<'_> {
         match answer {
             Answer::Given(overridden) => Ok(overridden),
             Answer::NotRunning => {
-                Err(anyhow!("the daemon is not running: nothing is changed (`socklb overrides`)").into())
+                Err(anyhow!("the daemon is not running: nothing was changed (`socklb overrides`)").into())
             }
             Answer::NotResponding => {
                 let text = if self.dry_run {
-                    "nothing is changed"
+                    "nothing was changed"
                 } else {
-                    "it may still make the change when it continues (check with `socklb overrides`)"
+                    "the daemon may still make the change when it continues (check with `socklb overrides`)"
                 };
                 Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into())
             }

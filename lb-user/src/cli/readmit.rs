@@ -33,7 +33,7 @@ pub fn run(
             return Err(anyhow!(text).into());
         }
         Answer::NotResponding => {
-            let text = "it may still end the ejection when it continues (check with `socklb status`)";
+            let text = "the daemon may still end the ejection when it continues (check with `socklb status`)";
             return Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into());
         }
     };

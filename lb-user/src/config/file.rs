@@ -20,8 +20,9 @@ pub enum ConfigFileError {
     Read { path: PathBuf, source: io::Error },
     /// There is no file at the default path.
     #[error(
-        "there is no configuration at {DEFAULT_PATH}, and --config names no other file: the package has an example, \
-         /usr/share/doc/socklb/examples/socklb.toml, which is packaging/examples/socklb.toml in the repository"
+        "there is no configuration at {DEFAULT_PATH}: create it, or name another file with --config. The \
+         package has an example, /usr/share/doc/socklb/examples/socklb.toml (in the repository: \
+         packaging/examples/socklb.toml)"
     )]
     None,
     /// The file is longer than a configuration may be.

@@ -57,7 +57,7 @@ impl Addresses {
         let AddressLookup { origin, address: in_force, taken, .. } = lookup;
         let known = self.known.get(&origin.to_string());
         let next = match in_force {
-            Some(address) => format!("{address} stays its address"),
+            Some(address) => format!("{address} stays the service's address"),
             None => "its connects are not balanced".to_owned(),
         };
         if let Some((address, other)) = taken {
@@ -65,7 +65,7 @@ impl Addresses {
         }
         if let Some(known) = known.filter(|known| Some(**known) != *in_force) {
             return Some(format!(
-                "{origin} is {known} now, which needs a reload of the configuration; {next}"
+                "{origin} is now {known}, and takes effect at the next reload of the configuration; {next}"
             ));
         }
         let why = match self.latest(lookup).and_then(|latest| latest.finding.as_ref()) {

@@ -309,7 +309,8 @@ fn log_attachment(client_task: &ClientTask, followed: Followed) {
         }
         (Followed::Unpinned, _) => warn!(
             client = %client.name,
-            "its pins were removed, so its connects are not balanced; a reload (SIGHUP) or a restart creates them again and attaches it"
+            "the client's pins were removed, so its connects are not balanced; a reload (SIGHUP) or a \
+             restart creates the pins again and attaches the client"
         ),
         (Followed::Unchanged | Followed::Attached, _) => {}
     }

@@ -74,7 +74,8 @@ impl Controller {
         let running = jobs.values().filter(|job| job.reserved_until.is_none()).count();
         let refusal = match known {
             Some(job) if !is_continued(job) => Some(format!(
-                "user {} (process {}) is closing the connections of service {} to {}; retry when that has ended",
+                "user {} (process {}) is closing the connections of service {} to {}; retry when that \
+                 command has ended",
                 job.user, job.process, order.service, order.backend
             )),
             _ if running == MAX_OPERATOR_JOBS => {

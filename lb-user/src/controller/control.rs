@@ -69,7 +69,7 @@ impl Controller {
         for client_task in tasks.filter(|task| client.is_none_or(|client| client == task.client.name)) {
             let Some(before) = client_task.switch_control(service, switch) else { continue };
             let client = client_task.client.name.clone();
-            info!(%client, %service, switch = switch.name(), before = before.name(), user, process, "an operator switched the weights that follow load");
+            info!(%client, %service, switch = switch.name(), before = before.name(), user, process, "an operator changed whether weights follow load");
             clients.push(SwitchedClient { client, before: before.name().to_owned() });
         }
         if clients.is_empty() {
@@ -77,7 +77,8 @@ impl Controller {
                 ?service,
                 user,
                 process,
-                "a switch was requested, but no client has this service with weights that follow load"
+                "a change of load control was requested, but no client has this service with weights that \
+                 follow load"
             );
         } else {
             // The next tick applies the switch. It is stored as soon as possible, so that it

@@ -121,7 +121,8 @@ impl EnvoyFiles {
         let first = errors.next()?;
         let files = counted(1 + errors.count() as u64, "file");
         let text = format!(
-            "cannot update {files} for Envoy, so Envoy may have earlier backends and weights; retrying: {first}"
+            "cannot update {files} for Envoy, so Envoy may still use earlier backends and weights; retrying: \
+             {first}"
         );
         Some(Fault::of_host(FaultCode::EnvoyFiles, text))
     }

@@ -108,15 +108,15 @@ impl Controller {
             faults.push(Fault::of_client(FaultCode::NotStarted, &client.name, error));
         }
         for CannotLeave { client, why, .. } in self.unable_to_leave() {
-            let text = format!("it should leave a cgroup, but {why}");
+            let text = format!("the client should leave a cgroup, but {why}");
             faults.push(Fault::of_client(FaultCode::CannotLeave, &client, text));
         }
         for leaving in &self.clients.leaving {
             let (Pins { client, version, .. }, detach) = (&leaving.pins, leaving.pins.detach_command());
             if let Some(error) = leaving.error() {
                 let text = format!(
-                    "cannot remove its pins of ABI version {version}: {error}; retrying. To remove them whatever flows are active, \
-                     stop the daemon and run `{detach}`"
+                    "cannot remove the client's pins of ABI version {version}: {error}; retrying. To remove \
+                     the pins even if flows are active, stop the daemon and run `{detach}`"
                 );
                 faults.push(Fault::of_client(FaultCode::CannotLeave, client, text));
             }
@@ -154,8 +154,9 @@ impl Controller {
         let path = StoredOverrides::path(&self.config.paths.state);
         let text = match self.sources.files_to_store.error_of(&path) {
             _ if self.overrides.is_unread() => {
-                "the operators' overrides of an earlier daemon cannot be read, and no change is stored; drained \
-                 backends stay drained, but weights are not in force; retrying (`socklb overrides` has the reason)"
+                "cannot read the operators' overrides of an earlier daemon, so no change is stored; drained \
+                 backends stay drained, but changed weights are not in force; retrying (`socklb overrides` \
+                 has the reason)"
                     .to_owned()
             }
             Some(error) => format!(
@@ -199,7 +200,8 @@ impl Controller {
         let path = client_task.client.cgroup.display();
         if client_task.is_unpinned() {
             return Some(
-                "its pins were removed, so its connects are not balanced; a reload (SIGHUP) or a restart creates them again and attaches it"
+                "the client's pins were removed, so its connects are not balanced; a reload (SIGHUP) or a \
+                 restart creates the pins again and attaches the client"
                     .to_owned(),
             );
         }
@@ -228,6 +230,8 @@ impl Controller {
             .as_ref()
             .map(|warning| format!(" ({warning})"))
             .unwrap_or_default();
-        Some(format!("there is no cgroup {path}; the daemon attaches to it when it appears{warning}"))
+        Some(format!(
+            "cgroup {path} does not exist; the daemon attaches the client when the cgroup appears{warning}"
+        ))
     }
 }

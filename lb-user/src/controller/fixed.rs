@@ -35,14 +35,14 @@ pub fn unchangeable(running: &Keys, wanted: &Keys, pins: &Path, clients: &[&str]
     let remade = REMADE.into_iter().filter(is_changed).map(|name| {
         let remove = remove_all(clients, pins);
         format!(
-            "{name} cannot change while running; a restart is not enough, because the clients' maps outlive it: stop socklb, run \
-             {remove} (connects are then not balanced), and start socklb again"
+            "{name} cannot change while the daemon runs; a restart is not enough, because the clients' maps \
+             outlive the daemon: stop socklb, run {remove} (connects are then not balanced), and start \
+             socklb again"
         )
     });
-    let restarted = RESTARTED
-        .into_iter()
-        .filter(is_changed)
-        .map(|name| format!("{name} cannot change while running; restart socklb to apply it"));
+    let restarted = RESTARTED.into_iter().filter(is_changed).map(|name| {
+        format!("{name} cannot change while the daemon runs; restart socklb to apply the new value")
+    });
     remade.chain(restarted).collect()
 }
 
@@ -83,7 +83,9 @@ mod tests {
         let with = |lines: &str| good(&format!("{LEAST}{lines}"));
         let metrics = "[metrics]\nlisten = '127.0.0.1:9464'\n";
         let other = "[metrics]\nlisten = '[::1]:9464'\n[paths]\nrun = 'r'\nstate = 's'\n";
-        let named = |key: &str| format!("{key} cannot change while running; restart socklb to apply it");
+        let named = |key: &str| {
+            format!("{key} cannot change while the daemon runs; restart socklb to apply the new value")
+        };
         let (run, state, listen) = (named("paths.run"), named("paths.state"), named("metrics.listen"));
         let group = "[admin]\ngroup = 'ops'\n";
         let hosts = format!("{metrics}hosts = ['metrics.example']");

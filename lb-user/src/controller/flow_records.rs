@@ -170,8 +170,8 @@ impl Controller {
             let unknown = reclaim.last.kept_elsewhere;
             if let Some(why) = self.passes.holders.as_ref().filter(|_| unknown > 0) {
                 let text = format!(
-                    "{unknown} active flows are in network namespaces that cannot be inspected; if their ends are not seen, they count as \
-                     active for ever: {why}"
+                    "{unknown} active flows are in network namespaces that the daemon cannot inspect; if no \
+                     program sees the end of such a flow, the flow counts as active for ever: {why}"
                 );
                 add(FaultCode::RecordsUnchecked, text);
             }

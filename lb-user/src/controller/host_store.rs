@@ -48,8 +48,8 @@ impl StoredFile for StoredHosts {
     const SCHEMA: u32 = SCHEMA;
     const LOST: &'static str = "the file of the addresses of host names cannot be parsed; it was renamed; host names that do not resolve \
                                 have no addresses";
-    const UNREAD: &'static str = "cannot read the stored addresses of host names; host names that do not resolve have no addresses; \
-                                  retrying, and not overwriting the file";
+    const UNREAD: &'static str = "cannot read the stored addresses of host names; host names that do not \
+                                  resolve have no addresses; retrying; the file is not overwritten";
     const READ: &'static str = "the stored addresses of host names were read";
 
     fn path(state: &Path) -> PathBuf {

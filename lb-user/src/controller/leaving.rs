@@ -179,10 +179,10 @@ impl Controller {
             let why = match missing {
                 Ok(None) => return,
                 Ok(Some(successor)) => {
-                    format!("stays until client {successor}, which takes over, is attached")
+                    format!("it stays until client {successor}, which takes over the cgroup, is attached")
                 }
                 Err(error) => format!(
-                    "stays because it is unknown whether another client has taken over: {}",
+                    "it stays because it is unknown whether another client has taken over the cgroup: {}",
                     crate::error::chain(&error)
                 ),
             };
@@ -249,7 +249,7 @@ impl Leaving {
         if !self.retired {
             kernel.retire(&self.pins)?;
             self.retired = true;
-            info!(%client, version, "the client is leaving: no new flow begins there");
+            info!(%client, version, "the client is leaving: no new flow begins in its cgroup");
         }
         if kernel.open_flows(&self.pins)? > 0 {
             return Ok(false);

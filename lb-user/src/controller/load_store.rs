@@ -85,8 +85,8 @@ impl StoredFile for StoredLoads {
     const SCHEMA: u32 = SCHEMA;
     const LOST: &'static str = "the file of learnt weights and operators' switches cannot be parsed; it was renamed; services start with \
                                 their structural weights, and follow load as configured";
-    const UNREAD: &'static str = "cannot read the learnt weights and the operators' switches; services start with their structural weights; \
-                                  retrying, and not overwriting the file";
+    const UNREAD: &'static str = "cannot read the learnt weights and the operators' switches; services start \
+                                  with their structural weights; retrying; the file is not overwritten";
     const READ: &'static str = "the learnt weights were read";
 
     fn path(state: &Path) -> PathBuf {

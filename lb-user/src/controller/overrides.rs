@@ -53,7 +53,8 @@ impl StoredFile for StoredOverrides {
     const SCHEMA: u32 = SCHEMA;
     const LOST: &'static str =
         "the file of operators' overrides cannot be parsed; it was renamed; no backend is drained";
-    const UNREAD: &'static str = "cannot read the operators' overrides; drained backends stay drained; retrying, and not overwriting the file";
+    const UNREAD: &'static str = "cannot read the operators' overrides; drained backends stay drained; \
+                                  retrying; the file is not overwritten";
     const READ: &'static str = "the operators' overrides were read";
 
     fn path(state: &Path) -> PathBuf {
@@ -350,7 +351,8 @@ impl Controller {
         let error = self.sources.files_to_store.error_of(&StoredOverrides::path(&self.config.paths.state));
         let not_kept = match &self.overrides.unread {
             Some(why) => Some(format!(
-                "the overrides of an earlier daemon cannot be read, and drains in the kernel's maps hold: {why}"
+                "cannot read the overrides of an earlier daemon; drains in the kernel's maps stay in force: \
+                 {why}"
             )),
             None => error.map(str::to_owned),
         };
@@ -458,7 +460,7 @@ impl Controller {
         {
             let names: Vec<&str> = tasks.iter().map(|task| task.client.name.as_str()).collect();
             return Err(format!(
-                "no client {client} here has a service {service}: {} has it",
+                "client {client} has no service {service} here; clients with this service: {}",
                 names.join(", ")
             ));
         }

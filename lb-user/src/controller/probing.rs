@@ -235,10 +235,12 @@ impl Probing {
         }
         self.keys.retain(|name, _| names.contains(name));
         for name in disagreements.keys.difference(&self.disagreements.keys) {
-            warn!(backend = %name.address, "services give this backend different keys, so it is not polled for reports");
+            warn!(backend = %name.address, "services have different keys for this backend, so the daemon \
+                                            does not poll it for reports");
         }
         for name in disagreements.agents.difference(&self.disagreements.agents) {
-            warn!(backend = %name.address, "services, or their lists, name different agents for this backend; the first one is polled");
+            warn!(backend = %name.address, "services or their lists have different agents for this backend; \
+                                            the daemon polls the first agent");
         }
         self.disagreements = disagreements;
         if connected != self.connected {
@@ -413,13 +415,15 @@ impl Disagreements {
     fn faults(&self) -> impl Iterator<Item = Fault> {
         let keys = first_of(&self.keys).map(|names| {
             format!(
-                "services give {names} different keys: it is not polled, because the holder of each key could report for it. Give these \
-                 services one key, or remove it from the list that it does not belong to"
+                "services have different keys for {names}: the daemon does not poll such a backend, because \
+                 the holder of either key could report for it. Give these services the same key, or remove \
+                 the backend from the wrong list"
             )
         });
         let agents = first_of(&self.agents).map(|names| {
             format!(
-                "services, or their lists, name different agents for {names}: the first one is polled. Give all the same `agent` and `port`"
+                "services or their lists have different agents for {names}: the daemon polls the first \
+                 agent. Set the same `agent` and `port` for all"
             )
         });
         keys.into_iter().chain(agents).map(|text| Fault::of_host(FaultCode::Probes, text))

@@ -72,7 +72,8 @@ impl Shrink {
     /// Describes the pending removals.
     pub fn describe(&self) -> String {
         format!(
-            "its host names no longer have {} of {} endpoints; they stay until the answers are repeated",
+            "DNS answers for the list's host names lack {} of {} endpoints; the endpoints stay until the \
+             answers are repeated",
             self.pending.removed.len(),
             self.pending.base.as_slice().len()
         )
@@ -218,7 +219,8 @@ impl WatchedSource {
                 service,
                 removed = pending.removed.len(),
                 of = pending.base.as_slice().len(),
-                "the answer removes most endpoints; they stay in force until it is repeated after 10 s"
+                "the answer removes most endpoints; these stay in force until the server repeats the answer \
+                 after 10 s"
             );
             let answers = self.remote.latest.answers;
             Shrink { pending, since: now, answers, is_queried: false, is_repeated: false }

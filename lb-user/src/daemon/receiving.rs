@@ -188,11 +188,11 @@ fn listen(wanted: &ReceiveAt, all: &[Interface]) -> Result<(), String> {
     match wanted.maps.set_listeners(&addresses, listener) {
         Ok(0) => Ok(()),
         Ok(more) => Err(format!(
-            "this host has {more} addresses more than the {MAX_LISTENERS} at which the kernel can receive reports; addresses of interfaces in \
-             `xdp` come first: choose one address with `listen` in [reports]"
+            "this host has {more} addresses too many: the kernel can receive reports at {MAX_LISTENERS}, \
+             first at those of interfaces in `xdp`. Choose one address with `listen` in [reports]"
         )),
         Err(error) => {
-            Err(format!("cannot store in the kernel at which addresses reports arrive: {}", chain(&error)))
+            Err(format!("cannot give the kernel the addresses at which reports arrive: {}", chain(&error)))
         }
     }
 }

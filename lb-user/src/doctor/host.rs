@@ -7,9 +7,10 @@ use lb_view::diagnosis::{Diagnosis, Severity};
 use crate::config::Paths;
 
 /// How root gives the daemon the privileges that it needs. Other users cannot give them.
-const GIVE_ALL: &str = "run the daemon as root, or as root give USER all three capabilities: `setpriv --reuid USER --regid GROUP --init-groups \
-                        --inh-caps +bpf,+net_admin,+perfmon --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a \
-                        unit AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
+const GIVE_ALL: &str = "run the daemon as root, or (as root) give USER all three capabilities: `setpriv \
+                        --reuid USER --regid GROUP --init-groups --inh-caps +bpf,+net_admin,+perfmon \
+                        --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a unit \
+                        AmbientCapabilities=CAP_BPF CAP_NET_ADMIN CAP_PERFMON)";
 
 /// Examines the host. Returns the kernel's features, if they could be probed.
 pub fn examine(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<Features> {
@@ -84,7 +85,9 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
             "programs",
             Severity::Problem,
             crate::error::chain(&error),
-            Some("give it CAP_PERFMON: the verifier then follows fewer paths of speculative execution"),
+            Some(
+                "give the daemon CAP_PERFMON: the verifier then follows fewer paths of speculative execution",
+            ),
         ),
         None => diagnosis.add(
             "programs",
@@ -101,7 +104,10 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
         Some(bytes) => diagnosis.add(
             "locked memory",
             Severity::Note,
-            format!("limited to {bytes} bytes; matters only below Linux 5.11, where a daemon that runs as root raises the limit itself"),
+            format!(
+                "limited to {bytes} bytes; the limit matters only before Linux 5.11, where a daemon that \
+                 runs as root raises it itself"
+            ),
             Some("ulimit -l unlimited (in a unit: LimitMEMLOCK=infinity)"),
         ),
     }
@@ -117,22 +123,24 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         diagnosis.add("features", state, text, None);
     };
     for of_kernel in &FEATURES {
-        let off = format!("it needs {}. {}", of_kernel.takes, of_kernel.without);
+        let off = format!("this needs {}. {}", of_kernel.takes, of_kernel.without);
         feature(of_kernel.title, of_kernel.is_in(features), &off);
     }
     feature(
         "reclaiming flow records",
         lb_kernel::can_reclaim(),
-        "it needs lists of TCP and UDP sockets (sock_diag) and the cookies of network namespaces (Linux 5.14). If the end of a \
-         flow was not seen, the flow counts as active until no process has held its socket for ten minutes",
+        "this needs lists of TCP and UDP sockets (sock_diag) and the cookies of network namespaces (Linux \
+         5.14). If no program saw the end of a flow, the flow counts as active until no process has held its \
+         socket for ten minutes",
     );
     let holders = lb_kernel::try_holders();
     feature(
         "finding which sockets processes hold",
         holders.is_ok(),
         &format!(
-            "{}. An open socket that is not connected is no longer counted after two lists of sockets have missed it. If the \
-             end of a flow in a network namespace that cannot be inspected was not seen, the flow counts as active for ever",
+            "{}. The flow of an open socket that is not connected is no longer counted after two lists of \
+             sockets have missed the socket. A flow in a network namespace that cannot be inspected counts \
+             as active for ever if no program saw its end",
             holders.as_ref().err().map_or_else(String::new, |error| crate::error::chain(error))
         ),
     );

@@ -30,7 +30,8 @@ pub fn examine(
                     "the program that receives reports in the kernel is refused; only the daemon's socket receives them: {}",
                     chain(&error)
                 );
-                let help = "give the daemon CAP_PERFMON, too: the program computes pointers into packets, which needs it";
+                let help =
+                    "also give the daemon CAP_PERFMON, which programs need to compute pointers into packets";
                 diagnosis.add(CHECK, Severity::Warning, text, Some(help));
             }
         }
@@ -86,7 +87,7 @@ fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
         return diagnosis.ok(CHECK, format!("{description}; no program is attached yet"));
     }
     let text = format!(
-        "{description}; another program is attached, {}, and an interface accepts only one",
+        "{description}; another program ({}) is attached, and an interface accepts only one",
         named.join(" and ")
     );
     let help = format!("bpftool prog show id {}", interface.programs[0]);

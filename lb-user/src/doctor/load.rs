@@ -19,8 +19,8 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
         described.push(service.name.clone());
         if law == Law::Feedback && service.policy != Policy::P2c {
             let text = format!(
-                "service {}: with policy {:?} a connect considers only weights; p2c also considers open flows, so that a backend that \
-                 hangs gets few connects before any report shows it",
+                "service {}: with policy {:?} a connect considers only weights; p2c also considers open \
+                 flows, so a backend that hangs gets few connects even before a report shows the problem",
                 service.name,
                 service.policy.name()
             );

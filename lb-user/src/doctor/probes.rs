@@ -17,7 +17,8 @@ use crate::config::{ClientConfig, Config, ProbeConfig, ReportsConfig};
 const NAMED: usize = 3;
 
 /// What to do if agents do not answer.
-const NO_REPORT: &str = "on the backend's host run `socklb agent status`; check its key, and whether firewalls let UDP through to its port";
+const NO_REPORT: &str = "on the backend's host run `socklb agent status`; check the agent's key, and whether \
+                         firewalls let UDP through to the agent's port";
 
 /// What to do if probes come from another network namespace than the client's connects.
 const GUESSES: &str = "use an agent in that namespace (probe = \"report\"); to see the namespace of another user's process the \

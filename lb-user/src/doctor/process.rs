@@ -81,7 +81,10 @@ impl Covering {
 
     /// How to make the process create its sockets in the covered cgroup.
     fn start(&self) -> String {
-        format!("restart it in its cgroup: in its unit, or with `socklb exec {} -- COMMAND`", self.client)
+        format!(
+            "restart the process in its cgroup: in its systemd unit, or with `socklb exec {} -- COMMAND`",
+            self.client
+        )
     }
 }
 
@@ -129,8 +132,9 @@ fn uncovered(diagnosis: &mut Diagnosis, own: &std::path::Path, known: &[KnownCli
             format!("no client covers {} or a cgroup above it; clients here are: {here}", own.display());
         let client = full.first().map_or("CLIENT", |(name, _)| name);
         let help = format!(
-            "restart it in a client's cgroup: as a unit with the cgroup of a [[client]], or with `socklb exec {client} -- \
-             COMMAND`. Moving it is not enough: its sockets stay in the cgroup in which they were created"
+            "restart the process in a client's cgroup: as a systemd unit with the cgroup of a [[client]], or \
+             with `socklb exec {client} -- COMMAND`. Moving the process is not enough: its sockets stay in \
+             the cgroup in which they were created"
         );
         diagnosis.add("coverage", Severity::Problem, text, Some(&help));
     }

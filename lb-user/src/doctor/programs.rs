@@ -50,10 +50,10 @@ fn order(neighbour: &Neighbour) -> &'static str {
     let chooses = hook.starts_with("connect") || hook.starts_with("sendmsg");
     match (neighbour.runs_after_ours, hook) {
         (true, _) if chooses => {
-            "after socklb's: it sees the backend as the destination, and the kernel dials the address that it writes"
+            "after socklb's: it sees the backend as the destination, and can replace this destination"
         }
         (false, _) if chooses => {
-            "before socklb's: socklb looks up the address that it writes among the services"
+            "before socklb's: it can replace the destination before socklb looks up the service"
         }
         (true, "sock_ops") => {
             "after socklb's: if it overwrites the socket's callback flags, socklb does not see the end of \
@@ -64,9 +64,12 @@ fn order(neighbour: &Neighbour) -> &'static str {
         }
         (_, "sock_release") => "beside socklb's: neither program changes what the other one sees",
         (true, _) => {
-            "after socklb's: it sees the service's address, and the application receives the address that it writes"
+            "after socklb's: it sees the service's address, and can replace the address that the application \
+             receives"
         }
-        (false, _) => "before socklb's: socklb compares the address that it writes with the backends",
+        (false, _) => {
+            "before socklb's: it can replace the address before socklb compares it with the backends"
+        }
     }
 }
 
@@ -74,7 +77,7 @@ fn order(neighbour: &Neighbour) -> &'static str {
 /// removed.
 fn where_it_may_be_pinned(neighbour: &Neighbour) -> String {
     format!(
-        "the pins of another socklb with other --pins hold it, or its pins were moved: find them with `find / -name \
+        "another socklb with other --pins holds it, or its pins were moved: find the pins with `find / -name \
          '{}@*'`, and remove them with `socklb detach --all --pins DIR`",
         if neighbour.hook == "sock_ops" { "connect4" } else { &neighbour.hook }
     )

@@ -46,8 +46,8 @@ pub async fn close(
         backend = drain_ends(paths, scopes) => backend?,
         code = interrupted => {
             print::message(
-                "closing ended; the backends stay drained (`socklb undrain` ends this), and the daemon's log has \
-                 the number of closed connections",
+                "stopped closing; the backends stay drained until `socklb undrain`; the daemon's log has the \
+                 number of closed connections",
             );
             return Ok(Ending::Early(code));
         }

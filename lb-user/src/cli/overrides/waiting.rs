@@ -128,11 +128,11 @@ pub async fn wait(
     Ok(Waited { code, last })
 }
 
-const INTERRUPTED: &str = "waiting ended; the backends stay drained (`socklb undrain` ends this)";
+const INTERRUPTED: &str = "stopped waiting; the backends stay drained until `socklb undrain`";
 
 /// The message that a command ends because a backend is no longer drained.
 pub fn no_longer_drained(backend: SocketAddr) -> String {
-    format!("{backend} is no longer drained: another command or the end of its time has ended this")
+    format!("{backend} is no longer drained: another command has ended the drain, or its time is over")
 }
 
 /// The progress that has been printed.
@@ -218,7 +218,10 @@ impl Waiting {
         }
         let (open, untracked) = (progress.open(), progress.untracked);
         let not_counted = if untracked > 0 {
-            format!("; {} have an unknown end and are not counted", counted(untracked, "untracked flow"))
+            format!(
+                "; {} not counted, because no program sees their end",
+                counted(untracked, "untracked flow")
+            )
         } else {
             String::new()
         };
@@ -304,12 +307,14 @@ mod tests {
         let untracked = DrainProgress { untracked: 2, ..seen(30) };
         assert_eq!(
             waiting.step(at(20), Some(untracked.clone())),
-            waits("10.0.0.1:80: 30 open flows; 2 untracked flows have an unknown end and are not counted"),
+            waits(
+                "10.0.0.1:80: 30 open flows; 2 untracked flows not counted, because no program sees their end"
+            ),
             "no flow has ended in the last ten seconds"
         );
         let end = "10.0.0.1:80: 0 open flows after 1m01s";
         assert_eq!(waiting.step(at(61), Some(seen(0))), Step::Ends(0, end.to_owned()));
-        let end = format!("{end}; 2 untracked flows have an unknown end and are not counted");
+        let end = format!("{end}; 2 untracked flows not counted, because no program sees their end");
         let untracked = DrainProgress { untracked: 2, ..seen(0) };
         assert_eq!(waiting.step(at(61), Some(untracked)), Step::Ends(0, end));
     }

@@ -78,7 +78,7 @@ fn a_restart_begins_with_the_stored_address_and_a_failed_query_changes_nothing()
     stage.start(&BACKENDS);
     assert_eq!(stage.used_at(SERVICE), BACKENDS);
     let fault = stage.address_fault().expect("the server does not answer");
-    assert!(fault.ends_with("10.0.0.53:53: no answer; 10.96.0.10:80 stays its address"), "{fault}");
+    assert!(fault.ends_with("10.0.0.53:53: no answer; 10.96.0.10:80 stays the service's address"), "{fault}");
     stage.answer_nothing();
     stage.settle();
     assert_eq!(stage.used_at(SERVICE), BACKENDS, "a deleted Service retains its address");
@@ -98,7 +98,7 @@ fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
     assert_eq!(stage.used_at(SERVICE), BACKENDS);
     assert!(stage.used_at("10.96.0.11:80").is_empty());
     let fault = stage.address_fault().expect("the reload failed");
-    assert!(fault.contains("10.96.0.11:80 now, which needs a reload"), "{fault}");
+    assert!(fault.contains("is now 10.96.0.11:80, and takes effect at the next reload"), "{fault}");
     assert!(stage.stored().contains(SERVICE));
     // A service with another address is another service for the kernel, so its counts begin again.
     stage.is_counted = false;

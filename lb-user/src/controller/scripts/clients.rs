@@ -216,9 +216,12 @@ fn fixed_settings_are_named_and_all_others_change() {
         stage.add(&more);
         stage.dispatch(Event::Hangup);
         stage.settle();
-        let restart = |key: &str| format!("{key} cannot change while running; restart socklb to apply it");
-        let remade = "limits.flow_records cannot change while running; a restart is not enough, because the clients' maps outlive it: \
-                      stop socklb, run `socklb detach web --pins '/sys/fs/bpf'` (connects are then not balanced), and start socklb again";
+        let restart = |key: &str| {
+            format!("{key} cannot change while the daemon runs; restart socklb to apply the new value")
+        };
+        let remade = "limits.flow_records cannot change while the daemon runs; a restart is not enough, \
+                      because the clients' maps outlive the daemon: stop socklb, run `socklb detach web \
+                      --pins '/sys/fs/bpf'` (connects are then not balanced), and start socklb again";
         let expected = [remade.to_owned(), restart("paths.run"), restart("metrics.listen")];
         assert_eq!(stage.faults(), expected);
         assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
@@ -459,7 +462,7 @@ fn a_client_stays_until_its_successor_is_attached() {
             assert!(stage.reaches(stage.place));
         }
         let faults = stage.faults();
-        assert!(faults.iter().any(|fault| fault.contains("it should leave")), "{faults:?}");
+        assert!(faults.iter().any(|fault| fault.contains("the client should leave")), "{faults:?}");
         assert_eq!(stage.pinned(), ["web"]);
         stage.finish_hung();
         (0..70).for_each(|_| stage.pass(SECOND));
@@ -549,7 +552,7 @@ fn a_client_without_a_cgroup_waits_and_delays_no_other() {
         stage.write_clients(&[("web", "web"), ("two", "b")]);
         stage.try_to_start(1);
         assert!(stage.reaches(other));
-        let expected = "there is no cgroup web; the daemon attaches to it when it appears";
+        let expected = "cgroup web does not exist; the daemon attaches the client when the cgroup appears";
         assert_eq!(stage.faults(), [expected]);
         stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
         stage.pass(2 * SECOND);

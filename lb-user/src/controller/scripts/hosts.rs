@@ -153,7 +153,7 @@ fn a_list_takes_effect_only_when_every_host_name_has_an_answer() {
         stage.list_text(&list_of(&NAMES[1..]));
         stage.pass(MINUTE);
         assert_eq!(stage.dialled_backends(), BACKENDS);
-        let expected = "1 of its host names have no answer yet, such as c.example";
+        let expected = "1 of the list's host names have no answer yet, such as c.example";
         assert!(stage.fault().contains(expected), "{}", stage.fault());
         stage.lose_name("c.example", "no answer");
         stage.pass(MINUTE);
@@ -255,8 +255,8 @@ fn the_removal_of_most_endpoints_by_host_names_waits_for_a_second_answer() {
         stage.name("b.example", &["10.0.0.4"]);
         stage.pass(Duration::from_secs(9));
         assert_eq!(stage.dialled_backends(), four);
-        let expected =
-            "its host names no longer have 3 of 4 endpoints; they stay until the answers are repeated";
+        let expected = "DNS answers for the list's host names lack 3 of 4 endpoints; the endpoints stay \
+                        until the answers are repeated";
         assert_eq!(stage.fault(), expected);
         stage.pass(Duration::from_secs(3));
         assert_eq!(

@@ -278,7 +278,12 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
         stage.disk.set_broken(FILE, true);
         stage.start(&BACKENDS);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
-        assert!(stage.faults().iter().any(|fault| fault.contains("of an earlier daemon cannot be read")));
+        assert!(
+            stage
+                .faults()
+                .iter()
+                .any(|fault| fault.contains("cannot read the operators' overrides of an earlier daemon"))
+        );
         let (answer, mut reply) = Reply::new();
         stage.dispatch(Event::Query(ControllerQuery::Overrides(answer)));
         let document = reply.try_recv().expect("an answer");
@@ -542,7 +547,7 @@ fn an_override_of_one_client_concerns_no_other() {
         stage.accepted(only("web", undrain(MIDDLE)));
         assert!(stage.overrides().contains(&(address(MIDDLE), OverrideKind::Drain)));
         let why = stage.refused(only("mail", drain(&[FIRST])));
-        assert_eq!(why, "no client mail here has a service users: web, batch has it");
+        assert_eq!(why, "client mail has no service users here; clients with this service: web, batch");
         // Without a client, every drain of the backend ends.
         stage.accepted(undrain(FIRST));
         assert_eq!(stage.overrides(), [(address(MIDDLE), OverrideKind::Drain)]);

@@ -275,11 +275,14 @@ fn a_service_believes_only_reports_with_its_own_key() {
         assert_eq!(stage.reached(stage.place, more), Some(address(BACKENDS[0])));
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));
         let faults = with_more(stage, "health = { probe = \"report\", interval = \"1s\", key = \"2\" }");
-        let expected = format!("services give {} different keys: it is not polled", BACKENDS[0]);
+        let expected = format!(
+            "services have different keys for {}: the daemon does not poll such a backend",
+            BACKENDS[0]
+        );
         assert!(faults.len() == 1 && faults[0].contains(&expected), "{faults:?}");
         stage.disk.write(list, list_of(&BACKENDS[..1]) + "agent = \"127.0.0.1:9\"\n");
         let faults = with_more(stage, "health = { probe = \"report\", interval = \"1s\" }");
-        let expected = format!("name different agents for {}: the first one is polled", BACKENDS[0]);
+        let expected = format!("have different agents for {}: the daemon polls the first agent", BACKENDS[0]);
         assert!(faults.len() == 1 && faults[0].contains(&expected), "{faults:?}");
         assert_eq!(with_more(stage, ""), [""; 0]);
         assert_eq!(stage.reported(BACKENDS[0]), "lame-duck");
