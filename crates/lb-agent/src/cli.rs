@@ -52,7 +52,7 @@ pub enum AgentCommand {
     /// The command receives SIGTERM once its connections have ended. This process then ends as the
     /// command does: with its exit code, or by its signal.
     Run(Box<Run>),
-    /// Check an agent's configuration and the key files that it names; report all faults at once
+    /// Check an agent's configuration and the key files in it; report all faults at once
     Check {
         /// Configuration file
         #[arg(default_value = DEFAULT_PATH)]
@@ -90,18 +90,18 @@ pub enum AgentCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Report the load of an application; it takes precedence over measured load while it is valid
+    /// Report the load of an application; while valid, it takes precedence over measured load
     Report(LoadReportOptions),
     /// Create a key of a service, or derive a backend's key from it, and print it as lines of a key
     /// file
     ///
-    /// Client hosts have the service's key (`[reports] key`); backends have only their own. Store
-    /// either in a file of mode 0640 at most.
+    /// Client hosts need the service's key (`[reports] key`); a backend's host needs only the
+    /// backend's key. Store keys in files of mode 0640 at most.
     Key {
         /// Number of the new key
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "of")]
         id: u16,
-        /// Key file of the service, from which to derive the backend's keys
+        /// Key file of the service, from which the backend's keys are derived
         #[arg(long, value_name = "FILE", requires = "backend")]
         of: Option<PathBuf>,
         /// Backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
@@ -312,7 +312,7 @@ impl Serve {
     }
 
     fn one(&self, name: Name) -> Result<BackendConfig> {
-        let path = self.key.as_ref().context("--key is missing: it names the file of the backend's keys")?;
+        let path = self.key.as_ref().context("--key is missing (the file with the backend's keys)")?;
         let mut backend = BackendConfig::new(name, read_key_file(path)?);
         backend.check = match self.check.as_deref() {
             Some("off") => None,

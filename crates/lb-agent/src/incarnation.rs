@@ -49,7 +49,8 @@ pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
         let error = chain(&error);
         warn!(
             error,
-            "cannot save the number of this start; if the clock goes back before the next start, clients ignore pushes of that start until they receive an answer"
+            "cannot save the number of this start; if the clock goes back before the next start, clients \
+             ignore pushes after that start until they receive an answer"
         );
     }
     number

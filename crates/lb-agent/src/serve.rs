@@ -253,7 +253,7 @@ fn watch(config: &AgentConfig) -> Watch {
 fn group_number(name: &str) -> Result<u32> {
     let number = peer::group_number(name).with_context(|| format!("look up the group {name}"))?;
     number.with_context(|| {
-        format!("there is no group {name}, which `group` names (groupadd {name}, or leave `group` out)")
+        format!("`group` is {name}, but there is no such group (groupadd {name}, or leave `group` out)")
     })
 }
 

@@ -27,7 +27,8 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     }
     if text.contains(['*', '?', '[']) {
         let help =
-            "write a [[client]] for each cgroup, or one for the cgroup that contains them all".to_owned();
+            "write a [[client]] for each cgroup, or one [[client]] for the cgroup that contains them all"
+                .to_owned();
         return Err(("is a pattern, and patterns are not supported", help));
     }
     if let Some(("", below)) = text.split_once("/sys/fs/cgroup/")
@@ -54,7 +55,7 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     let names = components().filter(|component| *component != Component::CurDir);
     let cgroup = names.collect::<PathBuf>().to_string_lossy().into_owned();
     if cgroup.is_empty() {
-        return Err(("is the whole host, the daemon included", example()));
+        return Err(("is the whole host, including the daemon", example()));
     }
     Ok(cgroup)
 }
@@ -87,7 +88,8 @@ impl ClientCgroups {
                 "cgroup \"{cgroup}\" of client \"{client}\" {relation} \"{other}\" of client \"{others}\" on line {line}"
             );
             let help =
-                "cgroups of clients may not nest: give each client a cgroup outside the other's".to_owned();
+                "cgroups of clients may not nest: give each client a cgroup outside the cgroups of the others"
+                    .to_owned();
             report.add(span.clone(), message, help);
         }
         self.0.push((path.to_owned(), client.to_owned(), span.clone()));
@@ -106,7 +108,8 @@ mod tests {
             assert_eq!(cgroup(text), Ok("a/b.service".into()));
         }
         let example = "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"";
-        let pattern = "write a [[client]] for each cgroup, or one for the cgroup that contains them all";
+        let pattern =
+            "write a [[client]] for each cgroup, or one [[client]] for the cgroup that contains them all";
         let relative = "write \"system.slice/x\": paths are relative to the cgroup2 mount";
         let cases = [
             ("/system.slice/x", "is absolute", relative),
@@ -126,8 +129,8 @@ mod tests {
             ("a/[bc]", "is a pattern, and patterns are not supported", pattern),
             ("a/../b", "contains \"..\"", example),
             ("..", "contains \"..\"", example),
-            ("", "is the whole host, the daemon included", example),
-            (".", "is the whole host, the daemon included", example),
+            ("", "is the whole host, including the daemon", example),
+            (".", "is the whole host, including the daemon", example),
             ("a\0", "contains a control character", example),
         ];
         for (text, why, help) in cases {
@@ -148,8 +151,9 @@ mod tests {
             [("a/b", "a/b", "is also"), ("a", "a/b/c", "lies below"), ("a/b/c", "a", "lies above")]
         {
             let expected = format!(
-                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line 7 (cgroups of clients \
-                 may not nest: give each client a cgroup outside the other's)"
+                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line 7 \
+                 (cgroups of clients may not nest: give each client a cgroup outside the cgroups of the \
+                 others)"
             );
             check(&two(first, second), &[&expected]);
         }

@@ -82,7 +82,7 @@ fn read_services<'s>(
     };
     let Some(items) = item.list(report) else { return Vec::new() };
     if items.is_empty() {
-        let help = "name at least one, or leave the key out for all".to_owned();
+        let help = "write at least one service, or leave `services` out to get all".to_owned();
         report.add(item.span(), "services is empty", help);
     }
     let mut named = Unique::default();
@@ -127,7 +127,7 @@ fn check_limits(
         ("slots", sum(ServiceTemplate::backends), limits.slots),
     ] {
         if needed > limit.into() {
-            let message = format!("client \"{name}\" needs {needed} {key}, and {limit} are allowed");
+            let message = format!("client \"{name}\" needs {needed} {key}, but only {limit} are allowed");
             let help = format!("raise {key} in [limits], or use smaller subsets or fewer services");
             report.add(table.span(), message, help);
         }
@@ -162,10 +162,10 @@ mod tests {
         let cases = [
             ("count = 0", "8:9: count is 0 (write 1 to 65536)"),
             ("count = 65537", "8:9: count is 65537 (write 1 to 65536)"),
-            ("index = 1", "8:9: index 1 is not below count, which is 1 (indexes start at 0)"),
+            ("index = 1", "8:9: `index` is 1, but must be below `count`, which is 1 (indexes start at 0)"),
             (
                 "count = 300\nindex = 300",
-                "9:9: index 300 is not below count, which is 300 (indexes start at 0)",
+                "9:9: `index` is 300, but must be below `count`, which is 300 (indexes start at 0)",
             ),
             ("index = 65536", "8:9: index is 65536 (write 0 to 65535)"),
             (
@@ -174,22 +174,26 @@ mod tests {
             ),
             (
                 "index = {}",
-                "8:9: index has neither env nor hostname (write { env = \"NAME\" } or { hostname = true })",
+                "8:9: `index` has neither `env` nor `hostname` (write { env = \"NAME\" } or { hostname = \
+                 true })",
             ),
             (
                 "index = { env = 'A', hostname = true }",
-                "8:33: index has both env and hostname (write one of them)",
+                "8:33: `index` has both `env` and `hostname` (write one of them)",
             ),
-            ("index = { hostname = false }", "8:22: hostname can only be true (or write the index itself)"),
+            ("index = { hostname = false }", "8:22: `hostname` can only be true (or write the index itself)"),
             (
                 "index = { environment = 'A' }",
-                "8:9: index has neither env nor hostname (write { env = \"NAME\" } or { hostname = true })\n\
+                "8:9: `index` has neither `env` nor `hostname` (write { env = \"NAME\" } or { hostname = true })\n\
                  8:11: unknown key \"environment\" in index (known keys: env, hostname)",
             ),
             ("accounting = 'none'", "8:14: unknown accounting \"none\" (write \"full\" or \"active\")"),
             ("accounting = true", "8:14: accounting must be a string, not true or false"),
             ("services = 's'", "8:12: services must be a list, not a string"),
-            ("services = []", "8:12: services is empty (name at least one, or leave the key out for all)"),
+            (
+                "services = []",
+                "8:12: services is empty (write at least one service, or leave `services` out to get all)",
+            ),
             ("services = ['sx']", "8:13: no service is named \"sx\" (services: s)"),
             ("services = ['s', 's']", "8:18: service \"s\" is already on line 8"),
         ];

@@ -140,7 +140,7 @@ impl ServerSettings {
     ) -> Option<KubernetesSettings> {
         if self.kubernetes.is_none() {
             let help = "write server in [kubernetes], or run the daemon in a pod".to_owned();
-            report.add(item.span(), format!("{what}, and no API server is known"), help);
+            report.add(item.span(), format!("{what}, but no API server is known"), help);
         }
         self.kubernetes.clone()
     }
@@ -351,7 +351,11 @@ pub fn read_dns(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DnsSe
     let max_ttl = dns::MAX_TTL.take_or_default(&table, report);
     if min_ttl > max_ttl {
         let span = table.get(dns::MIN_TTL.name).map_or(table.span(), |item| item.span());
-        report.add(span, "min_ttl is longer than max_ttl", "write a min_ttl of at most max_ttl".to_owned());
+        report.add(
+            span,
+            "`min_ttl` is longer than `max_ttl`",
+            "write a `min_ttl` of at most `max_ttl`".to_owned(),
+        );
     }
     DnsSettings { servers, transport, min_ttl, max_ttl }
 }
@@ -359,8 +363,8 @@ pub fn read_dns(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DnsSe
 fn read_servers(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<SocketAddr> {
     let Some(items) = item.list(report) else { return Vec::new() };
     if items.is_empty() {
-        let help = "write a server, or leave servers out to use those in /etc/resolv.conf";
-        report.add(item.span(), "servers is empty", help.to_owned());
+        let help = "write a server, or leave `servers` out to use the servers in /etc/resolv.conf";
+        report.add(item.span(), "`servers` is empty", help.to_owned());
     }
     items.iter().filter_map(|item| item.parse(dns_server, report)).collect()
 }
@@ -446,7 +450,7 @@ pub fn read_kubernetes(
     let host = server.strip_prefix(HTTPS);
     if host.is_some() && ca.is_none() {
         let span = table.get(kubernetes::SERVER.name).map_or(table.span(), |item| item.span());
-        let help = "write ca, the file with the certificates that sign the server's certificate".to_owned();
+        let help = "write `ca`, the file with the certificates that sign the server's certificate".to_owned();
         report.add(span, "`server` uses TLS, but `ca` is missing", help);
     }
     let tls = read_tls(&table, ca, pair, server_name, report).filter(|_| host.is_some());
@@ -483,13 +487,17 @@ fn read_tls(
         (None, None) => None,
         (Some(_), None) | (None, Some(_)) => {
             let help = "write both, or leave both out".to_owned();
-            report.add(table.span(), "certificate and key are a pair, and one of them is missing", help);
+            report.add(
+                table.span(),
+                "`certificate` and `key` belong together, but one of them is missing",
+                help,
+            );
             None
         }
     };
     if ca.is_none() && (client.is_some() || server_name.is_some()) {
-        let help = "write ca, or leave certificate, key and server_name out".to_owned();
-        report.add(table.span(), "without ca there is no TLS", help);
+        let help = "write `ca`, or leave out `certificate`, `key` and `server_name`".to_owned();
+        report.add(table.span(), "without `ca` there is no TLS", help);
     }
     Some(TlsSettings { ca: ca?, server_name, client })
 }
@@ -548,8 +556,8 @@ pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty, report: &mut DiagnosticC
         && let Some(item) = backends::ON_STALE.item(table, report)
         && !backends::STALE_AFTER.is_written(table)
     {
-        let help = "write stale_after as well, or leave on_stale out";
-        report.add(item.span(), "on_stale has no effect without stale_after", help.to_owned());
+        let help = "write `stale_after` as well, or leave `on_stale` out";
+        report.add(item.span(), "`on_stale` has no effect without `stale_after`", help.to_owned());
     }
     RemoteRules {
         allow: backends::ALLOW.item(table, report).map(|item| read_networks(&item, report)),
@@ -563,8 +571,8 @@ pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty, report: &mut DiagnosticC
 fn read_networks(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<IpNet> {
     let Some(items) = item.list(report) else { return Vec::new() };
     if items.is_empty() {
-        let help = "write networks, or leave allow out";
-        report.add(item.span(), "allow is empty, so it allows no endpoint", help.to_owned());
+        let help = "write networks, or leave `allow` out";
+        report.add(item.span(), "`allow` is empty, so no endpoint is allowed", help.to_owned());
     }
     items.iter().filter_map(|item| item.parse(network, report)).collect()
 }

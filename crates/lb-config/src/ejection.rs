@@ -58,14 +58,14 @@ fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut Di
     match BASE.item(table, report) {
         Some(item) => report.add(
             item.span(),
-            format!("base is \"{base}\", and no ejection is longer than max, which is \"{max}\""),
+            format!("`base` is \"{base}\", but no ejection is longer than `max`, which is \"{max}\""),
             format!("write at most \"{max}\", or max = \"{base}\" or more"),
         ),
         None => {
             let Some(item) = MAX.item(table, report) else { return };
             report.add(
                 item.span(),
-                format!("max is \"{max}\", and the first ejection lasts base, which is \"{base}\""),
+                format!("`max` is \"{max}\", but the first ejection lasts `base`, which is \"{base}\""),
                 format!("write at least \"{base}\", or base = \"{max}\" or less"),
             );
         }
@@ -114,20 +114,20 @@ mod tests {
             ("ejection = { max = '2h' }", format!("8:20: max is \"2h\" {times}")),
             (
                 "ejection = { base = '10m' }",
-                "8:21: base is \"10m\", and no ejection is longer than max, which is \"5m\" (write at most \"5m\", or max = \
-                 \"10m\" or more)"
+                "8:21: `base` is \"10m\", but no ejection is longer than `max`, which is \"5m\" (write at \
+                 most \"5m\", or max = \"10m\" or more)"
                     .to_owned(),
             ),
             (
                 "ejection = { max = '1s' }",
-                "8:20: max is \"1s\", and the first ejection lasts base, which is \"5s\" (write at least \"5s\", or base = \
-                 \"1s\" or less)"
+                "8:20: `max` is \"1s\", but the first ejection lasts `base`, which is \"5s\" (write at least \
+                 \"5s\", or base = \"1s\" or less)"
                     .to_owned(),
             ),
             (
                 "ejection = { base = '9s', max = '8s' }",
-                "8:21: base is \"9s\", and no ejection is longer than max, which is \"8s\" (write at most \"8s\", or max = \
-                 \"9s\" or more)"
+                "8:21: `base` is \"9s\", but no ejection is longer than `max`, which is \"8s\" (write at \
+                 most \"8s\", or max = \"9s\" or more)"
                     .to_owned(),
             ),
             (

@@ -125,7 +125,7 @@ impl ListContext<'_> {
     fn note_port_name(&self, entries: &[ListEntry], notes: &mut Vec<String>) {
         if let Some(port_name) = self.port_name.filter(|_| !entries.is_empty()) {
             notes.push(format!(
-                "port_name {} has no effect: only EndpointSlices name ports",
+                "`port_name` {} has no effect: only EndpointSlices name ports",
                 quote(port_name)
             ));
         }
@@ -162,7 +162,8 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
         let why =
             notes.iter().map(|note| note.trim_start_matches("left out: ")).collect::<Vec<_>>().join("; ");
         let (message, help) = if why.is_empty() {
-            let empty = "no endpoint in file: an empty list is refused so that a truncated file does not take the service down";
+            let empty = "the file has no endpoint; an empty list is refused so that a truncated file does \
+                         not take the service down";
             (empty.to_owned(), "to stop all traffic give every endpoint weight = 0")
         } else {
             (

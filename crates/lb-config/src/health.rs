@@ -58,7 +58,8 @@ fn read_on_backend_loss(
         && protocol == Some(Protocol::Udp)
         && let Some(item) = ON_BACKEND_LOSS.item(table, report)
     {
-        let message = "on_backend_loss \"close-idle\" closes no UDP socket: the kernel does not record when one was used";
+        let message = "`on_backend_loss` \"close-idle\" closes no UDP socket: the kernel does not record \
+                       when a UDP socket was used";
         report.add(item.span(), message, "write \"keep\" or \"close\"".to_owned());
         return None;
     }

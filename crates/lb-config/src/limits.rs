@@ -95,16 +95,18 @@ mod tests {
         let slots = "slots = 20_000";
         good(&text(64, &file(256), slots));
         let expected = format!(
-            "1:1: client \"j0\" needs 532480 schedule_entries, and 524288 are allowed {}",
+            "1:1: client \"j0\" needs 532480 schedule_entries, but only 524288 are allowed {}",
             help("schedule_entries")
         );
         check(&text(65, &file(256), slots), &[&expected]);
         good(&text(65, &file(256), &format!("schedule_entries = 1_048_576\n{slots}")));
 
-        let expected = format!("1:1: client \"j0\" needs 4352 slots, and 4096 are allowed {}", help("slots"));
+        let expected =
+            format!("1:1: client \"j0\" needs 4352 slots, but only 4096 are allowed {}", help("slots"));
         check(&text(17, &file(256), ""), &[&expected]);
         good(&text(4, &file(16), "slots = 64"));
-        let expected = format!("1:1: client \"j0\" needs 68 slots, and 64 are allowed {}", help("slots"));
+        let expected =
+            format!("1:1: client \"j0\" needs 68 slots, but only 64 are allowed {}", help("slots"));
         check(&text(4, &file(17), "slots = 64"), &[&expected]);
 
         // With `all`, the file may contain no endpoint, but even then a schedule has its minimum
@@ -112,7 +114,7 @@ mod tests {
         let all = "backends = { file = 'f' }";
         good(&text(2, all, "schedule_entries = 2048"));
         let expected = format!(
-            "1:1: client \"j0\" needs 3072 schedule_entries, and 2048 are allowed {}",
+            "1:1: client \"j0\" needs 3072 schedule_entries, but only 2048 are allowed {}",
             help("schedule_entries")
         );
         check(&text(3, all, "schedule_entries = 2048"), &[&expected]);
@@ -125,7 +127,7 @@ mod tests {
         };
         good(&text(1, &listed(32), "schedule_entries = 1024"));
         let expected = format!(
-            "1:1: client \"j0\" needs 2048 schedule_entries, and 1024 are allowed {}",
+            "1:1: client \"j0\" needs 2048 schedule_entries, but only 1024 are allowed {}",
             help("schedule_entries")
         );
         check(&text(1, &listed(33), "schedule_entries = 1024"), &[&expected]);

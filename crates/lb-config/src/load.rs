@@ -37,7 +37,7 @@ pub fn read(
         let help = format!("write {} = {{ probe = \"report\" }}, or leave load out", HEALTH.name);
         report.add(
             item.span(),
-            "load follows reports, but the service has no probe = \"report\"".to_owned(),
+            "`load` needs reports, but the service has no probe = \"report\"".to_owned(),
             help,
         );
     }
@@ -45,8 +45,10 @@ pub fn read(
         && probe.is_by_report()
         && probe.interval > LONGEST_INTERVAL
     {
-        let message =
-            format!("load follows reports, but they are requested only every {}", in_units(probe.interval));
+        let message = format!(
+            "`load` needs recent reports, but the service requests them only every {}",
+            in_units(probe.interval)
+        );
         let longest = in_units(LONGEST_INTERVAL);
         report.add(
             item.span(),
@@ -135,17 +137,20 @@ mod tests {
             ),
             (
                 with_line("load = { control = 'a58' }"),
-                "8:8: load follows reports, but the service has no probe = \"report\" (write health = { probe = \"report\" }, or leave load out)",
+                "8:8: `load` needs reports, but the service has no probe = \"report\" (write health = { \
+                 probe = \"report\" }, or leave load out)",
             ),
             (
                 with_line("load = { control = 'a58' }\nhealth = { probe = 'tcp' }"),
-                "8:8: load follows reports, but the service has no probe = \"report\" (write health = { probe = \"report\" }, or leave load out)",
+                "8:8: `load` needs reports, but the service has no probe = \"report\" (write health = { \
+                 probe = \"report\" }, or leave load out)",
             ),
             (
                 with_line(
                     "load = { control = 'a58' }\nhealth = { probe = 'report', key = '/x/key-4', interval = '21s' }",
                 ),
-                "8:8: load follows reports, but they are requested only every 21s (write interval = \"20s\" in health, or less)",
+                "8:8: `load` needs recent reports, but the service requests them only every 21s (write \
+                 interval = \"20s\" in health, or less)",
             ),
             (
                 with_load("policy = 'round-robin'\nload = { control = 'feedback' }"),

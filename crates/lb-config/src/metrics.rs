@@ -28,8 +28,8 @@ pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Metrics {
     if let Some(item) = item
         && !LISTEN.is_written(&table)
     {
-        let message = "hosts has no effect: there is no port for metrics";
-        report.add(item.span(), message.to_owned(), "write listen, or leave hosts out".to_owned());
+        let message = "`hosts` has no effect: there is no port for metrics";
+        report.add(item.span(), message.to_owned(), "write `listen`, or leave `hosts` out".to_owned());
     }
     Metrics { listen, hosts }
 }
@@ -106,7 +106,8 @@ mod tests {
             ("listen = 9464", "9:10: listen must be a string, not a whole number".to_owned()),
             (
                 "hosts = ['metrics.example']",
-                "9:9: hosts has no effect: there is no port for metrics (write listen, or leave hosts out)".to_owned(),
+                "9:9: `hosts` has no effect: there is no port for metrics (write `listen`, or leave `hosts` \
+                 out)".to_owned(),
             ),
             (
                 "listen = '127.0.0.1:1'\nhosts = ['metrics.example:9464']",

@@ -79,8 +79,8 @@ pub fn read(
 fn check_overflow(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) {
     let Some(item) = OVERFLOW.item(table, report) else { return };
     if table.get(ACTIVE_LIMIT.name).is_none() {
-        let help = "add active_limit = 100, or another number, or leave overflow out".to_owned();
-        report.add_absent(item.span(), "overflow without active_limit has no effect", help);
+        let help = "add `active_limit = 100`, or another number, or leave `overflow` out".to_owned();
+        report.add_absent(item.span(), "`overflow` has no effect without `active_limit`", help);
     }
 }
 
@@ -96,8 +96,8 @@ fn check_protocol(
         && let Some(other) = protocol.filter(|protocol| *protocol != wanted)
     {
         let (wanted, other) = (wanted.name(), other.name());
-        let message = format!("{key} is for protocol {wanted:?}, and this service has {other:?}");
-        report.add(item.span(), message, format!("leave {key} out, or write protocol = {wanted:?}"));
+        let message = format!("`{key}` is for protocol {wanted:?}, but this service has {other:?}");
+        report.add(item.span(), message, format!("leave `{key}` out, or write protocol = {wanted:?}"));
     }
 }
 
@@ -226,8 +226,8 @@ mod tests {
             ("unanswered_after = 'off'", "8:20: unanswered_after is \"off\" (write \"10ms\" to \"1m\")"),
             (
                 "protocol = 'udp'\nunanswered_after = '1s'",
-                "9:20: unanswered_after is for protocol \"tcp\", and this service has \"udp\" (leave unanswered_after out, or \
-                 write protocol = \"tcp\")",
+                "9:20: `unanswered_after` is for protocol \"tcp\", but this service has \"udp\" (leave \
+                 `unanswered_after` out, or write protocol = \"tcp\")",
             ),
             ("protocol = 'udp'\nudp = '30s'", "9:7: udp must be a table, not a string"),
             (
@@ -249,18 +249,18 @@ mod tests {
         let cases = [
             (
                 "overflow = 'refuse'",
-                "8:12: overflow without active_limit has no effect (add active_limit = 100, or another number, or leave \
-                 overflow out)",
+                "8:12: `overflow` has no effect without `active_limit` (add `active_limit = 100`, or another \
+                 number, or leave `overflow` out)",
             ),
             (
                 "protocol = 'udp'\nconnect_timeout = '7s'",
-                "9:19: connect_timeout is for protocol \"tcp\", and this service has \"udp\" (leave connect_timeout out, \
-                 or write protocol = \"tcp\")",
+                "9:19: `connect_timeout` is for protocol \"tcp\", but this service has \"udp\" (leave \
+                 `connect_timeout` out, or write protocol = \"tcp\")",
             ),
             (
                 "udp = { rebind = '30s' }",
-                "8:7: udp is for protocol \"udp\", and this service has \"tcp\" (leave udp out, or write protocol = \
-                 \"udp\")",
+                "8:7: `udp` is for protocol \"udp\", but this service has \"tcp\" (leave `udp` out, or write \
+                 protocol = \"udp\")",
             ),
         ];
         for (lines, expected) in cases {
@@ -271,12 +271,12 @@ mod tests {
         check(
             &with_line("udp = { rebind = '0s' }\noverflow = 'x'"),
             &[
-                "8:7: udp is for protocol \"udp\", and this service has \"tcp\" (leave udp out, or write protocol = \
-                 \"udp\")",
+                "8:7: `udp` is for protocol \"udp\", but this service has \"tcp\" (leave `udp` out, or write \
+                 protocol = \"udp\")",
                 "8:18: rebind is \"0s\" (write \"1s\" to \"24h\")",
                 "9:12: unknown overflow \"x\" (write \"least-loaded\" or \"refuse\")",
-                "9:12: overflow without active_limit has no effect (add active_limit = 100, or another number, or leave \
-                 overflow out)",
+                "9:12: `overflow` has no effect without `active_limit` (add `active_limit = 100`, or another \
+                 number, or leave `overflow` out)",
             ],
         );
         check(
@@ -349,8 +349,8 @@ mod tests {
             &[
                 "8:10: policy \"least-loaded\" examines every backend of the subset, at most 256, but a subset of automatic \
                  size can have more (write subset = { size = N }, N at most 256)",
-                "9:17: on_no_backend \"EPERM\" would look like a firewall to the caller (write \"EHOSTUNREACH\" or \
-                 \"ECONNREFUSED\")",
+                "9:17: `on_no_backend` \"EPERM\" would look like a firewall to the caller (write \
+                 \"EHOSTUNREACH\" or \"ECONNREFUSED\")",
             ],
         );
     }

@@ -195,7 +195,8 @@ fn read_idle(
     match IDLE_INTERVAL.item(keys, report) {
         Some(item) if idle < interval => {
             let (idle, interval) = (in_units(idle), in_units(interval));
-            let message = format!("idle_interval is \"{idle}\", less than interval, which is \"{interval}\"");
+            let message =
+                format!("`idle_interval` is \"{idle}\", which is less than `interval`, \"{interval}\"");
             report.add(item.span(), message, format!("write at least \"{interval}\""));
             None
         }
@@ -304,7 +305,8 @@ mod tests {
             ),
             (
                 "health = { probe = 'report', key = 'key-1', interval = '5s', idle_interval = '1s' }",
-                "8:78: idle_interval is \"1s\", less than interval, which is \"5s\" (write at least \"5s\")",
+                "8:78: `idle_interval` is \"1s\", which is less than `interval`, \"5s\" (write at least \
+                 \"5s\")",
             ),
             (
                 "protocol = 'udp'\nhealth = { probe = 'http' }",

@@ -124,7 +124,7 @@ fn read_lookup(
         Some(port) => Some(Number(1..=65_535).read(&port, report)?.to_string()),
     };
     let (namespace, service) = written.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned()))?;
-    let settings = servers.api_server(item, &format!("address names the Service {written}"), report)?;
+    let settings = servers.api_server(item, &format!("`address` names the Service {written}"), report)?;
     let origin = ClusterIpOrigin { namespace, service, protocol, port, family, settings };
     Some(AddressLookup { service: name?.to_owned(), origin, address: None, taken: None })
 }
@@ -239,7 +239,7 @@ fn read_errno(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option
     if let Some(item) = ON_NO_BACKEND.item(table, report)
         && item.as_str() == Some("EPERM")
     {
-        let message = "on_no_backend \"EPERM\" would look like a firewall to the caller";
+        let message = "`on_no_backend` \"EPERM\" would look like a firewall to the caller";
         report.add(item.span(), message, "write \"EHOSTUNREACH\" or \"ECONNREFUSED\"".to_owned());
         return None;
     }
@@ -307,8 +307,8 @@ mod tests {
             ),
             (
                 "on_no_backend = 'EPERM'",
-                "8:17: on_no_backend \"EPERM\" would look like a firewall to the caller (write \"EHOSTUNREACH\" or \
-                 \"ECONNREFUSED\")",
+                "8:17: `on_no_backend` \"EPERM\" would look like a firewall to the caller (write \
+                 \"EHOSTUNREACH\" or \"ECONNREFUSED\")",
             ),
             (
                 "on_backend_loss = 'drop'",
@@ -316,8 +316,8 @@ mod tests {
             ),
             (
                 "on_backend_loss = 'close-idle'\nprotocol = 'udp'",
-                "8:19: on_backend_loss \"close-idle\" closes no UDP socket: the kernel does not record when one was used \
-                 (write \"keep\" or \"close\")",
+                "8:19: `on_backend_loss` \"close-idle\" closes no UDP socket: the kernel does not record \
+                 when a UDP socket was used (write \"keep\" or \"close\")",
             ),
             (
                 "on_no_backend = 'EINVAL'",
@@ -429,9 +429,8 @@ mod tests {
         let without = looked_up("{ kubernetes = 'shop/users' }").replace("server", "#");
         check(
             &without,
-            &[
-                "6:11: address names the Service shop/users, and no API server is known (write server in [kubernetes], or run the daemon in a pod)",
-            ],
+            &["6:11: `address` names the Service shop/users, but no API server is known (write server in \
+                 [kubernetes], or run the daemon in a pod)"],
         );
     }
 

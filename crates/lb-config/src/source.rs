@@ -74,11 +74,11 @@ pub fn read(
     let mut written = SOURCES.iter().filter_map(|name| Some((*name, table.get(name)?)));
     let Some((source, _)) = written.next() else {
         let help = "write { file = \"users.toml\" }, { static = [\"10.0.0.1:8080\"] } or { dns = \"users.example.com\", port = 8080 }";
-        report.add_absent(item.span(), "backends names no source", help.to_owned());
+        report.add_absent(item.span(), "`backends` has no source", help.to_owned());
         return None;
     };
     if let Some((other, item)) = written.next() {
-        let message = format!("backends has both {source} and {other}");
+        let message = format!("`backends` has both `{source}` and `{other}`");
         report.add(item.span(), message, "write one of them".to_owned());
         return None;
     }
@@ -123,7 +123,7 @@ fn read_kubernetes(
         Some(port) => Some(port.parse(port_name, report)?),
         None => None,
     };
-    let settings = servers.api_server(item, &format!("backends names the Service {name}"), report)?;
+    let settings = servers.api_server(item, &format!("`backends` names the Service {name}"), report)?;
     Some(KubernetesOrigin { namespace, service, port, settings })
 }
 
@@ -141,13 +141,13 @@ fn read_dns(
         None => None,
     };
     if name.starts_with('_') && port.is_some() {
-        let message = format!("dns {} is the name of SRV records, which contain ports", quote(&name));
-        report.add(item.span(), message, "leave port out".to_owned());
+        let message = format!("`dns` {} is the name of SRV records, which contain ports", quote(&name));
+        report.add(item.span(), message, "leave `port` out".to_owned());
         return None;
     }
     if !name.starts_with('_') && port.is_none() {
-        let message = format!("dns {} is not the name of SRV records, and there is no port", quote(&name));
-        let help = "write port, or the name of SRV records as in \"_users._tcp.example.com\"".to_owned();
+        let message = format!("`dns` {} is not the name of SRV records, so `port` is needed", quote(&name));
+        let help = "write `port`, or the name of SRV records as in \"_users._tcp.example.com\"".to_owned();
         report.add(item.span(), message, help);
         return None;
     }
@@ -254,10 +254,13 @@ mod tests {
             ("{ file = 'f', port_name = '' }", "7:38: port_name is empty"),
             (
                 "{}",
-                "7:12: backends names no source (write { file = \"users.toml\" }, { static = [\"10.0.0.1:8080\"] } or { dns = \
-                 \"users.example.com\", port = 8080 })",
+                "7:12: `backends` has no source (write { file = \"users.toml\" }, { static = \
+                 [\"10.0.0.1:8080\"] } or { dns = \"users.example.com\", port = 8080 })",
             ),
-            ("{ file = 'f', static = [] }", "7:35: backends has both file and static (write one of them)"),
+            (
+                "{ file = 'f', static = [] }",
+                "7:35: `backends` has both `file` and `static` (write one of them)",
+            ),
             ("{ file = '' }", "7:21: file is empty"),
             (r#"{ file = "a\u0000" }"#, "7:21: file contains a zero byte"),
             ("{ static = 'x' }", "7:23: static must be a list, not a string"),
@@ -335,11 +338,13 @@ mod tests {
         let cases = [
             (
                 "{ dns = '_users._tcp.example.com', port = 80 }",
-                "7:20: dns \"_users._tcp.example.com\" is the name of SRV records, which contain ports (leave port out)",
+                "7:20: `dns` \"_users._tcp.example.com\" is the name of SRV records, which contain ports \
+                 (leave `port` out)",
             ),
             (
                 "{ dns = 'users.example.com' }",
-                "7:20: dns \"users.example.com\" is not the name of SRV records, and there is no port (write port, or the name of SRV records as in \"_users._tcp.example.com\")",
+                "7:20: `dns` \"users.example.com\" is not the name of SRV records, so `port` is needed \
+                 (write `port`, or the name of SRV records as in \"_users._tcp.example.com\")",
             ),
             ("{ dns = 'users.example.com', port = 0 }", "7:48: port is 0 (write 1 to 65535)"),
             ("{ dns = 'users.example.com', port = 65536 }", "7:48: port is 65536 (write 1 to 65535)"),
@@ -357,7 +362,7 @@ mod tests {
             ),
             (
                 "{ dns = 'a.b', port = 80, file = 'users.toml' }",
-                "7:20: backends has both file and dns (write one of them)",
+                "7:20: `backends` has both `file` and `dns` (write one of them)",
             ),
             (
                 "{ file = 'users.toml', allow = ['10.0.0.0/8'] }",
@@ -369,7 +374,8 @@ mod tests {
             ),
             (
                 "{ dns = 'a.b', port = 80, on_stale = 'refuse' }",
-                "7:49: on_stale has no effect without stale_after (write stale_after as well, or leave on_stale out)",
+                "7:49: `on_stale` has no effect without `stale_after` (write `stale_after` as well, or leave \
+                 `on_stale` out)",
             ),
         ];
         for (value, expected) in cases {
@@ -379,8 +385,9 @@ mod tests {
             &(backends("{ dns = 'a.b', port = 80 }")
                 + "\n[dns]\nservers = []\nmin_ttl = '1m'\nmax_ttl = '30s'"),
             &[
-                "10:11: servers is empty (write a server, or leave servers out to use those in /etc/resolv.conf)",
-                "11:11: min_ttl is longer than max_ttl (write a min_ttl of at most max_ttl)",
+                "10:11: `servers` is empty (write a server, or leave `servers` out to use the servers in \
+                 /etc/resolv.conf)",
+                "11:11: `min_ttl` is longer than `max_ttl` (write a `min_ttl` of at most `max_ttl`)",
             ],
         );
     }
@@ -439,7 +446,8 @@ mod tests {
             (
                 "{ kubernetes = 'shop/users' }",
                 "",
-                "7:27: backends names the Service shop/users, and no API server is known (write server in [kubernetes], or run the daemon in a pod)",
+                "7:27: `backends` names the Service shop/users, but no API server is known (write server in \
+                 [kubernetes], or run the daemon in a pod)",
             ),
             (
                 "{ kubernetes = 'users' }",
@@ -469,17 +477,20 @@ mod tests {
             (
                 "{ consul = 'users' }",
                 "[consul]\nkey = 'k'",
-                "8:1: certificate and key are a pair, and one of them is missing (write both, or leave both out)",
+                "8:1: `certificate` and `key` belong together, but one of them is missing (write both, or \
+                 leave both out)",
             ),
             (
                 "{ consul = 'users' }",
                 "[consul]\nserver_name = 'a.b'",
-                "8:1: without ca there is no TLS (write ca, or leave certificate, key and server_name out)",
+                "8:1: without `ca` there is no TLS (write `ca`, or leave out `certificate`, `key` and \
+                 `server_name`)",
             ),
             (
                 "{ kubernetes = 'shop/users' }",
                 "[kubernetes]\nserver = 'https://10.0.0.1:6443'",
-                "9:10: `server` uses TLS, but `ca` is missing (write ca, the file with the certificates that sign the server's certificate)",
+                "9:10: `server` uses TLS, but `ca` is missing (write `ca`, the file with the certificates \
+                 that sign the server's certificate)",
             ),
             (
                 "{ kubernetes = 'shop/users' }",

@@ -84,11 +84,11 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
         (low?.unwrap_or(usual.low_thousandths), high?.unwrap_or(usual.high_thousandths));
     if low_thousandths >= high_thousandths {
         let (low, high) = (LOW.kind.written(&low_thousandths), HIGH.kind.written(&high_thousandths));
-        let message = format!("low is {low}, which is not less than high, {high}");
+        let message = format!("`low` is {low}, but must be less than `high`, which is {high}");
         report.add(
             item.span(),
             message,
-            "write a low that is less than high, as in { low = 0.875, high = 1.125 }".to_owned(),
+            "write a `low` that is less than `high`, as in { low = 0.875, high = 1.125 }".to_owned(),
         );
         return None;
     }
@@ -100,7 +100,8 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
 fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut DiagnosticCollector<'_>) {
     if algorithm != Algorithm::Random {
         let message = format!(
-            "a size with low and high differs between tasks, but subsets of {:?} fit together only if all tasks have the same size",
+            "a size with `low` and `high` differs between tasks, but subsets of {:?} fit together only if \
+             all tasks have the same size",
             algorithm.name()
         );
         let help = "write algorithm = \"random\", or size = \"auto\"".to_owned();
@@ -211,13 +212,13 @@ mod tests {
             ),
             (
                 "subset = { algorithm = 'random', size = { low = 1.2, high = 1.1 } }",
-                "8:41: low is 1.2, which is not less than high, 1.1 (write a low that is less than high, as in { low = \
-                 0.875, high = 1.125 })",
+                "8:41: `low` is 1.2, but must be less than `high`, which is 1.1 (write a `low` that is less \
+                 than `high`, as in { low = 0.875, high = 1.125 })",
             ),
             (
                 "subset = { algorithm = 'random', size = { low = 1.125 } }",
-                "8:41: low is 1.125, which is not less than high, 1.125 (write a low that is less than high, as in { \
-                 low = 0.875, high = 1.125 })",
+                "8:41: low is 1.125, which is not less than high, 1.125 (write a `low` that is less than \
+                 `high`, as in { low = 0.875, high = 1.125 })",
             ),
             (
                 "subset = { algorithm = 'random', size = { low = 0 } }",
@@ -245,8 +246,9 @@ mod tests {
             ),
             (
                 "subset = { size = { low = 0.5 } }",
-                "8:19: a size with low and high differs between tasks, but subsets of \"rocksteadier\" fit together only if \
-                 all tasks have the same size (write algorithm = \"random\", or size = \"auto\")",
+                "8:19: a size with `low` and `high` differs between tasks, but subsets of \"rocksteadier\" \
+                 fit together only if all tasks have the same size (write algorithm = \"random\", or size = \
+                 \"auto\")",
             ),
             (
                 "subset = { size = 1, seed = 5 }",

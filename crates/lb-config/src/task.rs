@@ -27,7 +27,7 @@ pub fn read(
     let index = read_index(&item, env, report)?;
     let count = count?;
     if index >= count {
-        let message = format!("index {index} is not below count, which is {count}");
+        let message = format!("`index` is {index}, but must be below `count`, which is {count}");
         report.add(item.span(), message, "indexes start at 0".to_owned());
         return None;
     }
@@ -51,12 +51,16 @@ fn read_index(
         (Some(variable), None) => index_of_variable(&variable, env, report),
         (None, Some(hostname)) => index_of_host(&hostname, env, report),
         (Some(_), Some(hostname)) => {
-            report.add(hostname.span(), "index has both env and hostname", "write one of them".to_owned());
+            report.add(
+                hostname.span(),
+                "`index` has both `env` and `hostname`",
+                "write one of them".to_owned(),
+            );
             None
         }
         (None, None) => {
             let help = "write { env = \"NAME\" } or { hostname = true }".to_owned();
-            report.add_absent(item.span(), "index has neither env nor hostname", help);
+            report.add_absent(item.span(), "`index` has neither `env` nor `hostname`", help);
             None
         }
     }
@@ -86,7 +90,7 @@ fn index_of_host(
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<u32> {
     if !matches!(item.value(), DeValue::Boolean(true)) {
-        report.add(item.span(), "hostname can only be true", "or write the index itself".to_owned());
+        report.add(item.span(), "`hostname` can only be true", "or write the index itself".to_owned());
         return None;
     }
     let help = "write the index itself or { env = \"NAME\" }".to_owned();
@@ -134,7 +138,7 @@ mod tests {
             assert_eq!(faults_in(&text, &of(value)), [expected]);
         }
         assert_eq!(faults(&text), [format!("8:17: environment variable \"TASK\" is not set {help}")]);
-        let expected = "8:9: index 300 is not below count, which is 300 (indexes start at 0)";
+        let expected = "8:9: `index` is 300, but must be below `count`, which is 300 (indexes start at 0)";
         assert_eq!(faults_in(&text, &of("300")), [expected]);
     }
 

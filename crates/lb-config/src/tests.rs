@@ -354,7 +354,7 @@ fn all_faults_of_a_file_are_reported_once_and_in_order() {
         &[
             "3:10: cgroup \"/c\" is absolute (write \"c\": paths are relative to the cgroup2 mount)",
             "4:13: no service is named \"t\" (services: a b)",
-            "5:9: index 1 is not below count, which is 1 (indexes start at 0)",
+            "5:9: `index` is 1, but must be below `count`, which is 1 (indexes start at 0)",
             "7:8: name \"a b\" has other characters than letters, digits, _, - and . (write 1 to 63 of letters, \
              digits, _, - and .)",
             "8:11: address \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
@@ -370,7 +370,7 @@ fn an_unparsable_line_causes_no_other_fault() {
         "[[client]]\njob = 'j'\ncgroup = 'c'\nservices = ['s']\nindex = 1\n\
          [[service]]\nname = s\naddress = 10.0.0.1\nbackends = { file = 'f' }\n",
         &[
-            "5:9: index 1 is not below count, which is 1 (indexes start at 0)",
+            "5:9: `index` is 1, but must be below `count`, which is 1 (indexes start at 0)",
             "7:8: string values must be quoted, expected literal string",
             "8:15: invalid float (text, such as an address, is written in quotes)",
         ],

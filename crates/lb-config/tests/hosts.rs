@@ -90,10 +90,10 @@ fn a_name_without_addresses_is_left_out_and_only_such_names_make_an_empty_list()
     let text = "[\"a:80\", \"b:80\", \"10.0.0.9:80\"]";
     let parsed = read(text, &addresses(&[("a", &["10.0.0.1"])])).unwrap();
     assert_eq!((parsed.list.as_slice().len(), hosts(&parsed)), (2, vec!["a", "b"]));
-    assert_eq!(parsed.notes, ["host names without known addresses, left out: b"]);
+    assert_eq!(parsed.notes, ["host names without known addresses were left out: b"]);
     let parsed = read("[\"a:80\"]", &addresses(&[])).unwrap();
     assert_eq!((parsed.list.as_slice().len(), hosts(&parsed)), (0, vec!["a"]));
-    assert!(read("[]", &addresses(&[])).unwrap_err().contains("no endpoint in file"));
+    assert!(read("[]", &addresses(&[])).unwrap_err().contains("the file has no endpoint"));
 }
 
 #[test]

@@ -47,8 +47,8 @@ fn refused(text: &str, expected: &str) {
     assert_eq!(read(text, "users").expect_err("the text is no list"), format!("users:{expected}"), "{begin}");
 }
 
-const EMPTY: &str = "1:1: no endpoint in file: an empty list is refused so that a truncated file does not take the service down (to stop \
-                     all traffic give every endpoint weight = 0)";
+const EMPTY: &str = "1:1: the file has no endpoint; an empty list is refused so that a truncated file does \
+                     not take the service down (to stop all traffic give every endpoint weight = 0)";
 
 fn none_left(why: &str) -> String {
     format!(
@@ -141,7 +141,7 @@ fn slices_of_kubectl_and_of_the_api_are_read() {
             "10.40.2.10:8080 15503 1 Healthy -",
         ];
         let notes = [
-            "left out: \"users-v6\": a slice of addressType \"IPv6\", and the service is \"IPv4\"",
+            "left out: \"users-v6\": a slice of addressType \"IPv6\", but the service is \"IPv4\"",
             "left out: 10.40.1.6:8080 and 1 more: not ready",
             "more than once in the list: 10.40.1.5:8080: the best entry counts",
         ];
@@ -156,9 +156,9 @@ fn slices_of_kubectl_and_of_the_api_are_read() {
         let parsed = parse(text.as_bytes(), &v6).unwrap();
         let expected =
             ["[2001:db8:1::5]:9090 4843 1 Healthy zone-a", "[2001:db8:2::7]:9090 9235 1 LameDuck zone-b"];
-        let notes = [
-            "left out: \"users-abc\" and 1 more: a slice of addressType \"IPv4\", and the service is \"IPv6\"",
-        ];
+        let notes =
+            ["left out: \"users-abc\" and 1 more: a slice of addressType \"IPv4\", but the service is \
+             \"IPv6\""];
         check(&parsed, &expected, &notes);
     }
 }
@@ -371,7 +371,7 @@ fn conditions_decide_the_state_of_a_pod() {
 
 #[test]
 fn only_slices_use_the_port_name() {
-    let note = "port_name \"http\" has no effect: only EndpointSlices name ports";
+    let note = "`port_name` \"http\" has no effect: only EndpointSlices name ports";
     let texts = [
         "[\"10.0.0.1:80\"]",
         "endpoint = [{ address = '10.0.0.1:80' }]",
@@ -426,7 +426,7 @@ fn slices_without_a_kind_or_in_a_plain_list_are_detected() {
     for slices in [json!([whole, other]), json!([other, whole])] {
         let alone = ListContext { service: None, ..reading("users", None) };
         let parsed = parse(slices.to_string().as_bytes(), &alone).unwrap();
-        let note = "left out: \"b\": a slice of addressType \"IPv6\", and the service is \"IPv4\"";
+        let note = "left out: \"b\": a slice of addressType \"IPv6\", but the service is \"IPv4\"";
         check(&parsed, &["10.0.0.1:80 12823 1 Healthy -"], &[note]);
     }
 }
@@ -645,7 +645,7 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
         (with("ports", json!([{ "name": "all", "port": null }])), none_left("\"a\": a slice without ports")),
         (
             with("addressType", json!("IPv6")),
-            none_left("\"a\": a slice of addressType \"IPv6\", and the service is \"IPv4\""),
+            none_left("\"a\": a slice of addressType \"IPv6\", but the service is \"IPv4\""),
         ),
         (
             with("addressType", json!(null)),
@@ -718,7 +718,7 @@ fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
         ),
         (
             "{\"kind\":\"EndpointSlice\",\"cluster_name\":\"users\"}",
-            "1:1: the file is both a Kubernetes object and an Envoy object (write one of them)".to_owned(),
+            "1:1: the file contains both a Kubernetes object and an Envoy object (write one of them)".to_owned(),
         ),
         ("{\"cluster_name\":\"users\"}", EMPTY.to_owned()),
         ("[\"10.0.0.1:1\"] [\"10.0.0.2:1\"]", "1:16: trailing characters (if it is YAML, let its name end in .yaml)".to_owned()),

@@ -23,20 +23,19 @@ pub struct CloseOptions {
     /// Backend (address and port)
     #[arg(value_name = "BACKEND")]
     pub backend: SocketAddr,
-    /// Only flows of this client, instead of all that have the backend
+    /// Only flows of this client, instead of all clients that have the backend
     #[arg(long)]
     pub client: Option<String>,
     /// Only TCP connections without data in either direction for this time, and without unread,
     /// unsent or unacknowledged data
     ///
-    /// A request that begins between the check and the closing, within tens of microseconds, fails
-    /// all the same.
+    /// A request that begins between the check and the closing (tens of microseconds) still fails.
     #[arg(long, value_name = "TIME", value_parser = idle_time)]
     pub idle: Option<Duration>,
     /// Close at most this many connections per second on this host
     #[arg(long, value_name = "N/s", value_parser = rate, default_value_t = Rate::default())]
     pub rate: Rate,
-    /// Only count the flows; close none
+    /// Count the flows, but close none
     #[arg(long)]
     pub dry_run: bool,
     /// Print JSON
@@ -107,7 +106,7 @@ pub enum NotClosed {
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job
-/// closes its connections, or the daemon or its kernel cannot close connections.
+/// closes the same connections, or the daemon or its kernel cannot close connections.
 pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
     let path = path(options);
     let mut all = request(paths, &path).await?;

@@ -36,7 +36,7 @@ pub enum LoadCommand {
 pub struct LoadTarget {
     /// Service
     pub service: String,
-    /// Only this client, instead of all that have the service
+    /// Only this client, instead of all clients that have the service
     #[arg(long)]
     pub client: Option<String>,
     /// Print JSON
@@ -44,8 +44,7 @@ pub struct LoadTarget {
     pub json: bool,
 }
 
-/// The error for options of `load` that the user has written before freeze, off or on, where they
-/// would have no effect.
+/// The error for options of `load` before freeze, off or on, where they would have no effect.
 pub const MISPLACED: &str = "the options --client, --service and --json have no effect before freeze, off \
                              and on: write `socklb load freeze SERVICE --client CLIENT`";
 

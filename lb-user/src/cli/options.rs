@@ -17,13 +17,13 @@ use crate::config::{DEFAULT_PATH, Paths};
 
 /// socklb balances connections at the socket, in the kernel.
 ///
-/// A process in a chosen cgroup calls connect() to a service address. A kernel program rewrites the
-/// destination to one backend, and from then on the process talks to that backend directly. The
-/// daemon (`socklb run`) decides on the backends and their weights and writes them into kernel
-/// maps. Connects never wait for the daemon and continue to work without it.
+/// When a process in a configured cgroup calls connect() to a service address, a kernel program
+/// rewrites the destination to one backend. From then on, the process talks to that backend
+/// directly. The daemon (`socklb run`) decides on the backends and their weights, and writes both
+/// into kernel maps. Connects never wait for the daemon, and continue to work without it.
 ///
-/// Every command reads the directories from `[paths]` of the configuration; --config or
-/// SOCKLB_CONFIG names that file.
+/// Every command reads the directories from `[paths]` in the configuration file, whose path is in
+/// --config or SOCKLB_CONFIG.
 ///
 /// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor, close), 4 permission;
 /// exec returns the exit code of its command.
@@ -159,14 +159,15 @@ pub enum Command {
     /// Exit codes: 0 no faults, even if --against-running shows changes; 1 faults, or nothing is
     /// running to compare with.
     Check {
-        /// Configuration file, instead of the one that --config names
+        /// Configuration file, instead of the file in --config
         file: Option<PathBuf>,
         /// Also show what would change in the running configuration: clients, services, shares, and
         /// changes that need a restart
         ///
-        /// The running configuration comes from the daemon whose directories --config names, or
-        /// else from the daemon of the file's own `[paths]`. If that daemon does not answer, the
-        /// pinned maps are read, which needs root and does not show all keys.
+        /// The running configuration comes from the daemon whose directories are in the file of
+        /// --config, or else from the daemon of the checked file's own `[paths]`. If that daemon
+        /// does not answer, the command reads the pinned maps, which needs root and does not show
+        /// all keys.
         #[arg(long)]
         against_running: bool,
         /// Read the endpoints of a service from this file, to preview a list before it replaces the
@@ -230,12 +231,12 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Wait until a client covers the cgroup of this process; for ExecStartPre= of a unit
+    /// Wait until a client covers the cgroup of this process; for ExecStartPre= of a systemd unit
     ///
     /// A cgroup is covered if the client's programs are attached to it, even if no daemon runs or
     /// answers.
     ///
-    /// Exit codes: 0 covered; 1 not covered in time, or it never will be (the message has the
+    /// Exit codes: 0 covered; 1 not covered in time, or it never will be (the message states the
     /// reason); 4 a permission is missing.
     Wait {
         /// Client
@@ -246,13 +247,13 @@ pub enum Command {
     },
     /// Start a command in a client's cgroup once the cgroup is covered
     ///
-    /// If the cgroup does not exist but its parent does, the command creates the cgroup, reports
-    /// this on standard error, and does not remove it afterwards. It does not create the cgroup
-    /// while the client's programs are attached to another one.
+    /// If the cgroup does not exist but its parent does, `exec` creates the cgroup, reports this on
+    /// standard error, and does not remove the cgroup afterwards. It does not create the cgroup
+    /// while the client's programs are attached to another cgroup.
     ///
     /// Exit codes: that of the command, which replaces this process; 127 the command does not
-    /// exist; 126 it cannot be started; 1 the cgroup is not covered in time, or it never will be; 4
-    /// a permission is missing.
+    /// exist; 126 the command cannot be started; 1 the cgroup is not covered in time, or never will
+    /// be; 4 a permission is missing.
     Exec {
         /// Client
         client: String,
@@ -270,7 +271,7 @@ pub enum Command {
     /// process is not covered; with --pid also 1 if there is no such process, and 4 if a permission
     /// is missing to read which programs are attached.
     Doctor {
-        /// Check whether a client covers this process, and which one, or why none does
+        /// Check whether a client covers this process; print which client does, or why none does
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         pid: Option<u32>,
         /// Print JSON
@@ -279,7 +280,7 @@ pub enum Command {
     },
     /// Readmit an ejected backend before its trial
     ///
-    /// The daemon does this for root, its own user, and members of the group that `[admin]` names.
+    /// The daemon does this for root, its own user, and members of the group in `[admin]`.
     ///
     /// Exit codes: 0 at least one client readmitted the backend; 1 the backend was not ejected, or
     /// nothing was done (with the reason); 4 a permission is missing.
@@ -289,43 +290,44 @@ pub enum Command {
         /// Backend (address and port)
         #[arg(value_name = "BACKEND")]
         backend: SocketAddr,
-        /// Only this client, instead of all that have the backend
+        /// Only this client, instead of all clients that have the backend
         #[arg(long)]
         client: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Drain backends on this host: they get no new connections, and open ones continue
+    /// Drain backends on this host: they get no new connections, but open connections continue
     ///
     /// The daemon stores the drain across restarts and upgrades, until `socklb undrain` or the end
     /// of --for. It refuses a drain after which a client would have no available backend, unless
     /// --force is given. The daemon permits this for root, its own user, and members of the group
-    /// that `[admin]` names. Other hosts are not affected.
+    /// in `[admin]`. Other hosts are not affected.
     ///
     /// Exit codes: 0 the backends are drained (with --wait: and have no open flows); 1 refused or
     /// not found, or a backend was no longer drained before the command ended; 3 drained, but a
-    /// restart of the daemon would lose this, connections that --close selects stay open, or flows
-    /// are still open after --timeout; 4 a permission is missing; 130 or 143 ^C or SIGTERM ended
-    /// the waiting or the closing, and the backends stay drained.
+    /// restart of the daemon would lose the drain, or connections that --close selects stay open,
+    /// or flows are still open after --timeout; 4 a permission is missing; 130 or 143 ^C or SIGTERM
+    /// ended the waiting or the closing, and the backends stay drained.
     Drain(overrides::DrainOptions),
     /// End the drain of backends on this host
     ///
     /// Exit codes: 0 the backends are not drained; 1 refused or not found; 3 done, but a restart of
-    /// the daemon would lose this; 4 a permission is missing.
+    /// the daemon would lose the change; 4 a permission is missing.
     Undrain(overrides::UndrainOptions),
     /// Multiply the weight of a backend on this host, from 1% to 1000%; 100% removes the override
     ///
-    /// The multiplication comes after the factor from load, which stays frozen while the weight is
-    /// set. The shares of the other backends change so that all shares add up to 100 %. The daemon
-    /// stores the weight across restarts and upgrades.
+    /// The percentage multiplies the weight that load control has computed; while the override
+    /// exists, load control does not change the factor of this backend. The shares of the other
+    /// backends change so that all shares add up to 100 %. The daemon stores the weight across
+    /// restarts and upgrades.
     ///
     /// Exit codes: as for undrain.
     Weight(overrides::WeightOptions),
     /// List the drains and weights that operators have set on this host
     ///
-    /// If no daemon runs, the command reads the overrides from the daemon's file, which needs the
-    /// permission to read it.
+    /// If no daemon runs, the command reads the overrides from the daemon's file, if this user may
+    /// read the file.
     ///
     /// Exit codes: 0 ok; 1 failed, or there is no such service; 3 no daemon runs, or the overrides
     /// are not stored; 4 a permission is missing.
@@ -337,10 +339,11 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show how weights follow the load that backends report, or switch this behaviour off and on
+    /// Show how weights follow the load that backends report, or freeze or switch off this
+    /// behaviour
     ///
-    /// Needs the daemon, which switches only for root, its own user, and members of the group that
-    /// `[admin]` names.
+    /// Needs the daemon, which accepts freeze, off and on only from root, the daemon's own user,
+    /// and members of the group in `[admin]`.
     Load {
         #[command(subcommand)]
         command: Option<load::LoadCommand>,
@@ -360,24 +363,24 @@ pub enum Command {
     /// Report readiness, lame-duck state and load of this host's backends to requesting clients
     ///
     /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is
-    /// /etc/socklb/agent.toml, or the one given to `serve`. --run and --state name its directories;
+    /// /etc/socklb/agent.toml, or the file given to `serve`. --run and --state set its directories;
     /// --config and --pins are only for the daemon.
     Agent(lb_agent::cli::AgentOptions),
-    /// Close the connections of a backend's flows, and no others
+    /// Close the connections of a backend's flows
     ///
-    /// The processes that hold them receive ECONNABORTED, and dial again if they are written to do
-    /// so. The command closes only connections of flows that began before it. Drain the backend
-    /// first (for example by `state = "lame-duck"` in the endpoint file): otherwise new connections
-    /// may go to it again.
+    /// The command closes no other connections. The processes that hold the closed connections
+    /// receive ECONNABORTED; whether they dial again depends on the application. Only flows that
+    /// began before the command are closed. Drain the backend first (for example by `state =
+    /// "lame-duck"` in the endpoint file): otherwise new connections may go to the backend again.
     ///
     /// UDP sockets are closed if they are connected and --idle is not given. The command shows what
     /// it has closed, and why other flows stay. Ctrl-C ends the closing within a second; the
     /// daemon's log has the numbers. The daemon does this for root, its own user, and members of
-    /// the group that `[admin]` names.
+    /// the group in `[admin]`.
     ///
     /// Exit codes: 0 all selected flows are closed or have ended; 1 nothing was done (the message
-    /// has the reason); 3 some stay: they are in network namespaces that the daemon cannot enter,
-    /// the kernel did not close them, or the time was over; 4 a permission is missing.
+    /// has the reason); 3 some flows stay: they are in network namespaces that the daemon cannot
+    /// enter, the kernel did not close them, or the time was over; 4 a permission is missing.
     Close(close::CloseOptions),
     /// Remove one client, or all, from the kernel: programs, maps, pins
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]

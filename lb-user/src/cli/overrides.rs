@@ -57,7 +57,7 @@ pub struct DrainOptions {
     /// Backends: addresses with ports, or indexes
     #[arg(value_name = "BACKEND", required = true, value_parser = backend)]
     pub backends: Vec<String>,
-    /// Only for this client, instead of all that have the service
+    /// Only for this client, instead of all clients that have the service
     #[arg(long)]
     pub client: Option<String>,
     /// End the drain after this time, for example 10m or 2h; at most a year
@@ -81,7 +81,7 @@ pub struct DrainOptions {
     /// With --close: close at most this many connections per second on this host
     #[arg(long, value_name = "N/s", value_parser = close::rate, requires = "close", default_value_t = Rate::default())]
     pub rate: Rate,
-    /// Print what would change, and change nothing
+    /// Only print what would change
     #[arg(long)]
     pub dry_run: bool,
     /// Drain even the last available backends
@@ -119,7 +119,7 @@ pub struct WeightOptions {
     /// Percentage of the weight, from 1% to 1000%; 100% ends the override
     #[arg(value_name = "PERCENT%", value_parser = percent)]
     pub percent: u16,
-    /// Only for this client, instead of all that have the service
+    /// Only for this client, instead of all clients that have the service
     #[arg(long)]
     pub client: Option<String>,
     /// End the override after this time, for example 10m or 2h; at most a year

@@ -27,18 +27,18 @@ pub enum SourceCommand {
         #[arg(long)]
         newest: bool,
     },
-    /// Make the daemon read the file, or query the server, of a list at once
+    /// Make the daemon read the file of a list, or query its server, at once
     ///
-    /// The daemon does this for root, its own user, and members of the group that `[admin]` names.
+    /// The daemon does this for root, its own user, and members of the group in `[admin]`.
     Refresh {
         /// Services
         #[arg(required = true)]
         services: Vec<String>,
     },
-    /// Read every file and query every server that the configuration names, without the daemon
+    /// Read every file and query every server in the configuration, without the daemon
     ///
-    /// Works before the first start, and changes nothing. Queries a server twice, and reports if
-    /// the two answers differ.
+    /// Works before the first start, and changes nothing. The command queries each server twice,
+    /// and reports if the two answers differ.
     ///
     /// Exit codes: 0 all lists can be used; 3 a list cannot be used.
     Check {

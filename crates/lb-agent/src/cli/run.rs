@@ -26,7 +26,7 @@ pub struct Run {
     /// Backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp
     #[arg(long, value_name = "BACKEND", value_parser = crate::name::parse)]
     pub backend: Name,
-    /// Key file of the backend, if the configuration of the host's agent does not have the backend
+    /// Key file of the backend, if the backend is not in the configuration of the host's agent
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Address at which to answer clients if this host runs no agent; may be given several times

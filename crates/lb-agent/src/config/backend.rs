@@ -90,7 +90,7 @@ fn check(
     let Some(item) = backend::CHECK.item(table, report) else {
         let name = name?;
         if name.protocol() == Protocol::Udp {
-            let why = "check is missing in a UDP backend: a TCP connection cannot check it";
+            let why = "`check` is missing: a TCP connection cannot check a UDP backend";
             report.add_absent(table.span(), why, HELP.to_owned());
             return None;
         }
@@ -101,7 +101,7 @@ fn check(
         Some("tcp") => {
             let name = name?;
             if name.protocol() == Protocol::Udp {
-                let why = "check is \"tcp\" in a UDP backend: a TCP connection cannot check it";
+                let why = "`check` is \"tcp\", but a TCP connection cannot check a UDP backend";
                 report.add(item.span(), why, HELP.to_owned());
                 return None;
             }
@@ -119,17 +119,17 @@ fn check(
     if let [first, second, ..] = written[..] {
         report.add(
             item.span(),
-            format!("check has both {first} and {second}"),
+            format!("`check` has both `{first}` and `{second}`"),
             "write one of them".to_owned(),
         );
         return None;
     }
     if written.is_empty() {
-        report.add(item.span(), "check names no method", HELP.to_owned());
+        report.add(item.span(), "`check` has no method", HELP.to_owned());
         return None;
     }
     if let Some(at) = check::AT.item(&keys, report).filter(|_| written != [check::HTTP.name]) {
-        report.add(at.span(), "at has no effect without http", None);
+        report.add(at.span(), "`at` has no effect without `http`", None);
         return None;
     }
     let at = check::AT.take_written(&keys, report)?;
@@ -146,7 +146,7 @@ fn check(
 fn command(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
     let words = item.list(report)?;
     if words.is_empty() {
-        report.add(item.span(), "command is empty", "write a program and its arguments".to_owned());
+        report.add(item.span(), "`command` is empty", "write a program and its arguments".to_owned());
         return None;
     }
     let count = words.len();
@@ -189,7 +189,7 @@ fn cores(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
     let cores = number.filter(|cores| (0.001..=65_536.0).contains(cores));
     let thousandths = cores.and_then(|cores| lb_report::agent::load::thousandths(cores).ok());
     if thousandths.is_none() {
-        report.add(item.span(), "cores is out of range", "write 0.001 to 65536".to_owned());
+        report.add(item.span(), "`cores` is out of range", "write 0.001 to 65536".to_owned());
     }
     thousandths
 }

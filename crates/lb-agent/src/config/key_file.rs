@@ -21,7 +21,8 @@ pub enum KeyFileError {
     #[error("read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// The mode allows more than access by the owner and reading by the group.
-    #[error("{} is accessible to other users (mode {mode:04o}): `chmod 640 {}`, and create new keys if another user may have read these", path.display(), path.display())]
+    #[error("{} is accessible to other users (mode {mode:04o}): `chmod 640 {}`, and create new keys if \
+             another user may have read the file", path.display(), path.display())]
     TooOpen { path: PathBuf, mode: u32 },
     /// Another user owns the file and can replace it.
     #[error("{} belongs to user {owner}, who could replace the keys: `chown root {}`", path.display(), path.display())]
@@ -99,7 +100,8 @@ mod tests {
         let at = path.display();
         for mode in [0o644, 0o604, 0o660, 0o610] {
             let expected = format!(
-                "{at} is accessible to other users (mode {mode:04o}): `chmod 640 {at}`, and create new keys if another user may have read these"
+                "{at} is accessible to other users (mode {mode:04o}): `chmod 640 {at}`, and create new keys \
+                 if another user may have read the file"
             );
             assert_eq!(write(&good, mode).unwrap_err(), expected);
         }

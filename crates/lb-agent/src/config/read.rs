@@ -118,7 +118,7 @@ fn xdp(
     if (ports.len() > 1 || ports.contains(&0))
         && let Some(item) = LISTEN.item(root, report)
     {
-        let why = "with [xdp], all addresses of listen must have the same port, and not port 0";
+        let why = "with [xdp], all addresses of `listen` must have the same port, which must not be 0";
         report.add(item.span(), why, "write one port, 1 to 65535".to_owned());
     }
     Some(Place { interfaces, allows_generic, generic_key: "generic" })
@@ -228,17 +228,17 @@ mod tests {
         let form = "(write \"tcp\", \"off\", { http = \"/healthz\" } or { command = [\"/usr/bin/app\", \"check\"] })";
         let cases = [
             ("check = 'http'", format!("4:9: unknown check \"http\" {form}")),
-            ("check = {}", format!("4:9: check names no method {form}")),
+            ("check = {}", format!("4:9: `check` has no method {form}")),
             (
                 "check = { http = '/', command = ['a'] }",
-                "4:9: check has both http and command (write one of them)".to_owned(),
+                "4:9: `check` has both `http` and `command` (write one of them)".to_owned(),
             ),
-            ("check = { tcp = '[::1]:8', at = '[::1]:9' }", "4:33: at has no effect without http".to_owned()),
+            ("check = { tcp = '[::1]:8', at = '[::1]:9' }", "4:33: `at` has no effect without `http`".to_owned()),
             (
                 "check = { http = 'healthz' }",
                 "4:18: http \"healthz\" is not the path of a page (write it as in \"/healthz\")".to_owned(),
             ),
-            ("check = { command = [] }", "4:21: command is empty (write a program and its arguments)".to_owned()),
+            ("check = { command = [] }", "4:21: `command` is empty (write a program and its arguments)".to_owned()),
             ("check = { command = [1] }", "4:22: an entry of command must be a string, not a whole number".to_owned()),
             (
                 "check = { http = '/', https = '/' }",
@@ -246,11 +246,11 @@ mod tests {
             ),
             (
                 "protocol = 'udp'",
-                format!("1:1: check is missing in a UDP backend: a TCP connection cannot check it {form}"),
+                format!("1:1: `check` is missing: a TCP connection cannot check a UDP backend {form}"),
             ),
             (
                 "protocol = 'udp'\ncheck = 'tcp'",
-                format!("5:9: check is \"tcp\" in a UDP backend: a TCP connection cannot check it {form}"),
+                format!("5:9: `check` is \"tcp\", but a TCP connection cannot check a UDP backend {form}"),
             ),
             ("hold = '61m'", "4:8: hold is \"61m\" (write \"1s\" to \"1h\")".to_owned()),
             ("rise = 0", "4:8: rise is 0 (write 1 to 100)".to_owned()),
@@ -261,7 +261,8 @@ mod tests {
                  \"system.slice/app.service\" })"
                     .to_owned(),
             ),
-            ("utilization = { cgroup = 'a', cores = 0 }", "4:39: cores is out of range (write 0.001 to 65536)".to_owned()),
+            ("utilization = { cgroup = 'a', cores = 0 }", "4:39: `cores` is out of range (write 0.001 to \
+                                                           65536)".to_owned()),
             ("utilization = { cgroup = 'a', cores = '1' }", "4:39: cores must be a number, not a string".to_owned()),
             (
                 "utilization = { cgroup = '../a' }",
@@ -326,9 +327,8 @@ mod tests {
         for listen in ["['10.0.0.1:1', '10.0.0.2:2']", "'10.0.0.1:0'"] {
             check(
                 &format!("listen = {listen}\n{text}"),
-                &[
-                    "1:10: with [xdp], all addresses of listen must have the same port, and not port 0 (write one port, 1 to 65535)",
-                ],
+                &["1:10: with [xdp], all addresses of `listen` must have the same port, which must not be \
+                     0 (write one port, 1 to 65535)"],
             );
         }
         assert_eq!(good(&format!("listen = ['10.0.0.1:1', '10.0.0.2:1']\n{text}")).xdp, Some(place(false)));

@@ -21,12 +21,11 @@ pub struct Args {
     /// Run CMD with /bin/sh when the application can serve, and announce it as ready after exit
     /// code 0
     ///
-    /// If CMD fails, it is run again after 5 s.
+    /// If CMD fails, it runs again after 5 s.
     #[arg(long, value_name = "CMD")]
     pub prewarm: Option<String>,
-    /// How the application shows that it can serve: tcp:PORT accepts a connection, http:PORT/PATH
-    /// answers with 2xx, cmd:CMD ends with exit code 0 [default: it accepts a connection at its
-    /// port]
+    /// How the application shows that it can serve: tcp:PORT (accepts a connection), http:PORT/PATH
+    /// (answers with 2xx) or cmd:CMD (CMD ends with exit code 0) [default: tcp at its port]
     #[arg(long, value_name = "CHECK", value_parser = check)]
     pub ready: Option<ReadinessMethod>,
     /// How long connections may take to end after SIGTERM (10s to 150s)
@@ -40,10 +39,10 @@ pub struct Args {
     /// command that /bin/sh runs with SOCKLB_PID, the application's process ID
     #[arg(long, value_name = "CMD|SIGNAL", value_parser = lame_duck_hook)]
     pub on_lame_duck: Option<LameDuckHook>,
-    /// How long the application may take to end after it received the signal, before it is killed
+    /// How long the application may take to end after it has received SIGTERM, before it is killed
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = kill_after)]
     pub kill_after: Duration,
-    /// Port that the application listens at here, if clients use another one
+    /// Port at which the application listens on this host, if clients use another port
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
     /// Command and its arguments

@@ -160,7 +160,8 @@ impl Server {
         for end in self.registrations.expire(now) {
             match end {
                 RegistrationEnd::Died(name) => {
-                    warn!(backend = %name, "the program that runs the backend did not renew its registration in time; treating it as dead");
+                    warn!(backend = %name, "the program that runs the backend did not renew its registration \
+                                            in time; treating the program as dead");
                     self.without_runner(name, now);
                 }
                 RegistrationEnd::Gone(name) if self.is_configured(name) => self.by_check_alone(name, now),
@@ -198,7 +199,8 @@ impl Server {
             self.registrations.remember(*name, now);
             if let Some(entry) = self.reports.get_mut(*name) {
                 entry.runner(Some(Readiness::LameDuck), now);
-                info!(backend = %name, "still a lame duck: the program that runs it has not registered again yet");
+                info!(backend = %name, "still a lame duck: the backend's program has not registered again \
+                                        yet");
             }
         }
     }

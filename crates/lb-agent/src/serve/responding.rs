@@ -246,7 +246,8 @@ impl Work for Attaching {
         let error = match responder.set_addresses(&served_addresses(listen, &named)) {
             Ok(0) => None,
             Ok(more) => Some(format!(
-                "the interfaces of [xdp] have {more} addresses too many: the kernel answers at {MAX_ADDRESSES} at most"
+                "the interfaces of [xdp] have {more} addresses too many: the kernel answers at no more than \
+                 {MAX_ADDRESSES}"
             )),
             Err(error) => Some(format!("cannot set the kernel's answering addresses: {}", chain(&error))),
         };

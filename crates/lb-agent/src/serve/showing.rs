@@ -121,7 +121,8 @@ impl Server {
             let Some(registration) = self.registrations.get(name) else { continue };
             if let (Some(first), Some((times, last))) = (registration.who(), registration.refused) {
                 faults.push(format!(
-                    "{name}: {first} runs it; other programs claimed it {times} times, {last} most recently"
+                    "{name}: {first} runs this backend; other programs claimed it {times} times, most \
+                     recently {last}"
                 ));
             }
         }

@@ -119,13 +119,15 @@ impl Server {
         match (configured, wanted) {
             (None, None) => {
                 let text = format!(
-                    "backend {name} is not configured here, and no key was given: the agent cannot report it"
+                    "backend {name} is not configured here, and no key was given, so the agent cannot report \
+                     its state"
                 );
                 return Err(QueryRefusal::Absent(text));
             }
             (Some(configured), Some(wanted)) if !agree(&configured.keys, &wanted.keys) => {
                 let text = format!(
-                    "the configuration has other keys for {name}: give no key, or correct one of the two"
+                    "the configuration has other keys for {name}: give no key, or correct the key or the \
+                     configuration"
                 );
                 return Err(QueryRefusal::Wrong(text));
             }
@@ -157,7 +159,8 @@ impl Server {
                 QueryRefusal::Taken(format!("{first} already runs {name}: stop that process first, or name another backend"))
             }
             Claimed::User(user) => QueryRefusal::Taken(format!(
-                "a program of user {user} was the first to claim {name} without a key: give a key of the backend, or restart the agent"
+                "a program of user {user} was the first to claim {name} without a key, so a program of \
+                 another user needs the backend's key: give this key, or restart the agent"
             )),
             Claimed::Number(other) => {
                 QueryRefusal::Wrong(format!("the registration number belongs to {other}: draw another number for {name}"))
@@ -252,7 +255,8 @@ fn has_a_key(configured: Option<&Keys<BackendKey>>, given: &Keys<BackendKey>) ->
 
 fn no_registration() -> QueryRefusal {
     QueryRefusal::Absent(
-        "there is no such registration: the agent has restarted, or the program did not renew it in time"
+        "there is no such registration: the agent has restarted, or the program did not renew the \
+         registration in time"
             .to_owned(),
     )
 }

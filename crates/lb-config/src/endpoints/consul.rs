@@ -222,7 +222,7 @@ impl InstanceReader<'_> {
         if name.eq_ignore_ascii_case(wanted) {
             return Some(());
         }
-        let message = format!("an instance belongs to service {}, not {}", quote(name), quote(wanted));
+        let message = format!("an instance belongs to service {}, not to {}", quote(name), quote(wanted));
         report.add(value.span(), message, None);
         None
     }
@@ -240,10 +240,10 @@ impl InstanceReader<'_> {
         let why = match Target::of(&text, number) {
             Err(_) => "not an IP address or a host name",
             Ok(Target::Address(SocketAddr::V4(_))) if is_ipv6 => {
-                "an IPv4 address, and the service has an IPv6 address"
+                "an IPv4 address, but the service has an IPv6 address"
             }
             Ok(Target::Address(SocketAddr::V6(_))) if !is_ipv6 => {
-                "an IPv6 address, and the service has an IPv4 address"
+                "an IPv6 address, but the service has an IPv4 address"
             }
             Ok(target) if number > 0 => return Some(target),
             Ok(_) => "not a port from 1 to 65535",

@@ -315,8 +315,8 @@ mod tests {
         assert_eq!(read(text).unwrap().as_slice(), [endpoint("10.0.0.1:1", 2694)]);
         check(
             r#"[{"targets":null}]"#,
-            "e.json:1:1: no endpoint in file: an empty list is refused so that a truncated file does not take the service down \
-             (to stop all traffic give every endpoint weight = 0)",
+            "e.json:1:1: the file has no endpoint; an empty list is refused so that a truncated file does \
+             not take the service down (to stop all traffic give every endpoint weight = 0)",
         );
     }
 

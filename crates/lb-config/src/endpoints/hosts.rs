@@ -184,7 +184,7 @@ pub fn expand(
         notes.push(format!("addresses of several entries with host names: {doubles}: the best entry counts"));
     }
     if !missing.is_empty() {
-        notes.push(format!("host names without known addresses, left out: {}", some_of(missing)));
+        notes.push(format!("host names without known addresses were left out: {}", some_of(missing)));
     }
     expanded
 }

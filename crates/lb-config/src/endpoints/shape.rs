@@ -81,7 +81,10 @@ pub fn read(
     };
     let kind = marks.kind().filter(|kind| is_object || kind == slices::KIND);
     let entries = if kind.is_some() && marks.is_of_envoy() {
-        refuse("the file is both a Kubernetes object and an Envoy object".to_owned(), "write one of them")
+        refuse(
+            "the file contains both a Kubernetes object and an Envoy object".to_owned(),
+            "write one of them",
+        )
     } else if let Some(kind) = kind {
         return match &*kind {
             slices::KIND | "EndpointSliceList" | "List" => slices::read(root, reading, report, notes),

@@ -270,7 +270,7 @@ impl<'a> EndpointSliceReader<'a> {
         let endpoints = endpoints.unwrap_or_default();
         if of != self.family && of != NAMES {
             let why =
-                format!("a slice of addressType {}, and the service is {}", quote(&of), quote(self.family));
+                format!("a slice of addressType {}, but the service is {}", quote(&of), quote(self.family));
             self.left_out.add(why, name);
         } else if !endpoints.is_empty()
             && let Some(port) = self.port(&slice.ports.unwrap_or_default(), &name, value, report)

@@ -140,8 +140,8 @@ fn an_unreadable_address_does_not_hide_a_duplicate_index() {
 
 #[test]
 fn a_file_without_endpoints_is_refused() {
-    let expected = "1:1: no endpoint in file: an empty list is refused so that a truncated file does not take the \
-         service down (to stop all traffic give every endpoint weight = 0)";
+    let expected = "1:1: the file has no endpoint; an empty list is refused so that a truncated file does \
+                    not take the service down (to stop all traffic give every endpoint weight = 0)";
     for (text, path) in
         [("", "e.toml"), (" \n\t", "e.toml"), ("# nothing\n", "e.toml"), ("endpoint = []", "e.toml")]
     {

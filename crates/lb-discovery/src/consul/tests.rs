@@ -91,7 +91,7 @@ fn a_recorded_answer_becomes_a_list_and_notes() {
     ]);
     assert_eq!((read, list.endpoints, &*list.version), (expected, 6, "23"));
     let notes = [
-        "left out: \"2001:db8::5\" port 8080: an IPv6 address, and the service has an IPv4 address",
+        "left out: \"2001:db8::5\" port 8080: an IPv6 address, but the service has an IPv4 address",
         "left out: \"10.41.0.7\" port 65536 and 1 more: not a port from 1 to 65535",
         "left out: \"10.41.0.300\" port 8080: not an IP address or a host name",
         "more than once in the list: 10.41.0.1:8080: the best entry counts",
@@ -136,7 +136,7 @@ fn a_wrong_value_or_another_answer_is_malformed() {
         (weight("-1"), "answer:1:95: invalid value: integer `-1`, expected 0 to 65535"),
         (
             at("10.0.0.1").replace("users", "orders"),
-            "answer:1:2: an instance belongs to service \"orders\", not \"users\"",
+            "answer:1:2: an instance belongs to service \"orders\", not to \"users\"",
         ),
         (
             r#"[{"ServiceName":"users","ServiceAddress":"10.0.0.1","ServicePort":80}]"#.to_owned(),

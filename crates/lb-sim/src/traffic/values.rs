@@ -360,7 +360,8 @@ impl TryFrom<EjectionTable> for EjectionChoice {
         }
         if base > max {
             return Err(format!(
-                "base is \"{base}\", and no ejection is longer than max, which is \"{max}\": write at most max"
+                "`base` is \"{base}\", but no ejection is longer than `max`, which is \"{max}\": write at \
+                 most max"
             ));
         }
         let failures = u8::try_from(failures.0).expect("failures fit into u8");

@@ -51,7 +51,7 @@ fn ejection_has_the_keys_of_the_configuration() {
     check("ejection = { max = \"2h\" }", "9:12: max is \"2h\": write \"100ms\" to \"1h\"");
     check(
         "ejection = { base = \"10m\" }",
-        "9:12: base is \"10m\", and no ejection is longer than max, which is \"5m\"",
+        "9:12: `base` is \"10m\", but no ejection is longer than `max`, which is \"5m\"",
     );
     let requests = |text: String| read(&text.replace("connections", "requests")).map(|_| ());
     let fault = requests(format!("{START}{JOB}ejection = {{}}\n")).unwrap_err();

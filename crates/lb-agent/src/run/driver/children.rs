@@ -67,7 +67,8 @@ impl RunDriver {
             CommandPurpose::LameDuck => {
                 tracing::warn!(
                     ?status,
-                    "cannot notify the application that it is a lame duck: the command of --on-lame-duck failed"
+                    "cannot notify the application that it is a lame duck: the command in --on-lame-duck \
+                     failed"
                 );
             }
         }

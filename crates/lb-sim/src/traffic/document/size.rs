@@ -44,7 +44,11 @@ impl TryFrom<SizeTable> for SubsetSize {
         let low_thousandths = flows("low", low, usual.low_thousandths)?;
         let high_thousandths = flows("high", high, usual.high_thousandths)?;
         if low_thousandths >= high_thousandths {
-            return Err("the size changes below low and above high: write a low that is less than high, as in { low = 0.875, high = 1.125 }".into());
+            return Err(
+                "the size changes below low and above high: write a `low` that is less than `high`, as in { \
+                 low = 0.875, high = 1.125 }"
+                    .into(),
+            );
         }
         Ok(Self(Size::Band(LoadBand { low_thousandths, high_thousandths, min: min.0 })))
     }
