@@ -61,7 +61,8 @@ section! {
         "the endpoint's number in the service; given to all endpoints or to none";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the other endpoints; 0: no new connections";
     STATE "state": Keyword<EndpointState>(&EndpointState::ALL, EndpointState::name), Is(EndpointState::Healthy),
-        "a lame duck serves, but requests no new connections; an endpoint that is down gets no new connections while a healthy endpoint or a lame duck has a weight above 0";
+        "a lame duck serves, but requests that clients open no new connections; an endpoint that is down \
+         gets no new connections while a healthy endpoint or a lame duck has a weight above 0";
     ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where the endpoint runs; has no effect yet";
     AGENT "agent": Text<SocketAddr>(&["10.0.0.1:9465"], address), Means("the endpoint's IP address, with the `port` of the service's `health`"),
         "the address at which the endpoint's agent listens";

@@ -72,20 +72,22 @@ section! {
     client, "[[client]]", "a client", "one for each cgroup, up to 64";
 
     JOB "job": Text<String>(&["frontend"], job_name), Required,
-        "the job that this client is a task of. It must have the same name on every host";
+        "the job to which this client belongs as a task. The job must have the same name on every host";
     NAME "name": Text<String>(&["frontend-a"], client_name), Means("the job"),
         "the client's name, which is also the name of its pins. It is unique on the host, and consists of letters, digits, `_` and `-`";
     CGROUP "cgroup": Text<String>(&["system.slice/frontend.service"], cgroup::parse), Required,
         "the client's cgroup, relative to the cgroup2 mount. Cgroups of clients may not nest";
     INDEX "index": FreeForm(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
-        "this task's number in its job, below 65,536";
+        "this task's number in its job, from 0 to 65,535";
     // The maximum is the number of endpoint indexes, because the subset algorithms number tasks and
     // endpoints in the same way.
-    COUNT "count": Number(1..=MAX_INDEXES), Is(1), "number of tasks of the job; `index` must be less";
+    COUNT "count": Number(1..=MAX_INDEXES), Is(1),
+        "number of tasks of the job; `index` must be less than `count`";
     SERVICES "services": FreeForm(&["[\"users\"]"]), Means("all"), "the services that the client dials";
     ACCOUNTING "accounting": Keyword<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
-        "what the programs record about flows. `full`: how each flow went and why it ended. `active`: how many flows are open, and what the \
-         kernel shows of a socket when it is closed: less exact, but with fewer hooks";
+        "what the programs record about flows. `full`: how each flow went and why it ended. `active`: how \
+         many flows are open, and what the kernel shows about a socket when the socket is closed. `active` \
+         is less exact, but needs fewer hooks";
 }
 
 section! {
@@ -101,18 +103,19 @@ section! {
 
     NAME "name": Text<String>(&["users"], service_name), Required, "the service's name: letters, digits, `_`, `-` and `.`";
     ADDRESS "address": FreeForm(&["\"10.96.0.10:80\"", "\"[2001:db8::10]:80\"", "{ kubernetes = \"shop/users\" }"]), Required,
-        "the address that processes dial: IP address and port, or where the daemon looks them up. IPv6 sockets that dial an IPv4 service in \
-         v4-mapped form are balanced too";
+        "the address that processes dial: IP address and port, or the Kubernetes Service from which the \
+         daemon gets both. IPv6 sockets that dial an IPv4 service in v4-mapped form are balanced too";
     PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
         "the transport protocol. If clients dial an address with both protocols, write two services";
     POLICY "policy": Keyword<Policy>(&Policy::ALL, Policy::name), Is(Policy::WeightedRoundRobin),
         "how the kernel chooses a backend: see [policies.md](policies.md)";
     ACTIVE_LIMIT "active_limit": Number(1..=u32::MAX), Means("none"),
-        "a backend is skipped while this client task has this many open flows to it. A flow is a connection, not a request; a connection may \
-         carry many requests";
+        "connects skip a backend while this client task has this many open flows to it. A flow is a \
+         connection, not a request; a connection may carry many requests";
     OVERFLOW "overflow": Keyword<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
-        "what a connect does if every backend is at its `active_limit`. `least-loaded`: it chooses the backend with the fewest open flows \
-         nevertheless. `refuse`: it fails with `on_no_backend`";
+        "what a connect does if every backend is at its `active_limit`. `least-loaded`: the connect \
+         nevertheless chooses the backend with the fewest open flows. `refuse`: the connect fails with \
+         `on_no_backend`";
     // The maximum is an hour, because an error from hours ago does not describe the backend now.
     // The default equals the length of the first ejection. With a longer half-life, after an outage
     // in which no backend was ejected, errors would divert connects from a backend for too long.
@@ -130,13 +133,16 @@ section! {
     // minute for an answer.
     UNANSWERED_AFTER "unanswered_after": Time(Duration::from_millis(10)..=Duration::from_secs(60)),
         Is(lb_core::service::UNANSWERED_AFTER),
-        "`tcp` only: the time in which an answer to a SYN is due. A connect that the application gives up later counts against the backend \
-         as `unanswered`, see [accounting.md](../design/accounting.md). Use at least twice the usual handshake time";
+        "`tcp` only: the time within which a backend should answer a SYN. If an application cancels a \
+         connect later than that, the connect counts against the backend as `unanswered`, see \
+         [accounting.md](../design/accounting.md). Use at least twice the usual handshake time";
     EJECTION "ejection": FreeForm(&["{ failures = 5 }", "\"off\""]),
         Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
-        "`tcp` only: whether and when backends that fail are ejected, that is, get no connects for a while: see [ejection.md](ejection.md)";
+        "`tcp` only: whether and when failing backends are ejected (get no connects for a while): see \
+         [ejection.md](ejection.md)";
     HEALTH "health": FreeForm(&["{ panic_threshold = 50 }"]), Means("`{}`"),
-        "how backends are probed, and what happens when they are unavailable: see [health.md](../design/health.md)";
+        "how the daemon checks backends, and what happens when backends are unavailable: see \
+         [health.md](../design/health.md)";
     LOAD "load": FreeForm(&["{ control = \"feedback\" }"]), Means("none"),
         "makes weights follow the load that backends report: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \
          \"report\" }` with an `interval` of at most 20 s, and a policy that uses weights";
@@ -156,9 +162,10 @@ section! {
     ON_NO_BACKEND "on_no_backend": Keyword<Errno>(&ERRNOS, |errno| errno.0), Is(EHOSTUNREACH),
         "the errno with which a connect fails if no backend is usable";
     ON_BACKEND_LOSS "on_backend_loss": Keyword<OnBackendLoss>(&OnBackendLoss::ALL, OnBackendLoss::name), Is(OnBackendLoss::Keep),
-        "what happens to the open connections of a backend that is lost: that has been absent from the list, or refusing (tier 5), for a minute. \
-         `keep`: they stay. `close-idle`: TCP connections that have been idle for 30 s are closed. `close`: all are closed, and connected UDP \
-         sockets too. See [close-connections.md](../guide/close-connections.md#lost-backends)";
+        "what happens to the open connections of a lost backend (a backend that has been absent from the \
+         list, or refusing (tier 5), for a minute). `keep`: they stay. `close-idle`: the daemon closes TCP \
+         connections that have been idle for 30 s. `close`: the daemon closes all TCP connections and \
+         connected UDP sockets. See [close-connections.md](../guide/close-connections.md#lost-backends)";
     BACKENDS "backends": FreeForm(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
         "the source of the service's endpoints";
 }
@@ -171,8 +178,9 @@ section! {
          it. See [kubernetes.md](../guide/kubernetes.md#the-address-of-a-service)";
     PORT "port": FreeForm(&["\"http\"", "80"]), Means("the only port of the Service with this `protocol`"),
         "the name or number of the Service's port";
-    FAMILY "family": Keyword<Family>(&Family::ALL, Family::name), Means("that of the Service's first cluster IP"),
-        "which cluster IP of a dual-stack Service. For both, write two services";
+    FAMILY "family": Keyword<Family>(&Family::ALL, Family::name), Means("the family of the Service's first \
+                                                                         cluster IP"),
+        "which cluster IP of a dual-stack Service. To balance both, write two services";
 }
 
 section! {
@@ -184,7 +192,8 @@ section! {
     // The kernel's clock is too coarse for shorter times. No operator waits longer than an hour for
     // a backend that has recovered.
     BASE "base": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_secs(5)),
-        "how long the first ejection lasts. Each further ejection of a backend that has not recovered lasts twice as long as the one before";
+        "how long the first ejection lasts. Each further ejection of a backend that has not recovered lasts \
+         twice as long as the previous one";
     MAX "max": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
         "the longest time that an ejection lasts";
     HANGS "hangs": Boolean(), Is(true),
@@ -208,11 +217,13 @@ section! {
     DRAIN_FALLBACK "drain_fallback": Boolean(), Is(false),
         "whether connects choose backends that an operator has drained (`socklb drain`) if a task has no others. `false`: such connects fail";
     PROBE "probe": Keyword<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
-        "how the daemon checks backends. `report`: it requests reports from their agents ([reports.md](reports.md)). `tcp`: it connects. \
-         `http`: it requests `path`. [health.md](../design/health.md) has the effects of failed probes. Without probes, only the connects of \
-         this host show failures";
+        "how the daemon checks backends. `report`: it requests reports from the backends' agents \
+         ([reports.md](reports.md)). `tcp`: it connects. `http`: it requests `path`. \
+         [health.md](../design/health.md) has the effects of failed probes. Without probes, only the \
+         connects of this host show failures";
     PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own port"),
-        "the port of probes. With `report`, an endpoint may have another address for probes (`agent`)";
+        "the port to which the daemon sends probes or requests. With `report`, an endpoint may set another \
+         address (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
         "`http` only: the path to request. A status of 2xx passes; redirects are not followed";
     // With less than a tenth of a second, the probes themselves would be a load. With more than a
@@ -226,11 +237,11 @@ section! {
         "`tcp` and `http`: time after which a probe without an answer fails";
     RISE "rise": Number(1..=100), Is(2), "`tcp` and `http`: successful probes in a row after which a backend is healthy again";
     FALL "fall": Number(1..=100), Is(3),
-        "`tcp` and `http`: failed probes in a row after which a backend is refusing. If nothing is known about a backend yet, its first \
-         probe decides at once";
+        "`tcp` and `http`: failed probes in a row after which a backend is refusing. The first probe of a \
+         new backend decides at once";
     KEY "key": Text<Cow<'static, str>>(&["users.key"], path), Means("the `key` of `[reports]`"),
-        "`report` only: the file with the service's keys, in lines `ID KEY`. Only its owner may write it, and only its owner and group may \
-         read it";
+        "`report` only: the file with the service's keys, in lines `ID KEY`. Only the file's owner may have \
+         write permission, and only its owner and group may have read permission";
 }
 
 section! {
@@ -247,15 +258,16 @@ section! {
     rebalance, "rebalance", "rebalance", "";
 
     RATE "rate": Text<ClosingRate>(&["1/s", "30/m", "6/h"], closing_rate), Is(RebalanceRules::DEFAULT.rate),
-        "the most connections closed per second, minute or hour, from 1/h to 1000/s, over all tasks of the job: each task closes at \
-         `rate` / `count`";
+        "the maximum number of connections that all tasks of the job together close per second, minute or \
+         hour, from 1/h to 1000/s: each task closes at `rate` / `count`";
     // With less than a second, connections would be closed between the requests of one user. No
     // pool retains connections that are idle for longer than a day.
     IDLE "idle": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Is(RebalanceRules::DEFAULT.idle),
         "only connections that have been idle for this time are closed";
     // With more than 0.95, chance alone would be a difference.
     BELOW "below": Thousandths(100..=950), Is(RebalanceRules::DEFAULT.below_thousandths),
-        "closing begins if a backend has at least 2 open flows fewer than this part of its share, and ends when it has this part";
+        "closing begins if a backend has at least 2 open flows fewer than this part of its share, and ends \
+         when the backend has this part";
 }
 
 section! {
@@ -264,7 +276,7 @@ section! {
     // With a shorter time, a flow would choose again for nearly every datagram. With a longer time,
     // it would hardly ever choose again.
     REBIND "rebind": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("never"),
-        "time after which a flow of an unconnected socket chooses a backend again";
+        "time after which an unconnected socket gets a new choice of backend";
 }
 
 section! {
@@ -274,20 +286,24 @@ section! {
         "the algorithm that chooses endpoints: see [subsets.md](subsets.md)";
     SIZE "size": FreeForm(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
     SEED "seed": Text<u64>(&["123"], seed), Means("derived from the names of job and service"),
-        "a number of up to 64 bits, in quotes. It must be the same for all tasks of a job";
+        "a number of up to 64 bits, in quotes. The number must be the same for all tasks of a job";
 }
 
 section! {
     size, "subset.size", "size", "";
 
     MIN "min": Number(1..=MAX_SUBSET), Required,
-        "without `low` and `high`: like `\"auto\"`, but at least this many (below 12 it has no effect, because the sizes of `auto` begin at \
-         12). With `low` or `high`: the smallest size, 12 if not written";
+        "without `low` and `high`: like `\"auto\"`, but at least this size (a value below 12 has no effect, \
+         because the sizes of `auto` begin at 12). With `low` or `high`: the smallest size, 12 if not \
+         written";
     // The maximum is far larger than the number of ports that a host has for flows to one backend.
     LOW "low": Thousandths(LOADS), Means("`0.875` if `high` is written"),
-        "with `algorithm = \"random\"`: the size follows the task's own load. It falls by one if the task has this many open flows, or \
-         fewer, for each endpoint of the subset";
-    HIGH "high": Thousandths(LOADS), Means("`1.125` if `low` is written"), "with `algorithm = \"random\"`: the size rises by one if the task has this many open flows, or more, for each endpoint of the subset";
+        "with `algorithm = \"random\"`: the size follows the task's own load. The size falls by one if the \
+         task has at most this many open flows per endpoint of the subset";
+    HIGH "high": Thousandths(LOADS), Means("`1.125` if `low` is written"), "with `algorithm = \"random\"`: \
+                                                                            the size rises by one if the \
+                                                                            task has at least this many open \
+                                                                            flows per endpoint of the subset";
 }
 
 section! {
@@ -306,10 +322,13 @@ section! {
     TAG "tag": Text<String>(&["blue"], source_name), Means("none"), "`consul` only: only instances with this tag";
     KUBERNETES "kubernetes": Text<String>(&["shop/users"], kubernetes_service), Means("none"),
         "namespace and name of a Kubernetes Service: the endpoints are those of its EndpointSlices";
-    PORT "port": FreeForm(&["8080", "\"http\""]), Means("that of the SRV record; the only port of the Service"),
-        "with `dns`, the port (a number) of endpoints that have A or AAAA records; with `kubernetes`, the name of the Service's port";
+    PORT "port": FreeForm(&["8080", "\"http\""]), Means("with `dns`: the port in the SRV record; with \
+                                                         `kubernetes`: the only port of the Service"),
+        "with `dns`: the port (a number) of endpoints that have A or AAAA records; with `kubernetes`: the \
+         name of the Service's port";
     ALLOW "allow": FreeForm(&["[\"10.0.0.0/8\"]"]), Means("all but loopback and link-local addresses"),
-        "remote sources only: the networks in which endpoints may be. A list with another address is refused";
+        "remote sources only: the networks in which endpoints may be. The daemon refuses a list with an \
+         address outside these networks";
     ON_EMPTY "on_empty": Keyword<OnEmpty>(&OnEmpty::ALL, OnEmpty::name), Means("`keep`; with `kubernetes`, `refuse`, because addresses of pods are soon reused"),
         "remote sources only: what happens if the server answers for a minute that there are no endpoints. `keep`: the list stays in \
          force. `refuse`: connects fail with `on_no_backend`";
@@ -318,18 +337,21 @@ section! {
     STALE_AFTER "stale_after": Time(Duration::from_secs(10)..=Duration::from_hours(168)), Means("never"),
         "remote sources only: a list that its server has not confirmed for this time is stale";
     ON_STALE "on_stale": Keyword<OnStale>(&OnStale::ALL, OnStale::name), Is(OnStale::Keep),
-        "with `stale_after`: what happens with a stale list. `keep`: it stays in force. `pass`: connects go to the service's own address, \
-         unbalanced. `refuse`: connects fail with `on_no_backend`";
+        "with `stale_after`: what happens with a stale list. `keep`: the list stays in force. `pass`: \
+         connects go to the service's own address, unbalanced. `refuse`: connects fail with `on_no_backend`";
     MAX_SHRINK "max_shrink": Keyword<bool>(&[true, false], |limits| if limits { "half" } else { "off" }), Is(true),
-        "remote sources only. `half`: an answer that removes more than half of the endpoints, and at least three, takes force only if \
-         the server repeats it after 10 s. `off`: every answer takes force at once";
+        "remote sources only. `half`: an answer that removes more than half of the endpoints, and at least \
+         three, takes effect only if the server repeats the answer after 10 s. `off`: every answer takes \
+         effect at once";
 }
 
 section! {
-    dns, "[dns]", "[dns]", "how DNS servers are queried for `backends = { dns = .. }` and for host names in lists";
+    dns, "[dns]", "[dns]", "how the daemon queries DNS servers for `backends = { dns = .. }` and for host \
+                            names in lists";
 
     SERVERS "servers": FreeForm(&["[\"10.0.0.53\", \"[2001:db8::53]:5353\"]"]), Means("the servers in /etc/resolv.conf"),
-        "the DNS servers, in the order in which they are tried. /etc/resolv.conf is read again when it changes";
+        "the DNS servers, in the order in which the daemon tries them. The daemon reads /etc/resolv.conf \
+         again when that file changes";
     TRANSPORT "transport": Keyword<DnsTransport>(&DnsTransport::ALL, DnsTransport::name), Is(DnsTransport::Tcp),
         "`udp`: queries use UDP, and TCP only if an answer is truncated. Some servers shorten long answers over UDP without setting the truncation bit";
     MIN_TTL "min_ttl": Time(Duration::from_secs(1)..=Duration::from_hours(1)), Is(Duration::from_secs(5)),
@@ -339,28 +361,38 @@ section! {
 }
 
 section! {
-    consul, "[consul]", "[consul]", "how Consul is queried for `backends = { consul = .. }`";
+    consul, "[consul]", "[consul]", "how the daemon queries Consul for `backends = { consul = .. }`";
 
     ADDRESS "address": Text<SocketAddr>(&["127.0.0.1:8500"], address), Is(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8500))),
         "the HTTP address of a Consul agent, usually the one on this host; with `ca`, its HTTPS address";
-    TOKEN "token": Text<Cow<'static, str>>(&["consul.token"], path), Means("none"), "the file with the ACL token. It is read for every query";
+    TOKEN "token": Text<Cow<'static, str>>(&["consul.token"], path), Means("none"), "the file with the ACL \
+                                                                                     token. The daemon reads \
+                                                                                     the file for every \
+                                                                                     query";
     CA "ca": Text<Cow<'static, str>>(&["consul-ca.pem"], path), Means("none: without TLS"),
-        "the file with the certificates that sign the server's certificate (PEM). It is read again when it changes, as are the next two files";
+        "the file with the certificates that sign the server's certificate (PEM). The daemon reads this file \
+         and the next two again when they change";
     CERTIFICATE "certificate": Text<Cow<'static, str>>(&["client.pem"], path), Means("none"), "the file with the daemon's own certificate";
     KEY "key": Text<Cow<'static, str>>(&["client.key"], path), Means("none"), "the file with the private key of `certificate`";
     SERVER_NAME "server_name": Text<String>(&["server.dc1.consul"], dns_name), Means("the IP address"), "the name in the server's certificate";
 }
 
 section! {
-    kubernetes, "[kubernetes]", "[kubernetes]", "how the API server is queried for `backends = { kubernetes = .. }` and `address = { kubernetes = .. }`. In a pod, nothing need be written";
+    kubernetes, "[kubernetes]", "[kubernetes]", "how the daemon queries the API server for `backends = { \
+                                                 kubernetes = .. }` and `address = { kubernetes = .. }`. In \
+                                                 a pod, all keys may be left out";
 
     SERVER "server": Text<String>(&["https://10.0.0.1:6443"], api_server),
-        Means("that of the environment: `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`"),
-        "the API server; with `http://`, without TLS";
-    TOKEN "token": Text<Cow<'static, str>>(&["kubernetes.token"], path), Means("the pod's, if `server` is not written; else none"),
-        "the file with the token of a ServiceAccount. It is read for every query, because tokens are replaced";
-    CA "ca": Text<Cow<'static, str>>(&["kubernetes-ca.pem"], path), Means("the pod's, if `server` is not written"),
-        "the file with the certificates that sign the server's certificate (PEM). It is read again when it changes, as are the next two files";
+        Means("from the environment: `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`"),
+        "the API server; a URL with `http://` means no TLS";
+    TOKEN "token": Text<Cow<'static, str>>(&["kubernetes.token"], path), Means("the pod's token, if `server` \
+                                                                                is not written; else none"),
+        "the file with the token of a ServiceAccount. The daemon reads the file for every query, because \
+         tokens are replaced";
+    CA "ca": Text<Cow<'static, str>>(&["kubernetes-ca.pem"], path), Means("the pod's file, if `server` is \
+                                                                           not written"),
+        "the file with the certificates that sign the server's certificate (PEM). The daemon reads this file \
+         and the next two again when they change";
     CERTIFICATE "certificate": Text<Cow<'static, str>>(&["client.pem"], path), Means("none"), "the file with the daemon's own certificate";
     KEY "key": Text<Cow<'static, str>>(&["client.key"], path), Means("none"), "the file with the private key of `certificate`";
     SERVER_NAME "server_name": Text<String>(&["kubernetes.default.svc"], dns_name), Means("the host in `server`"), "the name in the server's certificate";
@@ -370,12 +402,13 @@ section! {
     envoy, "[envoy]", "[envoy]", "files with the backends and weights of each client, which Envoy reads: see [envoy.md](../guide/envoy.md)";
 
     DIRECTORY "directory": Text<Cow<'static, str>>(&["/var/lib/socklb-envoy"], path), Means("none: no files"),
-        "the directory of the files, which have the paths `<client>/<service>.json` in it. Only root and the daemon's user may have write permission";
+        "the directory of the files `<client>/<service>.json`. Only root and the daemon's user may have \
+         write permission";
 }
 
 section! {
     paths, "[paths]", "[paths]",
-    "directories; on every command, an option of the same name overrides each key (`--pins`, `--run`, `--state`)";
+    "directories; each command has options that override these keys (`--pins`, `--run`, `--state`)";
 
     PINS "pins": Text<Cow<'static, str>>(&["/sys/fs/bpf/other"], path), Is(Cow::Borrowed(abi::DEFAULT_PINS)),
         "directory of pinned maps and links, in a bpf file system";
@@ -386,8 +419,9 @@ section! {
 
 section! {
     limits, "[limits]", "[limits]",
-    "the sizes of each client task's maps. [limits.md](limits.md) shows how much memory they need, and lists all fixed limits. The sizes are \
-     fixed while the daemon runs; to change one for an attached client, stop the daemon and `detach` the client first";
+    "the sizes of each client task's maps. [limits.md](limits.md) shows how much memory these maps need, and \
+     lists all fixed limits. The sizes are fixed while the daemon runs; to change a size for an attached \
+     client, stop the daemon and `detach` the client first";
 
     // The maximum is eight times the default: 16 MiB of kernel memory.
     SCHEDULE_ENTRIES "schedule_entries":
@@ -407,8 +441,9 @@ section! {
     daemon, "[daemon]", "[daemon]", "the daemon itself";
 
     WATCH "watch": Boolean(), Is(true),
-        "whether the daemon reads this file and endpoint files when they change. With `false`, it reads them only at a start and on SIGHUP \
-         (`systemctl reload socklb`), so that a change to several files takes effect all at once";
+        "whether the daemon reads this file and endpoint files when they change. With `false`, the daemon \
+         reads them only when it starts and on SIGHUP (`systemctl reload socklb`), so that changes to \
+         several files take effect together";
     LOG_FORMAT "log_format": Keyword<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
         "format of the log's lines. `json`: each line is an object with `timestamp`, `level`, `target`, `message` and the fields. The \
          journal of a service manager adds its own time, so lines have no `timestamp` there. Fixed while the daemon runs";
@@ -433,34 +468,37 @@ section! {
     // no list and in no process.
     RECLAIM_INTERVAL "reclaim_interval": Time(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Duration::from_secs(60)),
-        "time between two passes over the flow records. If no program saw the end of a flow, its record is reclaimed after two passes that \
-         found its socket neither in the kernel's lists nor in use by a process";
+        "time between two passes over the flow records. If no program saw the end of a flow, the daemon \
+         reclaims the flow's record after two passes that found the socket neither in the kernel's lists nor \
+         in use by a process";
 }
 
 section! {
     reports, "[reports]", "[reports]", "how the daemon requests reports from the backends' agents: see [reports.md](reports.md)";
 
     LISTEN "listen": Text<SocketAddr>(&["[::]:9467", "0.0.0.0:9467"], address), Means("`\"[::]:9467\"`"),
-        "the UDP address from which the daemon sends requests, and at which it receives reports. `[::]` means both address families. Fixed \
-         while the daemon runs";
+        "the UDP address from which the daemon sends requests and at which it receives reports. `[::]` means \
+         both address families. Fixed while the daemon runs";
     KEY "key": Text<Cow<'static, str>>(&["reports.key"], path), Means("none"),
-        "the file with the keys of all services that have no `key` of their own. It is read again at every reload";
+        "the file with the keys of all services that have no `key` of their own. The daemon reads the file \
+         again at every reload";
     XDP "xdp": FreeForm(&["[\"eth0\"]"]), Means("none"),
-        "the network interfaces on which the kernel itself processes reports (XDP), so that they affect connects even while the \
-         daemon is down: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
+        "the network interfaces on which the kernel itself processes reports (XDP), so that reports affect \
+         connects even while the daemon is down: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
     XDP_GENERIC "xdp_generic": FreeForm(&["true"]), Means("`false`"),
         "whether the network stack may run the XDP program on an interface whose driver cannot. This turns GRO off on that interface";
 }
 
 section! {
     admin, "[admin]", "[admin]",
-    "which users may control the daemon through its socket. With the package, the members of `group` must also be in the group `socklb`, which \
-     may read the status";
+    "which users may control the daemon through its socket. If the package is installed, the members of \
+     `group` must also be in the group `socklb`, which may read the status";
 
     GROUP "group": Text<String>(&["socklb-admin", "4711"], group), Means("none"),
-        "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`), control weights that follow load \
-         (`socklb load freeze`), drain or weigh backends (`socklb drain`, `socklb weight`), and close \
-         connections (`socklb close`). A daemon that runs as root gives its socket to this group. Fixed while the daemon runs";
+        "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`), \
+         control weights that follow load (`socklb load freeze`), drain backends or change their weights \
+         (`socklb drain`, `socklb weight`), and close connections (`socklb close`). A daemon that runs as \
+         root gives its socket to this group. Fixed while the daemon runs";
 }
 
 /// The number of flows that may be open for each backend of a subset whose size follows load, in

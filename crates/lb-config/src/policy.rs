@@ -34,7 +34,7 @@ pub struct PolicyConfig {
     pub unanswered_after: Duration,
     /// When idle connections are closed. `None`: never.
     pub rebalance: Option<RebalanceRules>,
-    /// The time after which a flow of an unconnected socket chooses a backend again. `None`: never.
+    /// The time after which an unconnected socket gets a new choice of backend. `None`: never.
     pub rebind: Option<Duration>,
 }
 

@@ -58,33 +58,36 @@ section! {
     backend, "[[backend]]", "a backend", "one for each backend of this host, up to 64";
 
     ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080", "[2001:db8::1]:8080"], address), Required,
-        "the backend's name: the address and port that it has in the endpoint list, even if it listens at another address. It may not be a \
-         link-local address";
+        "the backend's name: the address and port that it has in the endpoint list, even if the backend \
+         listens at another address. The address may not be link-local";
     PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
         "the protocol of the backend's service, which is part of the backend's name";
     KEY "key": Text<Cow<'static, str>>(&["keys/10.0.0.1:8080"], path), Required,
         "the file with the backend's keys: one or two lines `ID KEY`, as `socklb agent key --of` prints them. Its mode may be 0640 at most";
     CHECK "check": FreeForm(&["\"tcp\"", "\"off\"", "{ http = \"/healthz\" }", "{ command = [\"/usr/bin/app\", \"check\"] }"]),
         Means("`\"tcp\"`; required for a UDP backend"),
-        "the health check. `\"tcp\"`: the backend must accept a connection. A table: one of the methods below. `\"off\"`: the agent does not \
-         check the backend, and only `socklb agent run` reports whether it is ready";
+        "the health check. `\"tcp\"`: the backend must accept a connection. A table: one of the methods in \
+         the next rows. `\"off\"`: the agent does not check the backend, and only `socklb agent run` reports \
+         whether it is ready";
     INTERVAL "interval": Time(Duration::from_millis(200)..=Duration::from_hours(1)), Is(Duration::from_secs(2)),
         "time from one check to the next, varied by up to a tenth";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
-        "time limit of one check: a check without a result by then has failed. If no check has had a result for three times the sum of \
-         `interval` and `timeout`, the health is unknown";
+        "time limit of one check: a check that has no result after this time has failed. If no check has had \
+         a result for three times the sum of `interval` and `timeout`, the health is unknown";
     RISE "rise": Number(1..=100), Is(2), "passed checks in a row after which the backend is up. The first result of a check decides at once";
     FALL "fall": Number(1..=100), Is(3), "failed checks in a row after which the backend is down";
     HOLD "hold": Time(Duration::from_secs(1)..=MAX_HOLD), Is(Duration::from_mins(10)),
-        "how long clients still treat a lame duck as a lame duck after its reports stop. It should be longer than a restart takes";
+        "how long clients still treat a lame duck as a lame duck after its reports stop. The time should be \
+         longer than a restart takes";
     VALID_FOR "valid_for": Time(Duration::from_secs(1)..=MAX_VALID_FOR), Is(Duration::from_secs(45)),
-        "how long a client uses a report if no newer one arrives. It should be three times the longest interval between two requests of a \
-         client";
+        "how long a client uses a report if no newer one arrives. The time should be three times the longest \
+         interval between two requests of a client";
     UTILIZATION "utilization": FreeForm(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
-        "where the agent gets the backend's utilization. `\"application\"`: from the application's reports (`socklb agent report`), \
-         otherwise from the cgroup of `socklb agent run`. A table: the same, but from the cgroup in the table. `\"off\"`: nowhere; the agent \
-         refuses the application's reports";
+        "where the agent gets the backend's utilization. `\"application\"`: from the application's reports \
+         (`socklb agent report`), otherwise from the cgroup of `socklb agent run`. A table: from the \
+         application's reports, otherwise from the cgroup in the table. `\"off\"`: the agent reports no \
+         utilization, and refuses the application's reports";
 }
 
 section! {
@@ -93,8 +96,8 @@ section! {
     TCP "tcp": Text<SocketAddr>(&["127.0.0.1:8080"], address), Means("none"),
         "the check passes if this address accepts a connection. Use it for a backend that does not listen at the address that is its name";
     HTTP "http": Text<Cow<'static, str>>(&["/healthz"], http_path), Means("none"),
-        "the check passes if a GET of this path returns a status from 200 to 299. The agent does not follow redirects, so they fail. It \
-         reads only the head of the answer, up to 64 KiB";
+        "the check passes if a GET of this path returns a status from 200 to 299. The agent does not follow \
+         redirects, so a redirect fails the check. It reads only the head of the answer, up to 64 KiB";
     AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address to which `http` connects";
     COMMAND "command": FreeForm(&["[\"/usr/bin/app\", \"check\"]"]), Means("none"),
         "the check passes if this command ends with exit code 0. After `timeout` the agent kills the command and its process group";
@@ -104,7 +107,8 @@ section! {
     utilization, "utilization", "utilization", "";
 
     CGROUP "cgroup": Text<Cow<'static, str>>(&["system.slice/app.service"], cgroup), Required,
-        "the cgroup to measure, relative to the cgroup mount. Its utilization is its use of processors plus the time it waits for them";
+        "the cgroup to measure, relative to the cgroup mount. The utilization is the cgroup's use of \
+         processors plus the time in which it waits for processors";
     CORES "cores": FreeForm(&["1.5"]), Means("the smallest limit of the cgroup and of those above it, else the host's processors"),
         "how many processors the cgroup can use";
 }
