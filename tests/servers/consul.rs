@@ -228,7 +228,7 @@ fn no_connect_fails_while_another_server_has_consuls_port_or_the_token_expires()
     let cases = [
         (
             ok("Content-Type: text/html\r\n", "<html>It works!</html>"),
-            "no X-Consul-Index, so it is not Consul's",
+            "no X-Consul-Index, so the server is not Consul",
         ),
         (ok(index, "<html>It works!</html>"), "expected value"),
         (ok(index, &shape), "answer:1:1:"),

@@ -743,7 +743,8 @@ fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
         (
             "[{\"Node\":{\"Address\":\"10.0.0.1\"},\"Service\":{\"Service\":\"a\",\"Port\":1}},\n\
              {\"Node\":{},\"Service\":{\"Service\":\"b\"}}]",
-            "2:1: an instance belongs to service \"b\", but the one on line 1 to \"a\" (write the instances of one service)".to_owned(),
+            "2:1: an instance belongs to service \"b\", but the one on line 1 to \"a\" (write the instances \
+             of a single service)".to_owned(),
         ),
         (
             "{\"resources\":[{},\n{}]}",

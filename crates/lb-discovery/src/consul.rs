@@ -170,7 +170,7 @@ fn says_the_same(last: Option<&Finding>, new: &Finding) -> bool {
 /// Which rights a token needs. Without `node:read`, Consul leaves all instances out.
 fn rights(service: &str) -> String {
     format!(
-        "the token needs service:read for {} and node:read for the nodes of its instances",
+        "the token needs service:read for {} and node:read for the nodes of the service's instances",
         quote(service)
     )
 }
@@ -180,12 +180,14 @@ fn usable_index(headers: &HeaderMap, service: &str) -> Result<u64, Failure> {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is = |name: &str, value: &str| header(name).eq_ignore_ascii_case(value);
     let Ok(index) = header("x-consul-index").parse() else {
-        return Err(Failure::Malformed("the answer has no X-Consul-Index, so it is not Consul's".to_owned()));
+        return Err(Failure::Malformed(
+            "the answer has no X-Consul-Index, so the server is not Consul".to_owned(),
+        ));
     };
     // Agents that stream changes from servers (by default, Consul 1.10 and later) do not know
     // whether there is a leader, and always answer `false` (hashicorp/consul#9776).
     if is("x-consul-knownleader", "false") && !is("x-consul-query-backend", "streaming") {
-        return Err(Failure::Unreachable("Consul has no leader, so its answer may be old".to_owned()));
+        return Err(Failure::Unreachable("Consul has no leader, so this answer may be old".to_owned()));
     }
     if is("x-consul-results-filtered-by-acls", "true") {
         let why = format!("instances are missing because of ACLs ({})", rights(service));

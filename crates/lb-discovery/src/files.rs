@@ -47,7 +47,7 @@ impl Files {
     async fn finish(&mut self, deadline: Instant) -> Result<Contents, Failure> {
         let pending = self.pending.as_mut().expect("a reading has begun");
         let Ok(contents) = timeout_at(deadline, pending).await else {
-            let why = format!("the file system does not return the files within {PATIENCE:?}");
+            let why = format!("the file system has not returned the files within {PATIENCE:?}");
             return Err(Failure::Unreachable(why));
         };
         self.pending = None;

@@ -172,7 +172,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Answer<S> {
         match all.await {
             Ok(read) => read.map(|()| body),
             Err(_) => {
-                let why = format!("the body does not end within {within:?}");
+                let why = format!("the body has not ended within {within:?}");
                 Err(Failure::Unreachable(format!("{}: {why}", self.question)))
             }
         }
@@ -361,7 +361,7 @@ mod tests {
         let cases = [
             (silent, 5, "no answer within 5s"),
             (slowly(head.to_owned()), 5, "no answer within 5s"),
-            (body, 10, "the body does not end within 10s"),
+            (body, 10, "the body has not ended within 10s"),
         ];
         for (parts, seconds, why) in cases {
             let began = Instant::now();

@@ -226,7 +226,7 @@ impl Kubernetes {
         }
         if self.objects.is_none() {
             let Ok(listed) = timeout(LIST, self.list()).await else {
-                let why = format!("the list does not end within {LIST:?}");
+                let why = format!("the list has not ended within {LIST:?}");
                 return Err(Failure::Unreachable(why).at(&self.place()));
             };
             self.objects = Some(listed?);
@@ -303,7 +303,7 @@ impl Kubernetes {
                     return Ok(Event::Confirmed);
                 }
                 Err(_) if watch.lines.is_within_line() => {
-                    let why = format!("a line of the watch does not end within {SILENCE:?}");
+                    let why = format!("a line of the watch has not ended within {SILENCE:?}");
                     return Err(Failure::Malformed(why).at(&self.place()));
                 }
                 Err(_) => {}
@@ -446,7 +446,8 @@ impl Kubernetes {
                 None => format!("{text}; no token is configured"),
             }),
             StatusCode::FORBIDDEN => Failure::Refused(format!(
-                "{text}; to {verb}, the role needs the verbs list and watch on {resource} in namespace {}",
+                "{text}; the role needs the verbs `list` and `watch` on {resource} in namespace {} (to \
+                 {verb})",
                 quote(&self.namespace)
             )),
             _ => Failure::Unreachable(text),
@@ -492,7 +493,7 @@ async fn dial(server: &str) -> Result<Box<dyn Stream>, Failure> {
             Ok(Ok(addresses)) => addresses.take(MAX_ADDRESSES).collect(),
             Ok(Err(error)) => return Err(Failure::Unreachable(format!("{server}: {error}"))),
             Err(_) => {
-                let why = format!("the name is not resolved within {RESOLVE:?}");
+                let why = format!("no DNS answer within {RESOLVE:?}");
                 return Err(Failure::Unreachable(format!("{server}: {why}")));
             }
         },

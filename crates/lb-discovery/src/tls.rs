@@ -94,7 +94,7 @@ impl Tls {
                 None => Failure::Unreachable(format!("{server}: TLS: {error}")),
             }),
             Err(_) => {
-                let why = format!("the handshake does not end within {HANDSHAKE:?}");
+                let why = format!("the handshake has not ended within {HANDSHAKE:?}");
                 Err(Failure::Unreachable(format!("{server}: TLS: {why}")))
             }
         }

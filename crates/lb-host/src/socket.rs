@@ -35,7 +35,8 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
         match std::fs::symlink_metadata(path) {
             Ok(metadata) if metadata.file_type().is_socket() => {
                 if is_answered(path)? {
-                    let text = "another socklb process answers on it: stop that process, or name another directory with --run";
+                    let text = "another socklb process answers on this socket: stop that process, or name \
+                                another directory with --run";
                     return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
                 }
                 std::fs::remove_file(path)?;
@@ -43,7 +44,7 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
             Ok(_) => {
                 return Err(io::Error::new(
                     io::ErrorKind::AlreadyExists,
-                    "a file that is not a socket has this path",
+                    "there is a file at this path that is not a socket",
                 ));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

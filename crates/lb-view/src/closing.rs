@@ -118,7 +118,9 @@ impl Closed {
     pub fn describe(&self) -> String {
         let Self { service, backend, .. } = self;
         if self.clients.is_empty() {
-            return format!("service {service}: no client here uses {backend}, so nothing is to be closed\n");
+            return format!(
+                "service {service}: no client here uses {backend}, so there is nothing to close\n"
+            );
         }
         let mut text = String::new();
         let did = if self.dry_run { "would close" } else { "closed" };
@@ -199,7 +201,7 @@ mod tests {
             "client web, service users: would close 0 TCP connections and 0 UDP sockets to 10.0.0.1:80\n";
         assert_eq!((dry.describe().as_str(), dry.is_complete()), (expected, true));
         let nowhere = Closed { clients: Vec::new(), ..dry };
-        let expected = "service users: no client here uses 10.0.0.1:80, so nothing is to be closed\n";
+        let expected = "service users: no client here uses 10.0.0.1:80, so there is nothing to close\n";
         assert_eq!((nowhere.describe().as_str(), nowhere.is_complete()), (expected, true));
     }
 

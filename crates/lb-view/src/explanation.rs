@@ -114,7 +114,7 @@ impl TaskEvenness {
         let weights = if is_weighted {
             "structural weights nevertheless make loads even"
         } else {
-            "the policy ignores weights, which would make loads even"
+            "the policy ignores weights, although weights would make loads even"
         };
         format!(
             "the list has no indexes, so indexes are hashes of addresses; the mean number of tasks per backend is {:.0} % of the \

@@ -175,7 +175,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     }
     if let Some(limited) = service.limited_60s.filter(|limited| *limited > 0) {
         let text = format!(
-            "refused {} in the last minute: every backend was at its active_limit",
+            "refused {} in the last minute: every backend was at its `active_limit`",
             counted(limited, "connect")
         );
         faults.push(fault(FaultCode::AllAtLimit, text));
@@ -241,7 +241,8 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     let remote = service.source.as_ref().and_then(|source| source.remote.as_ref());
     if let Some(RemoteStatus { pending_removals: pending @ 1.., origin, .. }) = remote {
         let text = format!(
-            "the newest list from {origin} removes {}, more than half: they stay in force until the server repeats it after 10 s",
+            "the newest list from {origin} removes {}, more than half: these stay in force until the server \
+             repeats the list after 10 s",
             counted(*pending, "endpoint")
         );
         faults.push(fault(FaultCode::ListShrunk, text));
@@ -287,8 +288,9 @@ fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
         let utilization =
             member.utilization.map_or_else(String::new, |used| format!(" at a utilization of {used:.2}"));
         let text = format!(
-            "load has moved the weight to {:.2} times the structural weight{utilization}, which is the limit: check the reports \
-             of the backend, its weight in the list, and whether another host does its work",
+            "load has moved the weight to {:.2} times the structural weight{utilization}, which is the \
+             limit: check the backend's reports, its weight in the list, and whether another host does this \
+             backend's work",
             member.wanted
         );
         faults.push(Fault { code: FaultCode::LoadAtClamp, subject, text });
@@ -306,9 +308,9 @@ fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
     let due_us = due_ms as f64 * 1000.0;
     (took.p50_us > due_us / 2.0).then(|| {
         format!(
-            "half of the handshakes of the last minute took more than {:.0} ms, and a SYN counts as unanswered after {due_ms} ms: \
-             a connect that the application gives up may count against a backend that does answer; set unanswered_after to \
-             more than twice the time of a handshake",
+            "half of the handshakes of the last minute took more than {:.0} ms, and a SYN counts as \
+             unanswered after {due_ms} ms: a connect that the application cancels may count against a \
+             backend that does answer; set `unanswered_after` to more than twice the time of a handshake",
             took.p50_us / 1000.0
         )
     })
@@ -322,9 +324,9 @@ fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     // A program that runs before this socklb's can take its connects, so it is reported first.
     let other = others.iter().find(|other| !other.runs_after_ours).or(others.first())?;
     let what_happens = if other.runs_after_ours {
-        "runs after this one: if both have a service, this one balances its connects"
+        "runs after this one: this one balances the connects to services that both have"
     } else {
-        "runs before this one: if both have a service, the other one balances its connects"
+        "runs before this one: the other one balances the connects to services that both have"
     };
     let text = format!(
         "another socklb is attached to {} and {what_happens}; `socklb doctor` shows how to find it",
@@ -353,8 +355,8 @@ mod tests {
         let of_service = |service: &ServiceStatus| -> Vec<(FaultCode, String)> {
             of_service("web", service).iter().map(|fault| (fault.code, fault.to_string())).collect()
         };
-        let limited = "client web, service users: refused 3 connects in the last minute: every backend was at its \
-                       active_limit";
+        let limited = "client web, service users: refused 3 connects in the last minute: every backend was \
+                       at its `active_limit`";
         let failing = "client web, service users, backend 10.0.0.1:80: every connect of the last minute failed (7 in total)";
         let expected =
             [(FaultCode::AllAtLimit, limited.to_owned()), (FaultCode::BackendFailing, failing.to_owned())];

@@ -48,7 +48,7 @@ pub trait StoredFile: DeserializeOwned {
         let version: FileVersion = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         if version.schema != Self::SCHEMA {
             return Err(format!(
-                "its schema is {}, but this socklb supports only {}",
+                "the file's schema is {}, but this socklb supports only {}",
                 version.schema,
                 Self::SCHEMA
             ));

@@ -215,7 +215,7 @@ impl InstanceReader<'_> {
         report: &mut DiagnosticCollector<'_>,
     ) -> Option<()> {
         let Some((wanted, _)) = self.wanted else {
-            let help = "write the instances of one service";
+            let help = "write the instances of a single service";
             return self.service.accepts(value, name, help, report).then_some(());
         };
         // Consul finds a service by its name in any case.

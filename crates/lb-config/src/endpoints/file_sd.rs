@@ -107,7 +107,7 @@ fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticColl
     }
     let (without, with) = without.zip(with).filter(|_| LABELS[label] == "index")?;
     Some(format!(
-        "the target on line {} has no such label, but there is {with}",
+        "the target on line {} has no such label, although there is {with}",
         report.line(&without.span())
     ))
 }
@@ -175,8 +175,8 @@ impl<'t> TargetGroup<'t> {
             }
         }
         if let ([_, _, ..], Some(span), Some(index)) = (&*self.targets, &labels.index_span, labels.index) {
-            let message = format!("index {index} is given to {} targets", self.targets.len());
-            report.add(span.clone(), message, "give every target a group of its own".to_owned());
+            let message = format!("index {index} belongs to {} targets", self.targets.len());
+            report.add(span.clone(), message, "write a separate group for each target".to_owned());
             labels.index = None;
         }
         let Labels { index_span, index, weight, state, zone, agent } = labels;
@@ -417,7 +417,7 @@ mod tests {
     fn conflicting_groups_are_reported_with_both_lines() {
         check(
             "[{\"targets\": [\"10.0.0.1:1\", \"10.0.0.1:2\"], \"labels\": {\"socklb_index\": \"0\"}}]",
-            "e.json:1:71: index 0 is given to 2 targets (give every target a group of its own)",
+            "e.json:1:71: index 0 belongs to 2 targets (write a separate group for each target)",
         );
         check(
             "[{\"targets\": [\"10.0.0.1:1\"]},\n{\"targets\": [\"10.0.0.1:1\"]}]",
@@ -504,7 +504,8 @@ mod tests {
             (
                 [r#""index":"4""#, ""],
                 [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
-                "label index is ignored: the target on line 2 has no such label, but there is \"4\" on line 1; write a label socklb_index instead",
+                "label index is ignored: the target on line 2 has no such label, although there is \"4\" on \
+                 line 1; write a label socklb_index instead",
             ),
         ];
         for (labels, expected, note) in cases {

@@ -98,7 +98,7 @@ pub fn target(text: &str) -> Result<Target, Refusal> {
     Target::parse(text).map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
 }
 
-const LOCALHOST: &str = "is this host itself, and DNS servers do not know it";
+const LOCALHOST: &str = "is this host itself, which DNS servers do not know";
 
 /// The name in lower case, if the text is a host name. The last label of a host name is not a
 /// number (RFC 1123 section 2.1), so a mistyped IP address is not read as a host name.
@@ -156,7 +156,7 @@ pub fn expand(
             missing.insert(name.clone());
         }
         if let (Index::Given(span, index), 2..) = (&entry.index, found.len()) {
-            let message = format!("index {index} is given to {name}, which has {} addresses", found.len());
+            let message = format!("index {index} belongs to {name}, which has {} addresses", found.len());
             let help = "give indexes only to names with one address, or to no endpoint".to_owned();
             report.add(span.clone(), message, help);
             continue;
@@ -181,7 +181,9 @@ pub fn expand(
     }
     if let Some(first) = doubles.first() {
         let doubles = example(&first.to_string(), doubles.len());
-        notes.push(format!("addresses of several entries with host names: {doubles}: the best entry counts"));
+        notes.push(format!(
+            "addresses that several entries with host names have: {doubles}: the best entry counts"
+        ));
     }
     if !missing.is_empty() {
         notes.push(format!("host names without known addresses were left out: {}", some_of(missing)));

@@ -173,8 +173,10 @@ impl OneService {
         let is_same = *first == service;
         if !is_same {
             let (name, first) = (quote(service), quote(first));
-            let message =
-                format!("{} belongs to service {name}, but the one on line {at} to {first}", part.name);
+            let message = format!(
+                "{} belongs to service {name}, but the one on line {at} belongs to {first}",
+                part.name
+            );
             report.add(part.span(), message, help.to_owned());
         }
         is_same

@@ -328,12 +328,13 @@ async fn an_answer_that_may_be_old_or_incomplete_is_a_failure() {
     };
     let one = at("10.0.0.1");
     let at = "10.0.0.9:8500: GET /v1/health/service/users: ";
-    let rights = "the token needs service:read for \"users\" and node:read for the nodes of its instances";
+    let rights =
+        "the token needs service:read for \"users\" and node:read for the nodes of the service's instances";
     let cases = [
         (
             "200 OK",
             "x-consul-index: 9\r\nx-consul-knownleader: false\r\n",
-            Failure::Unreachable(format!("{at}Consul has no leader, so its answer may be old")),
+            Failure::Unreachable(format!("{at}Consul has no leader, so this answer may be old")),
         ),
         (
             "200 OK",
@@ -343,12 +344,12 @@ async fn an_answer_that_may_be_old_or_incomplete_is_a_failure() {
         (
             "200 OK",
             "content-type: text/html\r\n",
-            Failure::Malformed(format!("{at}the answer has no X-Consul-Index, so it is not Consul's")),
+            Failure::Malformed(format!("{at}the answer has no X-Consul-Index, so the server is not Consul")),
         ),
         (
             "200 OK",
             "x-consul-index: -1\r\n",
-            Failure::Malformed(format!("{at}the answer has no X-Consul-Index, so it is not Consul's")),
+            Failure::Malformed(format!("{at}the answer has no X-Consul-Index, so the server is not Consul")),
         ),
         (
             "403 No",
@@ -429,7 +430,7 @@ async fn nothing_that_a_hostile_server_sends_becomes_a_list() {
         ("the head of the answer is too large", format!("{ok}x: {}", "y".repeat(1 << 20)).into()),
         ("invalid HTTP version parsed", b"\x16\x03\x01\x02\x00garbage\r\n\r\n".repeat(100)),
         (
-            "no X-Consul-Index, so it is not Consul's",
+            "no X-Consul-Index, so the server is not Consul",
             answer("200 OK", "", "<html><body>It works!</body></html>"),
         ),
         ("302 Found", answer("302 Found", &to, "")),

@@ -241,7 +241,7 @@ fn follow(
         name = target.to_vec();
         shortest = shortest.min(*ttl);
     }
-    Err(Failure::Malformed(format!("the aliases (CNAME) form a loop, or are more than {MAX_ALIASES}")))
+    Err(Failure::Malformed(format!("the aliases (CNAME) form a loop, or there are more than {MAX_ALIASES}")))
 }
 
 /// A name in lower case. Characters that could control a terminal are escaped.

@@ -53,8 +53,8 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
     let ips: Vec<&str> = ips.iter().map(String::as_str).filter(|ip| !ip.is_empty()).collect();
     if ips.contains(&"None") {
         return Err(refuse(
-            "is headless: processes dial its endpoints, so it has no address to balance (write an address \
-             of your own, and use backends with names)"
+            "is headless: it has no address to balance, because processes dial its endpoints (write an \
+             address of your own, and use backends with names)"
                 .to_owned(),
         ));
     }
@@ -90,8 +90,8 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
                 .collect();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             return Err(refuse(format!(
-                "has not exactly one {protocol} port{which} (write port as in {{ kubernetes = \"shop/users\", port = \
-                 \"http\" }}; its {protocol} ports: {names})"
+                "does not have exactly one {protocol} port{which} (write port as in {{ kubernetes = \
+                 \"shop/users\", port = \"http\" }}; its {protocol} ports: {names})"
             )));
         }
     };
@@ -162,11 +162,11 @@ mod tests {
         let cases = [
             (
                 json!({ "clusterIP": "None", "clusterIPs": ["None"], "ports": [{ "port": 80 }] }),
-                "is headless: processes dial its endpoints, so it has no address to balance",
+                "is headless: it has no address to balance, because processes dial its endpoints",
             ),
             (json!({ "type": "ExternalName" }), "has no cluster IP; its type is \"ExternalName\""),
             (json!({ "clusterIP": "", "ports": [] }), "has no cluster IP"),
-            (json!({ "clusterIP": "10.96.0.10" }), "has not exactly one tcp port"),
+            (json!({ "clusterIP": "10.96.0.10" }), "does not have exactly one tcp port"),
             (json!({ "clusterIP": "127.0.0.1", "ports": [{ "port": 80 }] }), "is a loopback address"),
             (json!({ "clusterIP": "169.254.0.1", "ports": [{ "port": 80 }] }), "is a link-local address"),
             (json!({ "clusterIP": "0.0.0.0", "ports": [{ "port": 80 }] }), "is the unspecified address"),

@@ -421,9 +421,9 @@ async fn a_missing_right_is_named_with_verb_and_resource() {
     let forbidden = |verb| {
         Failure::Refused(format!(
             "{}: 403 Forbidden: endpointslices.discovery.k8s.io is forbidden: User \
-             \"system:serviceaccount:kube-system:socklb\" cannot {verb} resource \"endpointslices\" in API group \
-             \"discovery.k8s.io\" in the namespace \"shop\"; to {verb}, the role needs the verbs list and watch on \
-             endpointslices of discovery.k8s.io in namespace \"shop\"",
+             \"system:serviceaccount:kube-system:socklb\" cannot {verb} resource \"endpointslices\" in API \
+             group \"discovery.k8s.io\" in the namespace \"shop\"; the role needs the verbs `list` and \
+             `watch` on endpointslices of discovery.k8s.io in namespace \"shop\" (to {verb})",
             place()
         ))
     };
@@ -548,7 +548,7 @@ async fn a_slow_line_is_given_up_and_requested_again() {
     let (server, mut kubernetes) = provider(vec![list_one(), slow, vec![Send(watch(&[event])), Hang]]);
     let first = kubernetes.query().await;
     assert_eq!(kubernetes.query().await, first);
-    let why = format!("{}: a line of the watch does not end within 65s", place());
+    let why = format!("{}: a line of the watch has not ended within 65s", place());
     assert_eq!(failure(&mut kubernetes).await, Failure::Malformed(why));
     assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.2:8080"]);
     is_watch_from(&server.queries()[2], 10);
@@ -597,7 +597,7 @@ async fn a_list_is_bounded_in_pages_bytes_and_time() {
     };
     let (_server, mut kubernetes) = provider((0..10).map(|_| slow()).collect());
     let began = Instant::now();
-    let why = format!("{}: the list does not end within 30s", place());
+    let why = format!("{}: the list has not ended within 30s", place());
     assert_eq!(failure(&mut kubernetes).await, Failure::Unreachable(why));
     assert_eq!(began.elapsed(), LIST);
 }

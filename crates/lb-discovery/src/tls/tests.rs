@@ -312,7 +312,7 @@ async fn a_server_without_tls_and_a_silent_one_are_told_apart() {
     assert_eq!(failure.to_string(), "10.0.0.9:6443: TLS: the server does not answer in TLS");
     let (client, _server) = duplex(1 << 14);
     let failure = tls.connect(Box::new(client), "10.0.0.9", "10.0.0.9:6443").await.err().unwrap();
-    let why = "10.0.0.9:6443: TLS: the handshake does not end within 5s";
+    let why = "10.0.0.9:6443: TLS: the handshake has not ended within 5s";
     assert_eq!(failure, Failure::Unreachable(why.to_owned()));
 }
 

@@ -174,7 +174,8 @@ fn the_shares(text: &mut String, explanation: &Explanation, style: Style) {
         ),
         ShareSource::Job => writeln!(
             text,
-            "   the shares of all {} tasks together give each backend its part by weight, as far as possible",
+            "   together, the shares of all {} tasks give each backend its part by weight, as far as \
+             possible",
             inputs.count
         ),
     };

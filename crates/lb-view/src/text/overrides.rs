@@ -14,7 +14,7 @@ pub fn overrides(document: &OverridesDocument, now: u64, style: Style) -> String
         // If the stored overrides could not be read, some may hold all the same.
         text.push_str(match document.not_kept {
             None => "no overrides on this host\n",
-            Some(_) => "the daemon has read no override of this host\n",
+            Some(_) => "the daemon has not read this host's overrides\n",
         });
     } else {
         let table = table(&COLUMNS, all.len(), |number| row(&all[number], now), style);
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(overrides(&none, 0, Style::default()), "no overrides on this host\n");
         let unread = OverridesDocument { not_kept: document().not_kept, ..none };
         let text = overrides(&unread, 0, Style::default());
-        assert!(text.starts_with("the daemon has read no override of this host\ndegraded: "), "{text}");
+        assert!(text.starts_with("the daemon has not read this host's overrides\ndegraded: "), "{text}");
     }
 
     #[test]

@@ -193,7 +193,7 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
         ejection.is_some() && backend.state == Health::Ejected.name() || backend.is_drained_by_operator();
     let reason = backend.reason.clone().filter(|_| !is_shown);
     let is_replaced = backend.membership == BackendState::Replaced.name();
-    let place = is_replaced.then(|| "replaced: another backend takes its place".to_owned());
+    let place = is_replaced.then(|| "replaced: another backend serves instead".to_owned());
     let notes = reason.into_iter().chain(ejection).chain(probe).chain(place);
     let notes: Vec<String> = notes.chain(failures(backend, is_watched)).collect();
     TableRow { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }

@@ -98,7 +98,8 @@ fn refusals_at_the_limit_are_reported() {
             assert_eq!(stage.connect(), Err(113));
         }
         stage.tick();
-        let fault = "client web, service users: refused 3 connects in the last minute: every backend was at its active_limit";
+        let fault = "client web, service users: refused 3 connects in the last minute: every backend was at \
+                     its `active_limit`";
         assert_eq!(stage.degraded(), [fault]);
         assert_eq!(stage.service().limited_60s, Some(3));
     });
