@@ -208,7 +208,7 @@ fn check_notes_ignored_labels_and_refuses_long_lists_and_readable_keys() {
     let long: Vec<(&str, &str)> = addresses.iter().map(|address| (address.as_str(), "")).collect();
     fixture.write_endpoints(&long);
     let (code, text) = failure(&check());
-    let numbers = "would have 2048 entries, limits.schedule_entries allows 1024";
+    let numbers = "would have 2048 entries, but limits.schedule_entries allows only 1024";
     assert!(code == Some(1) && text.contains(numbers), "{text}");
     fixture.write_endpoints(&[("127.0.0.1:8001", "")]);
     let key = setup.write("service.key", &format!("1 {}\n", "0".repeat(64)));

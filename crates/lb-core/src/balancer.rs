@@ -92,7 +92,8 @@ pub enum UnusableList {
     Slots(#[from] SlotsExhausted),
     /// The schedules of all services together do not fit into the schedule map.
     #[error(
-        "the schedules of the client task would have {wanted} entries, limits.schedule_entries allows {allowed}"
+        "the schedules of the client task would have {wanted} entries, but limits.schedule_entries allows \
+         only {allowed}"
     )]
     Schedule {
         /// The necessary entries.
@@ -102,7 +103,7 @@ pub enum UnusableList {
     },
     /// No service index is free.
     #[error(
-        "a client task has at most {MAX_SERVICES} services, including removed ones with open connections"
+        "a client task has at most {MAX_SERVICES} services, including removed services with open connections"
     )]
     Services,
 }

@@ -39,8 +39,8 @@ pub struct Fleet {
 /// A fleet with more connections than fit into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{clients} clients with subsets of {size} of {backends} backends make {connections} connections, and at most \
-     {MAX_CONNECTIONS} can be planned at once (fewer clients, or a smaller size)"
+    "{clients} clients with subsets of {size} of {backends} backends make {connections} connections, but at \
+     most {MAX_CONNECTIONS} can be planned at once (fewer clients, or a smaller size)"
 )]
 pub struct TooManyConnections {
     clients: u32,
@@ -237,8 +237,8 @@ mod tests {
         let over = Fleet { size: 513, ..fits };
         assert_eq!(
             over.check_size().unwrap_err().to_string(),
-            "65536 clients with subsets of 513 of 65536 backends make 33619968 connections, and at most 33554432 can \
-             be planned at once (fewer clients, or a smaller size)"
+            "65536 clients with subsets of 513 of 65536 backends make 33619968 connections, but at most \
+             33554432 can be planned at once (fewer clients, or a smaller size)"
         );
         assert!(Fleet { algorithm: Algorithm::Aperture, size: 65_536, ..fits }.check_size().is_err());
     }

@@ -24,8 +24,8 @@ pub struct ListedJob {
 /// The tasks of a job have more members than fit into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{tasks} clients may have {members} members of this list, and at most {MAX_CONNECTIONS} can be planned at once (fewer clients, or \
-     a smaller size)"
+    "{tasks} clients may have {members} members of this list, but at most {MAX_CONNECTIONS} can be planned \
+     at once (fewer clients, or a smaller size)"
 )]
 pub struct TooManyMembers {
     tasks: u32,

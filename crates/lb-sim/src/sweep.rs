@@ -72,8 +72,8 @@ pub enum SweepError {
         max: u32,
     },
     #[error(
-        "{algorithm}: a sweep up to {max} with size {size} would examine {looks} members of subsets, and the limit is {limit} \
-         (use a smaller size or maximum, or no weights)"
+        "{algorithm}: a sweep up to {max} with size {size} would examine {looks} members of subsets, but the \
+         limit is {limit} (use a smaller size or maximum, or no weights)"
     )]
     TooMuch {
         algorithm: Algorithm,
@@ -255,8 +255,8 @@ mod tests {
         assert_eq!(largest.check(Algorithm::Ring), Ok(()));
         assert_eq!(
             refused(Sweep { size: 100, ..largest }, Algorithm::Ring),
-            "ring: a sweep up to 1024 with size 100 would examine 48542212500 members of subsets, and the limit \
-             is 17179869184 (use a smaller size or maximum, or no weights)"
+            "ring: a sweep up to 1024 with size 100 would examine 48542212500 members of subsets, but the \
+             limit is 17179869184 (use a smaller size or maximum, or no weights)"
         );
         assert_eq!(Sweep { size: 100, ..largest }.check(Algorithm::Random), Ok(()));
         assert!(Sweep { weighted: true, ..largest }.check(Algorithm::Random).is_err());

@@ -193,7 +193,7 @@ fn text(question: &Question, advice: &Advice) -> String {
 each, all: connections of each client (maximum), and of all clients.
 even, weighted: part of the capacity that is usable before the first backend is full,
   with equal shares and with the daemon's weights.
-+backend, +client: mean part of its connections that a client drops for one more of them.
++backend, +client: mean part of its connections that a client drops when one more is added.
 restart: largest part of a subset within {block} neighbouring backends, a tenth of all.
 "
     );
@@ -257,7 +257,7 @@ fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Asse
     let Question { clients, backends, .. } = *question;
     match answer.subset {
         Subset::All if clients == 1 => "Use all backends: no other client would use the rest.".to_owned(),
-        Subset::All => "Use all backends: they are too few to choose from.".to_owned(),
+        Subset::All => "Use all backends: there are too few to choose a subset.".to_owned(),
         Subset::Sized { algorithm, size: Size::Auto { min } } => {
             let now = answer.size(question);
             let at_least = if min == MIN_AUTO_SIZE { String::new() } else { format!(", at least {min}") };

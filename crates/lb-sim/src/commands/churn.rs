@@ -135,8 +135,8 @@ fn check(largest: impl Iterator<Item = Fleet>, range: NumberRange) -> Result<()>
     }
     if looks > MAX_LOOKS {
         bail!(
-            "{}..{}: too many steps for fleets of this size: they would examine {looks} backends, and the limit is {MAX_LOOKS} \
-             (use a shorter range, or fewer algorithms)",
+            "{}..{}: too many steps for fleets of this size: they would examine {looks} backends, but the \
+             limit is {MAX_LOOKS} (use a shorter range, or fewer algorithms)",
             range.from,
             range.to
         );

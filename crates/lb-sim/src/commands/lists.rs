@@ -96,14 +96,14 @@ impl ListArguments {
                 list
             }
             EndpointSource::Named(_) => bail!(
-                "{}: the static list of service {name} has host names, and the planner resolves none: write the addresses into a file with \
-                 `socklb source dump {name}`, and use that file",
+                "{}: the static list of service {name} has host names, but the planner resolves none: write \
+                 the addresses into a file with `socklb source dump {name}`, and use that file",
                 path.display(),
                 name = service.service.name
             ),
             EndpointSource::Remote(remote) => bail!(
-                "{}: the list of service {name} comes from {}, and the planner queries no server: write it into a file with `socklb \
-                 source dump {name}`, and use that file",
+                "{}: the list of service {name} comes from {}, but the planner queries no server: write the \
+                 list into a file with `socklb source dump {name}`, and use that file",
                 path.display(),
                 remote.origin,
                 name = service.service.name

@@ -107,7 +107,8 @@ pub fn run(options: &RebalanceOptions) -> Result<()> {
     }
     if pools.cost() > MAX_COST {
         bail!(
-            "a run would take too long: {} decisions, and the limit is {MAX_COST} (use fewer tasks or backends, or a higher rate)",
+            "a run would take too long: {} decisions, but the limit is {MAX_COST} (use fewer tasks or \
+             backends, or a higher rate)",
             pools.cost()
         );
     }

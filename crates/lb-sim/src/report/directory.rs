@@ -43,7 +43,8 @@ impl ReportDirectory {
         }
         if let Some(name) = foreign {
             bail!(
-                "--out {}: the directory contains {} and no earlier report: name an empty directory, or one that does not exist",
+                "--out {}: the directory contains {}, but no earlier report: name an empty directory, or one \
+                 that does not exist",
                 path.display(),
                 name.display()
             );
@@ -62,7 +63,7 @@ impl ReportDirectory {
                 Err(error) => return Err(error).with_context(|| format!("inspect {}", path.display())),
             };
             if !there.is_file() || !is_marked(&path)? {
-                bail!("{} was not written by socklb-sim report: it is not replaced", path.display());
+                bail!("{} was not written by `socklb-sim report`, so it is not replaced", path.display());
             }
         }
         for (name, text) in files {
@@ -141,8 +142,8 @@ mod tests {
         assert_eq!(
             error,
             format!(
-                "--out {}: the directory contains thesis.tex and no earlier report: name an empty directory, or one that does \
-                 not exist",
+                "--out {}: the directory contains thesis.tex, but no earlier report: name an empty \
+                 directory, or one that does not exist",
                 folder.path().display()
             )
         );
@@ -161,7 +162,7 @@ mod tests {
         let path = folder.path().join("a.svg");
         assert_eq!(
             error,
-            format!("{} was not written by socklb-sim report: it is not replaced", path.display())
+            format!("{} was not written by `socklb-sim report`, so it is not replaced", path.display())
         );
         assert_eq!(fs::read_to_string(path).unwrap(), "<svg/>");
         assert!(fs::read_to_string(folder.path().join("index.html")).unwrap().contains("first"));

@@ -418,8 +418,8 @@ fn resizes(
                     copies.keys().cloned().collect::<Vec<_>>().join(", ")
                 ),
             },
-            (None, Some(_), Some(_)) => "clients cannot be lame ducks: leave lame_duck out".into(),
-            _ => "a resize changes the backends or a job: write backends, or job and tasks".into(),
+            (None, Some(_), Some(_)) => "clients cannot be lame ducks: leave `lame_duck` out".into(),
+            _ => "a resize changes the backends or a job: write `backends`, or `job` and `tasks`".into(),
         };
         return Err((spanned.span(), wrong));
     }
@@ -445,7 +445,7 @@ fn runs(tables: &[Spanned<RunTable>]) -> Result<Vec<ScenarioRun>, SpannedFault> 
         let Some(name) = name else {
             return Err((
                 spanned.span(),
-                "a run has neither name nor algorithm nor policy: write one of them".into(),
+                "a run has neither `name` nor `algorithm` nor `policy`: write one of them".into(),
             ));
         };
         if runs.iter().any(|run| run.name == name) {

@@ -439,7 +439,8 @@ fn descending_and_misplaced_ranges_are_refused() {
 #[test]
 fn work_that_takes_too_long_is_refused_at_once() {
     let fleet = "--clients 65536 --backends 65536 --size 65536";
-    let too_many = "65536 clients with subsets of 65536 of 65536 backends make 4294967296 connections, and at most 33554432";
+    let too_many = "65536 clients with subsets of 65536 of 65536 backends make 4294967296 connections, but \
+                    at most 33554432";
     check_refused(&format!("subset {fleet}"), 1, too_many);
     check_refused(&format!("subset --client 1 --weights {fleet}"), 1, too_many);
     check_refused(&format!("balance {fleet}"), 1, too_many);

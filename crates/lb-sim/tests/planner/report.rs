@@ -69,7 +69,7 @@ fn a_directory_with_other_files_is_not_changed() {
     assert_eq!(
         String::from_utf8(output.stderr).unwrap(),
         format!(
-            "socklb-sim: --out {}: the directory contains notes.txt and no earlier report: name an empty directory, or one that \
+            "socklb-sim: --out {}: the directory contains notes.txt, but no earlier report: name an empty directory, or one that \
              does not exist\n",
             folder.path().display()
         )

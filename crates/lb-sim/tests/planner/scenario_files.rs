@@ -30,7 +30,7 @@ fn a_small_scenario_is_valid() {
 #[test]
 fn a_wrong_value_is_reported_with_position_and_correction() {
     check_job("size = 0", "9:8: 0 is not a size: write 1 to 256, or \"auto\" (in: size = 0)");
-    check_job("size = {}", "9:8: size has neither min nor low nor high: write min = 1 to 256");
+    check_job("size = {}", "9:8: `size` has neither `min` nor `low` nor `high`: write min = 1 to 256");
     check_job("size = { low = 0.0 }", "9:8: low is 0: write 0.001 to 1000000, with at most three decimals");
     check_job(
         "size = { high = 1.0001 }",
@@ -38,7 +38,7 @@ fn a_wrong_value_is_reported_with_position_and_correction() {
     );
     check_job(
         "size = { low = 1.2, high = 1.1 }",
-        "9:8: the size changes below low and above high: write a low that is less than high",
+        "9:8: the size changes below `low` and above `high`: write a low that is less than high",
     );
     check_job("size = { low = 0.5, min = 257 }", "9:27: 257 is not a whole number from 1 to 256");
     check_job(
@@ -115,7 +115,7 @@ fn inconsistent_values_are_refused() {
         "13:1: the restart at 4s begins before the previous restart has ended: write at = \"5s\" or later",
     );
     assert!(read(&format!("{START}{JOB}{}{}", restart(1), restart(5))).is_ok());
-    check_job("[[run]]\nsize = 3", "9:1: a run has neither name nor algorithm");
+    check_job("[[run]]\nsize = 3", "9:1: a run has neither `name` nor `algorithm`");
     check_job("[[run]]\nname = \"a\"\n[[run]]\nname = \"a\"", "11:1: there is already a run \"a\"");
 }
 
@@ -124,8 +124,8 @@ fn failures_need_backends_duration_and_repetition() {
     let fail = |lines: &str, expected: &str| {
         check_job(&format!("[[fail]]\nat = \"1s\"\nfor = \"2s\"\n{lines}"), expected);
     };
-    fail("", "9:1: a failure needs backends: write either share or backends");
-    fail("share = 1\nbackends = 1", "9:1: a failure needs backends: write either share or backends");
+    fail("", "9:1: a failure needs backends: write either `share` or `backends`");
+    fail("share = 1\nbackends = 1", "9:1: a failure needs backends: write either `share` or `backends`");
     fail("share = 0", "12:9: 0 is not a whole number from 1 to 100");
     fail("share = 101", "12:9: 101 is not a whole number from 1 to 100");
     fail(
@@ -134,19 +134,19 @@ fn failures_need_backends_duration_and_repetition() {
     );
     fail(
         "share = 1\nslowdown = 2.0",
-        "9:1: only slow backends have a slowdown: leave slowdown out, or write mode = \"slow\"",
+        "9:1: only slow backends have a slowdown: leave `slowdown` out, or write mode = \"slow\"",
     );
     fail("share = 1\nmode = \"slow\"\nslowdown = 0.5", "9:1: a slowdown of 0.5: write 1 to 1000");
     fail("share = 1\ntimeout = \"1s\"", "9:1: only unanswered connects have a timeout");
     fail(
         "share = 1\nmode = \"lies\"",
-        "9:1: mode \"lies\" reports a utilization: write it, as in utilization = 0.01",
+        "9:1: mode \"lies\" reports a utilization: write one, as in utilization = 0.01",
     );
     fail("share = 1\nmode = \"lies\"\nutilization = 4.1", "9:1: a reported utilization of 4.1: write 0 to 4");
     fail("share = 1\nmode = \"lies\"\nutilization = -0.1", "9:1: a reported utilization of -0.1");
     fail(
         "share = 1\nmode = \"hang\"\nutilization = 0.5",
-        "9:1: utilization belongs to mode \"lies\": leave utilization out, or write mode = \"lies\"",
+        "9:1: `utilization` belongs to mode \"lies\": leave `utilization` out, or write mode = \"lies\"",
     );
     for mode in ["lies\"\nutilization = 0.01", "silent\""] {
         fail(
@@ -154,8 +154,8 @@ fn failures_need_backends_duration_and_repetition() {
             "9:1: this mode needs clients that receive reports: write reports = { delay = \"10ms\" }, or another mode",
         );
     }
-    fail("share = 1\nevery = \"3s\"", "9:1: a repeated failure has both: write every and times");
-    fail("share = 1\ntimes = 3", "9:1: a repeated failure has both: write every and times");
+    fail("share = 1\nevery = \"3s\"", "9:1: a repeated failure needs both `every` and `times`");
+    fail("share = 1\ntimes = 3", "9:1: a repeated failure needs both `every` and `times`");
     fail(
         "share = 1\nevery = \"2s\"\ntimes = 2",
         "9:1: a failure every 2s begins before the previous one, of 2s, has ended: write more than 2s",
@@ -278,7 +278,7 @@ fn inconsistent_rates_and_costs_are_refused() {
     let cost = "cost = { mean = \"1ms\", sigma = 1.0 }\n";
     check_job("rate = 0.0", "9:8: a rate of 0 arrivals per second at one task: write 0.00001 to 20000");
     check_job("rate = nan", "9:8: a rate of NaN arrivals per second");
-    check_job(&format!("{rate}interval = \"1s\""), "5:1: interval, rate and closed are alternatives");
+    check_job(&format!("{rate}interval = \"1s\""), "5:1: `interval`, `rate` and `closed` are alternatives");
     check_job(&format!("{rate}{cost}lasts = \"1s\""), "5:1: `cost` already decides how long a request lasts");
     check_job(
         &format!("{rate}wait = \"1s\""),
@@ -286,7 +286,8 @@ fn inconsistent_rates_and_costs_are_refused() {
     );
     check_job(
         cost,
-        "5:1: nothing arrives, so cost, skew and burst have no effect: write rate, interval or closed",
+        "5:1: nothing arrives, so `cost`, `skew` and `burst` have no effect: write `rate`, `interval` or \
+         `closed`",
     );
     check_job("skew = 0.5", "5:1: nothing arrives");
     check_job(
@@ -313,7 +314,7 @@ fn inconsistent_rates_and_costs_are_refused() {
         "mean = \"1ms\", sigma = 1.0, cap = \"1us\"",
         "a cap of \"1us\" is below the mean of \"1ms\": write at least the mean",
     );
-    cost("mean = \"1ms\", exact = true, cap = \"1s\"", "an exact cost has no cap: leave cap out");
+    cost("mean = \"1ms\", exact = true, cap = \"1s\"", "an exact cost has no cap: leave `cap` out");
     check_job(&format!("{rate}skew = -0.5"), "10:8: a skew of -0.5: write 0 to 10");
     check_job(
         &format!("{rate}skew = {{ zip = 1 }}"),
@@ -374,7 +375,7 @@ fn load_laws_need_reports_costs_and_a_weighted_policy() {
     let reporting = START.replace("step", "reports = {}\nstep");
     check(
         &format!("{reporting}{JOB}rate = 1.0\nload = \"feedback\"\n"),
-        "x.toml:6:1: load = \"feedback\" follows CPU time, and requests have no cost: write cost",
+        "x.toml:6:1: load = \"feedback\" follows CPU time, but requests have no cost: write `cost`",
     );
     assert!(read(&format!("{reporting}{JOB}{cost}load = \"feedback\"\n")).is_ok());
     let table = |table: &str, expected: &str| {

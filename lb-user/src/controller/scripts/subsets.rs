@@ -132,7 +132,7 @@ fn the_only_task_of_a_job_uses_300_backends() {
 /// at random, they leave out some of 60 backends unless both use all.
 #[test]
 fn a_refused_list_names_the_needed_and_the_allowed_entries() {
-    let both = "would have 2048 entries, limits.schedule_entries allows 1024";
+    let both = "would have 2048 entries, but limits.schedule_entries allows only 1024";
     let of = |count: usize| many(count).iter().map(|one| list_of(&[one])).collect::<String>();
     for (list, subset) in [(33, "subset = \"all\""), (60, "subset = { algorithm = \"random\" }")] {
         let mut stage = Stage::new(subset);

@@ -51,7 +51,7 @@ impl TryFrom<CostTable> for CostChoice {
         }
         match (sigma, exact) {
             (None, true) if cap.is_none() => Ok(Self(Cost::Exact { ps: mean.us * PS_PER_US })),
-            (None, true) => Err("an exact cost has no cap: leave cap out".into()),
+            (None, true) => Err("an exact cost has no cap: leave `cap` out".into()),
             (Some(sigma), false) if (0.01..=4.0).contains(&sigma) => {
                 let cap = cap.unwrap_or(Span { us: 3_600_000_000 });
                 if cap < mean {

@@ -33,7 +33,9 @@ impl TryFrom<SizeTable> for SubsetSize {
 
     fn try_from(SizeTable { min, low, high }: SizeTable) -> Result<Self, String> {
         let Some(min) = min.or((low.is_some() || high.is_some()).then_some(Within(MIN_AUTO_SIZE))) else {
-            return Err(format!("size has neither min nor low nor high: write min = 1 to {MAX_SUBSET}"));
+            return Err(format!(
+                "`size` has neither `min` nor `low` nor `high`: write min = 1 to {MAX_SUBSET}"
+            ));
         };
         if low.is_none() && high.is_none() {
             return Ok(Self(Size::Auto { min: min.0 }));
@@ -45,8 +47,8 @@ impl TryFrom<SizeTable> for SubsetSize {
         let high_thousandths = flows("high", high, usual.high_thousandths)?;
         if low_thousandths >= high_thousandths {
             return Err(
-                "the size changes below low and above high: write a `low` that is less than `high`, as in { \
-                 low = 0.875, high = 1.125 }"
+                "the size changes below `low` and above `high`: write a `low` that is less than `high`, as \
+                 in { low = 0.875, high = 1.125 }"
                     .into(),
             );
         }

@@ -90,7 +90,7 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
     let part = match (share, backends) {
         (Some(share), None) => FailPart::Share(share.0),
         (None, Some(backends)) => FailPart::Count(backends.0),
-        _ => return Err("a failure needs backends: write either share or backends".into()),
+        _ => return Err("a failure needs backends: write either `share` or `backends`".into()),
     };
     if lasts.us == 0 {
         return Err("a failure for \"0s\" has no effect: write at least \"1us\"".into());
@@ -103,11 +103,11 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
                 "a failure every {every} begins before the previous one, of {lasts}, has ended: write more than {lasts}"
             ));
         }
-        _ => return Err("a repeated failure has both: write every and times, or neither".into()),
+        _ => return Err("a repeated failure needs both `every` and `times`: write both or neither".into()),
     };
     if timeout.is_some() && how != FailMode::Blackhole {
         return Err(
-            "only unanswered connects have a timeout: leave timeout out, or write mode = \"blackhole\""
+            "only unanswered connects have a timeout: leave `timeout` out, or write mode = \"blackhole\""
                 .into(),
         );
     }
@@ -119,7 +119,7 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
         }
         (Some(_), _) => {
             return Err(
-                "only slow backends have a slowdown: leave slowdown out, or write mode = \"slow\"".into()
+                "only slow backends have a slowdown: leave `slowdown` out, or write mode = \"slow\"".into()
             );
         }
     }
@@ -129,11 +129,11 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
             return Err(format!("a reported utilization of {reported}: write 0 to 4"));
         }
         (None, FailMode::Lies) => {
-            return Err("mode \"lies\" reports a utilization: write it, as in utilization = 0.01".into());
+            return Err("mode \"lies\" reports a utilization: write one, as in utilization = 0.01".into());
         }
         (Some(_), _) => {
             return Err(
-                "utilization belongs to mode \"lies\": leave utilization out, or write mode = \"lies\""
+                "`utilization` belongs to mode \"lies\": leave `utilization` out, or write mode = \"lies\""
                     .into(),
             );
         }

@@ -17,7 +17,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
         let sends = [job.interval.is_some(), job.rate.is_some(), job.closed.is_some()];
         let sends = sends.into_iter().filter(|given| *given).count();
         if sends > 1 {
-            return wrong("interval, rate and closed are alternatives: write one of them".into());
+            return wrong("`interval`, `rate` and `closed` are alternatives: write one of them".into());
         }
         if job.cost.is_some() && job.lasts.us > 0 {
             return wrong("`cost` already decides how long a request lasts: remove `lasts`, or write `wait` for the time in which it uses no CPU".into());
@@ -27,13 +27,14 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
         }
         if sends == 0 && (job.cost.is_some() || job.skew.is_some() || job.burst.is_some()) {
             return wrong(
-                "nothing arrives, so cost, skew and burst have no effect: write rate, interval or closed"
+                "nothing arrives, so `cost`, `skew` and `burst` have no effect: write `rate`, `interval` or \
+                 `closed`"
                     .into(),
             );
         }
         if job.closed.is_some() && job.burst.is_some() {
             return wrong(
-                "users that wait for their requests do not send bursts: leave burst out, or write a rate"
+                "users that wait for their requests do not send bursts: leave `burst` out, or write a `rate`"
                     .into(),
             );
         }
@@ -60,13 +61,15 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             }
             if job.closed.is_some() || job.timeout.is_some() || job.retries.0 > 0 {
                 return wrong(
-                    "connection_life cannot be combined with closed, timeout or retries: leave those out, or connection_life"
+                    "`connection_life` cannot be combined with `closed`, `timeout` or `retries`: leave those \
+                     out, or leave `connection_life` out"
                         .into(),
                 );
             }
         } else if job.pause.us > 0 {
             return wrong(
-                "pause is the time between the requests of a connection: write connection_life too".into(),
+                "`pause` is the time between the requests of a connection: write `connection_life` too"
+                    .into(),
             );
         }
         if job.timeout.is_some_and(|timeout| timeout.us == 0) {
@@ -120,7 +123,7 @@ fn check_load(
     }
     if job.cost.is_none() {
         return wrong(format!(
-            "load = {:?} follows CPU time, and requests have no cost: write cost",
+            "load = {:?} follows CPU time, but requests have no cost: write `cost`",
             law.name()
         ));
     }
@@ -176,7 +179,8 @@ fn check_policy(
     Err((
         span.clone(),
         format!(
-            "{who} examines every member of a subset, at most {MAX_SCAN}, and {what} can have {most} (run {name:?}): write another size or policy"
+            "{who} examines every member of a subset, at most {MAX_SCAN}, but {what} can have {most} (run \
+             {name:?}): write another size or policy"
         ),
     ))
 }
