@@ -87,15 +87,17 @@ families! {
         "Datagrams for the daemon that the kernel received on network interfaces since its maps were created, by result. The kernel passed \
          those with the results believed and contended on to the daemon.");
     XDP_INTERFACE = gauge("socklb_xdp_interface", &["interface", "mode"],
-        "How each configured interface receives reports: 1 for the mode in use, which is by the kernel (native, generic) or only by the daemon's socket.");
+        "1 for the mode in which each configured interface receives reports, else 0: by the kernel (native, \
+         generic), or only by the daemon's socket (socket).");
 
     // ---- a client task --------------------------------------------------------------------------
     ATTACHED = gauge("socklb_client_attached", CLIENT,
         "1 if the programs are attached to the client's cgroup, else 0: connects are not balanced.");
     READABLE = gauge("socklb_client_readable", CLIENT,
-        "1 if the client's maps could be read for this scrape, else 0: its other series are missing.");
+        "1 if the client's maps could be read for this scrape, else 0; the client's other series are then \
+         missing.");
     NOT_A_SERVICE = counter("socklb_not_a_service", CLIENT,
-        "Connects of the cgroup to addresses that are not a service; they were left unchanged.");
+        "Connects of the cgroup to addresses that are not a service; socklb did not change these connects.");
     MAP_USED = gauge("socklb_map_used", &["client", "map"], "Used entries of a map of limited size.");
     MAP_CAPACITY = gauge("socklb_map_capacity", &["client", "map"], "Entries that a map of limited size can hold.");
     ANOMALIES = counter("socklb_anomalies", &["client", "kind"],
@@ -124,11 +126,13 @@ families! {
     LOAD_MEMBERS = gauge("socklb_load_members", SERVICE,
         "Available members with a weight, in a service whose weights follow load; missing if the service has no `load`.");
     LOAD_REPORTING = gauge("socklb_load_members_reporting", SERVICE,
-        "Members of socklb_load_members with a recent report of their utilization. If these are fewer than half, weights do not follow load.");
+        "Members of socklb_load_members with a recent report of their utilization. If fewer than half of the \
+         members report, weights do not follow load.");
     LOAD_SWITCHED = gauge("socklb_load_switched", &["client", "service", "switch"],
         "1 for the current position of the operators' switch, else 0. The label `switch` is `on` (default), `freeze` or `off`.");
     LOAD_SETTLING = of(FamilyType::Gauge, "socklb_load_settling_seconds", S, SERVICE,
-        "Estimated time until a difference has converged: weights act only on new flows.");
+        "Estimated time until a difference has converged, which takes long if flows live long, because \
+         weights act only on new flows.");
     LOAD_TABLES = counter("socklb_load_tables", SERVICE, "Tables that were built because weights followed load, or because of slow start.");
     OUTCOMES = counter("socklb_outcomes", &["client", "service", "outcome"],
         "Connects and addressed datagrams to the service, by the outcome of the choice; each counts once.");
@@ -146,15 +150,19 @@ families! {
     SOURCE_EMPTY = gauge("socklb_source_empty", SERVICE,
         "1 if the server answers that there are no endpoints, else 0; always 0 for a file.");
     SOURCE_PENDING = gauge("socklb_source_pending_removals", SERVICE,
-        "Endpoints that the server's newest list removes, and that stay in force until the server repeats it; missing for a file.");
+        "Endpoints that the server's newest list removes, but that stay in force until the server repeats \
+         the list; missing for a file.");
     SOURCE_LISTS = counter("socklb_source_lists", SERVICE,
         "Different answers of the server since the daemon started; missing for a file.");
     SOURCE_CERTIFICATE = of(FamilyType::Gauge, "socklb_source_certificate_expiry_timestamp_seconds", S, SERVICE,
-        "When the first certificate expires that connections to the servers of the list and of the address need: the client's own, or a CA's; Unix time. Missing without TLS, and before the first connection.");
+        "When the first certificate expires that is needed for connections to the servers of the list and of \
+         the address (the daemon's own certificate, or a CA's); Unix time. Missing without TLS, and before \
+         the first connection.");
 
     // ---- a backend of a service of a client task ------------------------------------------------
     STATE = gauge("socklb_backend_state", &["client", "service", "backend", "state"],
-        "1 for the present health of the backend, else 0: the worst that its list, its reports, probes and the ends of connections show.");
+        "1 for the present health of the backend, else 0. The health is the worst verdict of the list, the \
+         backend's reports, probes, and the ends of connections.");
     MEMBERSHIP = gauge("socklb_backend_membership", &["client", "service", "backend", "membership"],
         "1 for the present purpose of the backend's slot, else 0: a member of the table, replaced by another backend, or leaving.");
     USABLE = gauge("socklb_backend_usable", BACKEND, "1 if the backend may be chosen, else 0.");
@@ -176,20 +184,23 @@ families! {
     LOAD_FACTOR = gauge("socklb_backend_load_factor", BACKEND,
         "Factor of the backend's structural weight because of load or slow start; missing if neither is configured.");
     LOAD_AT_CLAMP = gauge("socklb_backend_load_at_clamp", BACKEND,
-        "1 if feedback cannot move the backend's weight further, because it is an eighth of the structural weight or eight times it, else 0.");
+        "1 if feedback cannot move the backend's weight further, because the weight is an eighth of the \
+         structural weight or eight times the structural weight, else 0.");
     LOAD_WANTED = gauge("socklb_backend_load_factor_wanted", BACKEND,
-        "Factor that the backend would have by its `load`, even if that is only observed.");
+        "Factor that the control law of `load` computes for the backend, even if `load` only observes.");
     WEIGHT = gauge("socklb_backend_weight", BACKEND, "Configured weight of the backend.");
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");
     STARTED = counter("socklb_flows_started", BACKEND,
         "Flows started to the backend: those that have ended, are active, were reclaimed or are untracked.");
     UNTRACKED = counter("socklb_flows_untracked", BACKEND,
-        "Flows whose end cannot be seen, because the flow table was full or they are paths of MPTCP sockets.");
+        "Flows whose end cannot be seen, because the flow table was full or because the flows are paths of \
+         MPTCP sockets.");
     CONNECTING = counter("socklb_flows_connecting", BACKEND, "Flows that have sent their first SYN.");
     ESTABLISHED = counter("socklb_flows_established", BACKEND, "Flows that were established.");
     DIVERTED = counter("socklb_flows_diverted", BACKEND,
-        "Flows that went to another address, because another program rewrote it after the choice.");
+        "Flows that went to another address, because another program rewrote the destination after the \
+         choice.");
     RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows whose records were reclaimed, because their sockets were gone.");
     ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Flows that ended, by ending.");
     RTT = of(FamilyType::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
