@@ -2,7 +2,7 @@
 //! everything that the commands read.
 //!
 //! Handlers have no state of their own: they query the event loop, and for the status they read the
-//! maps on another thread. This file has the server's side; `client` has the commands' side.
+//! maps on another thread. This file is the server's side; `client` is the side of the commands.
 
 mod client;
 
@@ -88,8 +88,8 @@ pub enum ControllerQuery {
     /// Why a client uses its backends. Each query covers one service of one client, because
     /// computing an explanation may take long.
     Explain { service: String, client: String, answer: Reply<Vec<Explanation>> },
-    /// Readmits a backend, for one client task or for all that have the backend. The peer's
-    /// permission has been checked.
+    /// Readmits a backend, for one client task or for all client tasks that have the backend. The
+    /// server has checked the peer's permission.
     Readmit {
         service: String,
         backend: SocketAddr,
@@ -97,8 +97,8 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Readmission>,
     },
-    /// Sets the switch of a service's control law, for one client task or for all that have the
-    /// service. The peer's permission has been checked.
+    /// Sets the switch of a service's control law, for one client task or for all client tasks that
+    /// have the service. The server has checked the peer's permission.
     SwitchLoad {
         service: String,
         switch: Switch,
@@ -106,20 +106,20 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
-    /// Drains backends, changes their weights, or removes such overrides. The peer's permission has
-    /// been checked.
+    /// Drains backends, changes their weights, or removes such overrides. The server has checked
+    /// the peer's permission.
     Override { service: String, request: OverrideRequest, who: PeerCredentials, answer: Reply<Overridden> },
     /// All overrides of operators.
     Overrides(Reply<OverridesDocument>),
-    /// The list of a service; `None` if the service has none. With `newest`, what the server has
-    /// answered last, even if it is not in force.
+    /// The list of a service; `None` if the service has none. With `newest`, the last answer of the
+    /// server, even if this list is not in force.
     Source { service: String, newest: bool, answer: Reply<Option<SourceText>> },
     /// Reads or queries the source of a service's list at once. The peer's permission has been
     /// checked.
     Refresh { service: String, who: PeerCredentials, answer: Reply<Refreshed> },
     /// Wait until a client's programs are attached to one of these cgroups, and then answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
-    /// Close the connections of flows to a backend. The peer's permission has been checked.
+    /// Close the connections of flows to a backend. The server has checked the peer's permission.
     Close { order: CloseOrder, who: PeerCredentials, answer: Reply<CloseAnswer> },
 }
 
@@ -158,7 +158,7 @@ pub struct OverrideRequest {
     /// Whether a drain may leave a client without an available backend.
     #[serde(default)]
     pub force: bool,
-    /// Whether to only report what would change, and change nothing.
+    /// Whether the daemon only reports what would change.
     #[serde(default)]
     pub dry_run: bool,
 }
@@ -172,8 +172,8 @@ pub enum SourceText {
 }
 
 /// The maximum number of cgroups that one query may name: the cgroup of the process and the cgroups
-/// above it. Each cgroup costs the event loop a system call at every check. No host nests cgroups
-/// as deep as this.
+/// above it. For each cgroup, the event loop makes a system call at every check. No host nests
+/// cgroups this deep.
 const CGROUPS: usize = 64;
 
 /// The name of the socket in its directory.

@@ -1,10 +1,10 @@
 //! An endpoint list, with the assignments of the client tasks on this host.
 //!
-//! The shares of one task depend on the subsets of the whole job, which take long to compute for a
-//! large job. So assignments are computed beside the event loop, and the loop only applies them. An
-//! assignment is looked up by the service and the task for which it was computed, so a result that
-//! arrives after a reload cannot be applied to another configuration. This module starts no thread
-//! and reads no file.
+//! The shares of one task depend on the subsets of the whole job. For a large job, computing these
+//! subsets takes long. So assignments are computed off the event loop, and the loop only applies
+//! them. An assignment is looked up by the service and the task for which it was computed, so a
+//! result that arrives after a reload cannot be applied to another configuration. This module
+//! starts no thread and reads no file.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,7 +52,7 @@ impl Assignment {
         Self { list: Arc::clone(&self.list), membership: Arc::new(self.membership.resized(size)) }
     }
 
-    /// Returns the fact that gives this assignment to the task's balancer. `position` is the
+    /// Returns the fact by which the task's balancer receives this assignment. `position` is the
     /// position of the service in the task's configuration.
     pub fn fact(self, position: usize) -> Fact {
         Fact::Endpoints(position, self.list, self.membership)
@@ -94,8 +94,9 @@ impl Assignments {
         &self.list
     }
 
-    /// Whether both have the same list object, not only equal lists. This is so if the list was
-    /// read once for both, or if one has reused the list of the other (see [`Self::follow`]).
+    /// Whether both have the same list object, not only equal lists. They have the same object if
+    /// the list was read once for both, or if one has reused the list of the other (see
+    /// [`Self::follow`]).
     pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
     }
@@ -114,7 +115,7 @@ impl Assignments {
     }
 
     /// If the earlier assignments have an equal list, reuses their list and memberships. Both then
-    /// share one list object, which need not be compared again.
+    /// share one list object, so the lists need not be compared again.
     pub fn follow(&mut self, before: &Self) {
         if self.list == before.list {
             self.list = before.list.clone();

@@ -2,16 +2,15 @@
 //! up to a minute.
 //!
 //! A lasting fault (no free descriptor, a missing privilege) must neither fill the log nor load the
-//! kernel, and the action must succeed without an operator once the fault is over. This module
-//! reads no clock.
+//! kernel. Once the fault is over, the action must succeed without an operator. This module reads
+//! no clock.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
 /// The pause after the first failure.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The longest pause. So this is also the longest time from the end of a fault to the retry that
-/// succeeds.
+/// The longest pause, and so the longest time from the end of a fault to the retry that succeeds.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// An action that is retried until it succeeds. `T` is a point in time on any clock.

@@ -97,8 +97,8 @@ fn read_config(files: &PathOptions) -> Result<Config, CommandFailure> {
 }
 
 fn read_config_in(files: &PathOptions, env: &dyn ProcessEnvironment) -> Result<Config, CommandFailure> {
-    // Paths in the file are relative to the file's directory, which is made absolute here: the
-    // paths are compared with absolute paths that the kernel reports.
+    // Paths in the file are relative to the file's directory. This code makes the directory
+    // absolute, because the paths are compared with absolute paths that the kernel reports.
     let mut config = config::read(&std::path::absolute(files.file())?, env)?;
     config.paths = files.over(config.paths)?;
     Ok(config)

@@ -19,9 +19,10 @@ const TICK: Duration = Duration::from_millis(100);
 /// within the socket's time limit.
 const TICKS: u64 = 100;
 
-/// The most jobs of operators at the same time: each holds a thread and some descriptors.
+/// The maximum number of jobs of operators at the same time: each job needs a thread and some
+/// descriptors.
 pub const MAX_OPERATOR_JOBS: usize = 4;
-/// The most jobs that the daemon runs by itself at the same time.
+/// The maximum number of the daemon's own jobs at the same time.
 pub const MAX_OWN_JOBS: usize = 2;
 
 /// The limits of the rate, in connections per second.
@@ -59,7 +60,7 @@ impl CloseCause {
     }
 }
 
-/// Who receives the result of a job.
+/// The receiver of a job's result.
 #[derive(Debug)]
 pub enum Requester {
     /// An operator, who waits for the answer.
@@ -78,7 +79,7 @@ impl Requester {
     }
 }
 
-/// What is to be closed.
+/// Which connections a job closes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloseOrder {
     pub service: String,
@@ -87,7 +88,7 @@ pub struct CloseOrder {
     pub client: Option<String>,
     /// As in [`CloseRequest`].
     pub idle: Option<Duration>,
-    /// The most connections per second, summed over all clients of the host.
+    /// The maximum number of connections closed per second, summed over all clients of the host.
     pub rate: u32,
     pub is_dry_run: bool,
     /// Close at most this many connections, if given.
@@ -100,10 +101,10 @@ pub struct CloseJob {
     pub order: CloseOrder,
     /// All clients of the host.
     pub targets: Vec<ReclaimTarget>,
-    /// Whether the backend exists even if no client uses it. If not, and no client does, the job
-    /// reports an unknown backend.
+    /// Whether the backend exists even if no client uses it. If this is `false` and no client uses
+    /// the backend, the job reports an unknown backend.
     pub is_known: bool,
-    /// Later flows stay, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Flows that begin after this time stay; nanoseconds of `CLOCK_MONOTONIC`.
     pub begun_until_ns: u64,
 }
 

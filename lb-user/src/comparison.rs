@@ -1,6 +1,6 @@
-//! Compares a configuration with the running one. The running configuration comes from the daemon
-//! or from the pinned maps. The shares of the new one are computed as a daemon that starts with it
-//! would compute them. Changes nothing.
+//! Compares a configuration with the running configuration, which comes from the daemon or from the
+//! pinned maps. Computes the shares of the new configuration as a daemon would compute them that
+//! starts with this configuration. Changes nothing.
 
 use std::collections::BTreeSet;
 

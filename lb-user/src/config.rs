@@ -21,8 +21,8 @@ pub struct HostEnvironment;
 
 impl ProcessEnvironment for HostEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
-        // No environment variable can have such a name. Without this check, getenv(3) would find
-        // for the name `A=B` a variable `A` whose value begins with `B=`.
+        // No environment variable can have such a name. Without this check, getenv(3) called with
+        // the name `A=B` would find a variable `A` whose value begins with `B=`.
         let is_name = !name.is_empty() && !name.contains(['=', '\0']);
         is_name.then(|| std::env::var_os(name)).flatten().map(|value| value.to_string_lossy().into_owned())
     }

@@ -97,7 +97,7 @@ fn of_service(configured: &ClientService) -> Keys {
     all.extend(load_keys(*control));
     all.extend(subset_keys(*subset));
     all.extend(source_keys(&configured.source));
-    // Keys that exist for one protocol only.
+    // Keys that exist only for one protocol.
     match protocol {
         Protocol::Tcp => {
             all.extend(keys([
@@ -357,8 +357,8 @@ fn host(config: &Config) -> Keys {
     all
 }
 
-/// The configuration that the pinned maps contain. It has fewer keys, because the maps contain only
-/// the keys that the kernel programs need.
+/// The configuration in the pinned maps. It has fewer keys, because the maps contain only the keys
+/// that the kernel programs need.
 ///
 /// # Errors
 /// If the maps cannot be read.

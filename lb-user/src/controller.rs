@@ -3,9 +3,9 @@
 //!
 //! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
 //! [`Event::Wakeup`] no later than [`Controller::next_wakeup`]. `begin` and `handle` return
-//! effects. The event loop may carry out effects in any order and at any time, and passes the
-//! result of each effect as an event. An effect may fail, take for ever or never be carried out;
-//! the state that it should change then stays as it is. An event may come late, twice, or for an
+//! effects. The event loop may execute effects in any order and at any time, and passes the result
+//! of each effect as an event. An effect may fail, take forever or never be executed; the state
+//! that the effect should change then stays as it is. An event may come late, twice, or for an
 //! object that no longer exists.
 //!
 //! The controller reads no clock and no file, starts no thread and draws no random number. It calls
@@ -151,7 +151,7 @@ pub enum Event {
     /// The stamp of the service's endpoint file was read; `None` if there is no file.
     Looked { service: String, source: ListSource, result: Result<Option<Stamp>, NoAnswer> },
     /// The stamp of the configuration file was read. If `is_due`, the file has stopped changing, so
-    /// a new version is to be loaded now.
+    /// the controller loads a new version now.
     LookedAtConfig { is_due: bool, result: Result<Option<Stamp>, NoAnswer> },
     /// An endpoint file was read for the service. Readings are numbered in the order in which they
     /// began. `result` is `None` if the file is still the known version.
@@ -209,11 +209,11 @@ pub enum Effect {
     ResolveAgain(BTreeSet<Host>),
     /// Notify the service manager.
     Notify(Notice),
-    /// Run this work beside the event loop.
+    /// Run this work off the event loop.
     Work(Box<BackgroundWork>),
 }
 
-/// Work that takes time, so it runs beside the event loop. Its result is an event.
+/// Work that takes so long that it runs off the event loop. Its result is an event.
 #[expect(clippy::large_enum_variant, reason = "an effect holds it in a box")]
 pub enum BackgroundWork {
     /// Read the stamp of an endpoint file, and watch its directory.
@@ -294,8 +294,8 @@ pub struct Environment {
     pub descriptors: u64,
     /// Why cgroups may be invisible to the daemon; `None` if they are visible.
     pub namespace_warning: Option<String>,
-    /// The random delay of the first look on this host, in 256ths of the longest delay. It differs
-    /// from host to host.
+    /// The random delay of the first look on this host, in 1/256 of the longest delay. The delay
+    /// differs between hosts.
     pub jitter: u8,
     /// The number of clients that may be opened at the same time.
     pub threads: usize,
@@ -471,7 +471,7 @@ impl Controller {
     }
 
     /// The earliest time at which a changed file is to be read or a first look ends; `None` if
-    /// neither is to happen.
+    /// neither is due.
     fn next_due(&self) -> Option<Instant> {
         let lists = self.sources.watched.values().map(|watched| &watched.feed.progress);
         let due = lists.chain([self.reload.progress()]).filter_map(Progress::due);

@@ -23,16 +23,16 @@ use crate::config::Paths;
 /// Encodes a name as a segment of a path or a value in a query. Names may contain any character but
 /// `/`.
 pub fn quoted(name: &str) -> PercentEncode<'_> {
-    /// The other characters that RFC 3986 allows in both, without those that end a value in a
-    /// query. Addresses would else need three bytes for each point, colon and comma, and the head
-    /// of a request is limited.
+    /// The other characters that RFC 3986 allows in segments and values, except those that end a
+    /// value. Without this set, an address would need three bytes for each point, colon and comma,
+    /// but the head of a request is limited.
     const QUOTED: &AsciiSet =
         &NON_ALPHANUMERIC.remove(b'.').remove(b':').remove(b',').remove(b'-').remove(b'_').remove(b'~');
     percent_encoding::utf8_percent_encode(name, QUOTED)
 }
 
-/// The longest path with query, in bytes, that the server accepts: the rest of the head has fewer
-/// bytes than are left.
+/// The longest path with query, in bytes, that the server accepts. It leaves more bytes than the
+/// rest of the head needs.
 pub const MAX_PATH: usize = lb_http::HEAD_BYTES - 256;
 
 /// The daemon ended before its answer to a request that changes state was complete, so the change
@@ -52,7 +52,7 @@ pub enum Answer<T> {
 }
 
 /// Queries the daemon that uses this directory. Waits only briefly for the beginning of the answer,
-/// because the callers can do without a daemon.
+/// because the callers also work without a daemon.
 ///
 /// # Errors
 /// If the daemon is not trusted, or its answer cannot be parsed.
@@ -64,7 +64,8 @@ pub fn query_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<An
 ///
 /// # Errors
 /// If the daemon is not trusted, or refuses the request. The kind is `PermissionDenied` if this
-/// user has no permission, and the error is [`DaemonEnded`] if the daemon ended meanwhile.
+/// user has no permission. The error is [`DaemonEnded`] if the daemon ended before the answer was
+/// complete.
 pub fn post_to_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     request(paths, Method::POST, path, TO_BEGIN)
 }
@@ -169,7 +170,7 @@ pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Opt
     }
 }
 
-/// The head of an answer. The task moves the bytes of the connection, and ends when this is
+/// The head of an answer. The task moves the bytes of the connection, and ends when this value is
 /// dropped.
 type Begun = (Response<Incoming>, JoinSet<hyper::Result<()>>);
 

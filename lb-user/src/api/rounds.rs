@@ -1,5 +1,5 @@
-//! Documents that many readers may request at the same time. One document is made at a time, and
-//! all requests that arrive meanwhile share the next one.
+//! Documents that many readers may request at the same time. A thread makes one document at a time.
+//! All requests that arrive meanwhile share the next document.
 //!
 //! So the cost does not depend on the number of readers: one thread makes the documents, with one
 //! pass over the maps for each document. A reader receives only data that was read after its
@@ -37,8 +37,8 @@ impl Rounds {
         Self { waiting }
     }
 
-    /// Requests the next document that the task has not begun to build. If building it fails, the
-    /// task drops the sender.
+    /// Requests the next document that the task has not begun to build. If the task cannot build
+    /// the document, it drops the sender.
     pub async fn next(&self) -> oneshot::Receiver<Arc<CompressedDocument>> {
         let (turn, document) = oneshot::channel();
         // The task that receives requests ends only with the runtime.

@@ -1,6 +1,6 @@
-//! `socklb check`: reads a configuration and the endpoint files that it names. Reports their
-//! faults, lists that do not fit the limits, and values that have no effect here. The command does
-//! not touch the kernel, and changes nothing.
+//! `socklb check`: reads a configuration and its endpoint files. Reports faults in these files,
+//! lists that do not fit the limits, and values that have no effect. The command does not touch the
+//! kernel, and changes nothing.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -38,10 +38,11 @@ pub enum OutputFormat {
     Json,
 }
 
-/// Checks the configuration at `file`, or else the one that `files` names. Prints all faults at
-/// once. If there are none, prints notes on values that are valid but may surprise. If `compared`
-/// is set, also prints what would change in the running configuration. A preview is the name of a
-/// service, and a file with endpoints that is read instead of the service's configured file.
+/// Checks the configuration at `file`, or else the configuration file in `files`. Prints all faults
+/// at once. If there are none, prints notes on values that are valid but may surprise. If
+/// `compared` is set, also prints what would change in the running configuration. A preview
+/// consists of the name of a service, and of an endpoint file that the command reads instead of the
+/// service's configured file.
 ///
 /// # Errors
 /// If a file cannot be read, a list does not fit the limits, there is no running configuration to
@@ -71,7 +72,7 @@ pub fn run(
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
                 // A file that cannot be read has no line to show. So the report shows the line of
-                // the configuration, or the option, that names the file.
+                // the configuration, or the option, that contains the file's path.
                 Err(error) if previews.iter().any(|(_, path)| *path == file.path) => {
                     unread.push(format!("--endpoints: {}", crate::error::chain(&error)));
                 }
@@ -142,8 +143,8 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The endpoint file of a service: the last preview for it, or else the one that the configuration
-/// names.
+/// The endpoint file of a service: the last preview for the service, or else the file in the
+/// configuration.
 fn previewed(service: Option<&str>, file: &ListFile, previews: &[(String, PathBuf)]) -> ListFile {
     let preview = previews.iter().rfind(|(of, _)| service == Some(of.as_str()));
     preview.map_or_else(|| file.clone(), |(_, path)| ListFile { path: path.clone(), ..file.clone() })
@@ -223,7 +224,7 @@ fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String
 /// Notes on values that are valid but may not be intended.
 fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
     let mut notes = Vec::new();
-    // If there is no cgroup2 at all, the configuration is meant for another host.
+    // If this host has no cgroup2, the configuration is meant for another host.
     if let Ok(mount) = lb_kernel::cgroup2_mount() {
         let absent = config.clients.iter().filter(|client| !mount.join(&client.cgroup).exists());
         notes.extend(absent.map(|client| {

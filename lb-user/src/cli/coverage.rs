@@ -1,8 +1,8 @@
 //! Waits until a client's programs cover this process, for `wait` and `exec`.
 //!
-//! The cgroup in which a socket is created decides for the whole life of the socket whether its
-//! connects are balanced. A service that restarts gets a new cgroup, and a socket that connects
-//! before the programs are attached to that cgroup is not balanced.
+//! The cgroup in which a socket is created determines, for the socket's whole life, whether its
+//! connects are balanced. A systemd unit that restarts gets a new cgroup, and a socket that
+//! connects before the programs are attached to that cgroup is not balanced.
 
 use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
@@ -114,8 +114,8 @@ impl CoverageWait<'_> {
         }
     }
 
-    /// The client's cgroup according to the daemon. If no daemon answers, the cgroup that the
-    /// programs are attached to.
+    /// The client's cgroup according to the daemon. If no daemon answers, the cgroup to which the
+    /// programs are attached.
     pub async fn cgroup(&self) -> Result<PathBuf> {
         let Self { client, paths, look } = *self;
         let mut pause = tokio::time::interval(PAUSE);
@@ -151,17 +151,17 @@ impl CoverageWait<'_> {
         attached.and_then(lb_kernel::cgroup_of_id)
     }
 
-    /// Creates the client's cgroup if it does not exist, for example after its service was stopped.
-    /// Prints a message, because the path in the configuration may be mistyped and would become a
-    /// cgroup all the same.
+    /// Creates the client's cgroup if it does not exist, for example after the client's systemd
+    /// unit was stopped. Prints a message, because the path in the configuration may be mistyped;
+    /// the wrong path would then become a cgroup.
     pub fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
         let (client, path) = (self.client, cgroup.display());
         if tree.has(cgroup)? {
             return Ok(());
         }
-        // Links that only record the ends of old flows count as well. If the client is to move to
-        // another cgroup, the daemon removes all other links at once, and only the links for ends
-        // still show the old cgroup.
+        // Links that only record the ends of old flows count as well: if the client moves to
+        // another cgroup, the daemon removes all other links at once, so only these links still
+        // show the old cgroup.
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(
@@ -182,8 +182,8 @@ fn is_final(error: &anyhow::Error) -> bool {
     crate::error::is_permission(error) || error.is::<Untrusted>()
 }
 
-/// The client's configured cgroup; if no daemon runs, the one that the programs are still attached
-/// to.
+/// The client's configured cgroup; if no daemon runs, the cgroup to which the programs are still
+/// attached.
 fn cgroup_of(client: &str, status: &StatusDocument) -> Result<PathBuf> {
     let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
     let found = status.client(client);

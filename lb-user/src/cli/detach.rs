@@ -15,7 +15,7 @@ use crate::print;
 pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let directory = paths_of(files)?.pins;
     // All versions: after an upgrade, clients of the old version stay until their last flow ends.
-    // These are removed, too.
+    // This command removes these clients, too.
     let mut clients = Pins::all_versions(&directory)?;
     if let Some(client) = client {
         clients.retain(|pins| pins.client == client);

@@ -190,7 +190,7 @@ fn percent(text: &str) -> Result<u16, String> {
     check_percent(percent).map(|()| percent)
 }
 
-/// A change that the daemon is to make.
+/// A change that the daemon should make.
 struct Change<'o> {
     action: OverrideAction,
     service: &'o str,
@@ -433,10 +433,10 @@ pub fn list(service: Option<&str>, json: bool, files: &PathOptions) -> Result<Ex
     print_list(document, service, json, false)
 }
 
-/// Checks that a service exists. An override may concern a service that no client has any longer.
+/// Checks that a service exists. An override may be for a service that no client has any more.
 ///
 /// # Errors
-/// If neither an override nor a client names it. The message lists the services that exist.
+/// If no override and no client is for this service. The message lists the services that exist.
 fn check_service(
     service: Option<&str>,
     document: &OverridesDocument,

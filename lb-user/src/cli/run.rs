@@ -26,8 +26,8 @@ use lb_view::text::Style;
 pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let (read, waiting) = mpsc::channel::<()>();
     let name = files.file().to_owned();
-    // The file may be on a file system that does not answer. The daemon then waits for it, because
-    // it can do nothing without a configuration.
+    // The file may be on a file system that does not answer. The daemon then waits for the file
+    // system, because it can do nothing without a configuration.
     let report_waiting = move || {
         if waiting.recv_timeout(Duration::from_secs(2)) == Err(mpsc::RecvTimeoutError::Timeout) {
             print::message(format_args!("{} does not answer yet; waiting for it", name.display()));
@@ -49,8 +49,8 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     match daemon::run(config, stamp, Arc::new(reread)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         // A service manager does not restart a service that ended with the exit code for a missing
-        // privilege. Other refusals may be temporary, for example because another process uses a
-        // hook or a directory, so they must not end the daemon with that code.
+        // privilege. Other failures may be temporary, for example if another process uses a hook or
+        // a directory, so the daemon must exit with another code.
         Err(error) if is_permission(&error) && !lb_kernel::lacks_privilege() => {
             Err(anyhow::anyhow!("{error:#}").into())
         }
@@ -71,8 +71,8 @@ fn failure_of(failure: &CommandFailure) -> ReadFailure {
     }
 }
 
-/// Checks that the state directory is trusted, because the daemon uses lists from this directory if
-/// it cannot read an endpoint file. If the directory cannot be created, the error appears later,
+/// Checks that the state directory is trusted, because the daemon uses the lists in this directory
+/// if it cannot read an endpoint file. If the directory cannot be created, the error appears later,
 /// when the daemon stores a list. If the directory's file system does not answer within 2 s, the
 /// check passes.
 fn check_state(directory: &Path) -> Result<(), Untrusted> {

@@ -102,8 +102,8 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
 }
 
 /// The lists that the daemon used last, read from its stored files. Empty if the configuration is
-/// missing, faulty or unreadable for this user, or if a file system does not answer. In any of
-/// these cases the pins are still shown.
+/// missing, faulty or unreadable for this user, or if a file system does not answer. Even then, the
+/// command shows the content of the pins.
 fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     const PATIENCE: Duration = Duration::from_secs(2);
     let (sender, read) = mpsc::channel();
@@ -116,7 +116,7 @@ fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     started.ok().and_then(|_| read.recv_timeout(PATIENCE).ok()).unwrap_or_default()
 }
 
-/// The daemon's directory of pins, if it differs from the one that the command line names.
+/// The daemon's directory of pins, if it differs from the directory on the command line.
 fn other_pins(status: &StatusDocument, files: &PathOptions) -> Option<PathBuf> {
     let (wanted, daemon) = (files.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();

@@ -1,5 +1,5 @@
 //! `socklb status --watch`: on a terminal, a screen that is refreshed until the user leaves it. If
-//! the output is not a terminal, one text after another is printed.
+//! the output is not a terminal, the command prints one text after another.
 //!
 //! The terminal is always restored, however the command ends. Reading the status may take seconds,
 //! so another thread reads it while the loop handles keys and signals.

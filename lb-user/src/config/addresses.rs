@@ -29,8 +29,8 @@ pub fn render(known: &KnownAddresses) -> Arc<[u8]> {
     text.into()
 }
 
-/// Parses the text of the file. Skips addresses that no service may have. An unreadable text yields
-/// no addresses; the servers send them again.
+/// Parses the text of the file. Skips addresses that no service may have. An invalid text yields no
+/// addresses; the servers send them again.
 pub fn parse(text: &[u8]) -> KnownAddresses {
     let texts: BTreeMap<String, String> = serde_json::from_slice(text).unwrap_or_default();
     texts.into_iter().filter_map(|(origin, address)| Some((origin, found_address(&address).ok()?))).collect()

@@ -51,9 +51,9 @@ pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
     Ok(parse_paths(utf8(&bytes, path)?, path)?)
 }
 
-/// Like [`read`]. Also calls `look`, even if the text has faults, with the endpoint files that the
-/// text names and with the addresses of all services. Faults that `look` reports count as faults of
-/// the configuration.
+/// Like [`read`]. Also calls `look`, even if the text has faults, with the endpoint files in the
+/// text and the addresses of all services. Faults that `look` reports count as faults of the
+/// configuration.
 ///
 /// # Errors
 /// If the file cannot be read, or has faults. The error contains all faults.

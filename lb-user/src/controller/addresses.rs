@@ -1,4 +1,4 @@
-//! The addresses of services that servers know.
+//! The addresses of services that come from servers.
 //!
 //! An address is part of the configuration, so a new address takes effect through a reload. The
 //! controller stores an address once it is in force, and a later start begins with it. A service
@@ -20,7 +20,7 @@ use crate::config::addresses::{self, KnownAddresses};
 pub struct Addresses {
     /// The newest address of each origin.
     pub known: KnownAddresses,
-    /// What the servers have answered.
+    /// The answers of the servers.
     answers: Vec<(Wanted, Latest)>,
     /// For each service, when the first certificate expires that connections to the server of its
     /// address need.
@@ -52,7 +52,7 @@ impl Addresses {
         self.answers.iter().find(|(answered, _)| *answered == wanted).map(|(_, latest)| latest)
     }
 
-    /// What is wrong with a service's address; `None` if the address in force is the server's.
+    /// The fault of a service's address; `None` if the address in force is the server's.
     fn trouble(&self, lookup: &AddressLookup) -> Option<String> {
         let AddressLookup { origin, address: in_force, taken, .. } = lookup;
         let known = self.known.get(&origin.to_string());
@@ -119,8 +119,8 @@ impl Controller {
                 warn!(service = lookup.service, %address, other, "the address is that of another service; connects are not balanced");
             }
         }
-        // An address that is not in force may be why a configuration is faulty, so it is not
-        // stored.
+        // An address that is not in force may be the reason why a configuration is faulty, so the
+        // controller does not store it.
         if !in_force.is_empty() {
             let (path, text) = (addresses::path(&self.config.paths.state), addresses::render(&in_force));
             self.sources.files_to_store.add(path, text);

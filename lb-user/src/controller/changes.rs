@@ -1,5 +1,5 @@
-//! Describes for the log how a configuration or endpoint list differs from the one before: clients,
-//! services, keys and endpoints by name.
+//! Describes for the log how a configuration or endpoint list differs from the previous one:
+//! clients, services, keys and endpoints by name.
 
 use lb_core::endpoint::{Difference, Endpoint, EndpointList};
 use lb_view::comparison;

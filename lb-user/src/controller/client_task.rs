@@ -1,5 +1,5 @@
 //! One client task: its balancer, which makes the plan, and the kernel's maps and programs, which
-//! carry it out.
+//! implement the plan.
 //!
 //! Facts change the plan; [`ClientTask::settle`] makes the maps match the plan. Steps that are not
 //! possible yet (reuse of a region that a program may still read, freeing of a slot with open
@@ -78,7 +78,7 @@ pub enum ClientTaskError {
 pub struct ClientTask {
     pub client: ClientConfig,
     pub pins: Pins,
-    /// Whether an operator has removed the directory of the pins, and so the client.
+    /// Whether an operator has removed the directory of the pins, and thereby the client.
     is_unpinned: bool,
     /// The full path of its cgroup.
     path: PathBuf,
@@ -115,7 +115,7 @@ pub struct ClientTask {
     settled: Option<BTreeSet<Slot>>,
     host: String,
     cursor_seed: CursorSeed,
-    /// For each unused slot, how much has passed of the grace period after which it can be freed.
+    /// For each unused slot, the progress of the grace period after which the slot can be freed.
     grace_periods: GracePeriods,
     window: Window,
     /// The health of backends as the log last showed it.
@@ -139,7 +139,7 @@ pub struct ClientTask {
     /// refused a step in the last attempt.
     trouble: Option<String>,
     has_failed: bool,
-    /// For each service, by name: why its list in the configuration itself was refused.
+    /// For each service, by name: why the daemon refused the service's list in the configuration.
     refused_static: BTreeMap<String, String>,
     /// For each service, by position: the control that changes its weights, and its name. Empty
     /// until the controls are created.
@@ -233,7 +233,8 @@ impl ClientTask {
     /// tables in the kernel stay in use until lists are delivered again, and services and backends
     /// that are no longer configured leave after their last flow. An equal configuration changes
     /// nothing. If the new configuration needs other programs, they are attached at the next check
-    /// of the cgroup ([`ClientTask::follow_cgroup`]), which is retried until it succeeds.
+    /// of the cgroup ([`ClientTask::follow_cgroup`]), which the controller retries until it
+    /// succeeds.
     ///
     /// # Errors
     /// If the services do not fit, or the kernel refuses the programs. Then nothing changes.
@@ -407,8 +408,8 @@ fn purpose(client: &ClientConfig) -> Purpose {
     Purpose { accounting: client.accounting, scans }
 }
 
-/// The seed for a client's cursors, from its task and its host. If two hosts have the same index by
-/// mistake, or have no index, their cursors still start at different entries.
+/// The seed for a client's cursors, computed from the task and the host. If two hosts have the same
+/// index by mistake, or have no index, their cursors still start at different entries.
 fn task_on(client: &ClientConfig, host: &str) -> String {
     format!("{}/{}@{host}", client.job, client.task.index)
 }

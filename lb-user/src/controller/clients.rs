@@ -22,15 +22,15 @@ pub struct Clients {
     /// The names of the clients whose maps may not match their plans yet. One turn of the loop
     /// settles one of them (see [`ClientTask::settle`]).
     pub to_settle: BTreeSet<String>,
-    /// Whether later turns still have clients to settle. After the last of them, `all_settled` is
-    /// to be called.
+    /// Whether later turns still have clients to settle. After the last client, the loop calls
+    /// `all_settled`.
     pub is_settling: bool,
     /// Whether a client was settled in this turn.
     pub has_settled: bool,
     /// The clients that could not be started, or could not apply a new configuration, each with the
     /// reason. They are retried regularly.
     pub unstarted: Vec<(ClientConfig, String)>,
-    /// Whether clients are being opened beside the loop.
+    /// Whether clients are being opened off the loop.
     pub opening: bool,
     /// Clients that are leaving.
     pub leaving: Vec<Leaving>,
@@ -66,7 +66,7 @@ impl Clients {
         }
     }
 
-    /// Settles the next client that is to be settled, if there is one.
+    /// Settles the next unsettled client, if there is one.
     fn settle_next(&mut self, now: Instant) {
         let next = self.to_settle.pop_first();
         // A reload may have removed the client.
@@ -159,9 +159,9 @@ impl Controller {
         }
     }
 
-    /// Settles one client now, and each other client in a later turn. To settle a client with many
-    /// services takes milliseconds, and the service manager, operators and probes must not wait
-    /// until all clients are settled.
+    /// Settles one client now, and each other client in a later turn. Settling a client with many
+    /// services takes milliseconds; the service manager, operators and probes must not wait until
+    /// all clients are settled.
     pub fn settle(&mut self, now: Instant) {
         self.clients.find_unsettled(now);
         // One turn settles at most one client, however many changes it has.
@@ -190,8 +190,8 @@ impl Controller {
         }
     }
 
-    /// Settles the next client that is to be settled, if there is one. After the last one, logs
-    /// changes of health and starts a wait for readers.
+    /// Settles the next unsettled client, if there is one. After the last one, logs changes of
+    /// health and starts a wait for readers.
     fn settle_next(&mut self, now: Instant) {
         self.clients.settle_next(now);
         if self.clients.to_settle.is_empty() {

@@ -16,8 +16,8 @@ use crate::api::Reply;
 use crate::closing::{CloseCause, CloseJob, CloseOrder, MAX_OPERATOR_JOBS, MAX_OWN_JOBS, Requester};
 use crate::controller::client_task::ClientTask;
 
-/// How long the requester of a job that has left connections open may continue it before another
-/// requester may begin. The command continues at once.
+/// If a job has left connections open, its requester may continue the job for this time before
+/// another requester may begin. The command continues at once.
 const RESERVED: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
@@ -33,8 +33,7 @@ struct OperatorJob {
     user: u32,
     process: u32,
     /// The time of the requester's first request, in nanoseconds of `CLOCK_MONOTONIC`. Later flows
-    /// stay, so that the command comes to an end even if new flows begin faster than it closes
-    /// them.
+    /// stay, so that the command ends even if new flows begin faster than it closes flows.
     begun_ns: u64,
     /// When the reservation ends; `None` while the job runs.
     reserved_until: Option<Instant>,
@@ -44,7 +43,7 @@ struct OwnJob {
     /// Its one client.
     client: String,
     cause: CloseCause,
-    /// What to close, until the job starts.
+    /// The order to close connections, until the job starts.
     waiting: Option<CloseJob>,
 }
 
@@ -114,8 +113,8 @@ impl Controller {
         self.effects.push(BackgroundWork::Close(job, Requester::Operator(who, answer)).into());
     }
 
-    /// Whether the list contains the backend, or an override names it. It need not be in the subset
-    /// of any client.
+    /// Whether the list contains the backend, or an override exists for it. The backend need not be
+    /// in the subset of any client.
     fn is_known(&self, CloseOrder { service, backend, .. }: &CloseOrder) -> bool {
         let is_listed = self.list_of(service).is_some_and(|list| list.get(*backend).is_some());
         is_listed || self.overrides.has(service, *backend)
@@ -197,7 +196,8 @@ impl Controller {
                     self.count_closed(&service, cause, counts);
                 }
                 let closed = counts.sum(|counts| counts.closed);
-                // The daemon retries its own jobs, which often have nothing to close.
+                // The daemon retries its own jobs, so it does not log those that had nothing to
+                // close.
                 if !is_dry_run && (closed > 0 || cause == CloseCause::Operator) {
                     info!(
                         service,

@@ -1,6 +1,6 @@
 //! Weights that follow load, for all client tasks. Once a second each client task evaluates the
-//! reports of its backends. Then the tables that differ most from the wanted weights are rebuilt,
-//! as many as one tick has room for.
+//! reports of its backends. Then it rebuilds the tables that differ most from the wanted weights,
+//! up to the maximum number per tick.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ impl Controller {
         self.settle_if_needed(now);
     }
 
-    /// Adapts weights to the reports, and rebuilds as many tables as one tick has room for.
+    /// Adapts weights to the reports, and rebuilds tables, up to the maximum number per tick.
     pub fn follow_load(&mut self, now: Instant) {
         let mut proposals: Vec<((usize, usize), Proposal)> = Vec::new();
         let Self { clients, probing, ticks, .. } = self;
@@ -54,7 +54,7 @@ impl Controller {
     }
 
     /// Sets the switch of a service's law, as an operator has requested, for one client task or for
-    /// all that have the service.
+    /// all client tasks that have the service.
     pub fn switch_load(
         &mut self,
         service: &str,

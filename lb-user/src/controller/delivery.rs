@@ -1,6 +1,6 @@
 //! The delivery of endpoint lists to the client tasks that use them.
 //!
-//! The assignments of a list are computed beside the loop. If clients change in the meantime, the
+//! The assignments of a list are computed off the loop. If clients change in the meantime, the
 //! missing assignments are computed next. Until they are, these clients retain their earlier lists.
 
 use std::time::Instant;
@@ -69,7 +69,7 @@ impl Controller {
         delivered
     }
 
-    /// Starts to compute, beside the loop, the assignments of a list for the current clients.
+    /// Starts to compute, off the loop, the assignments of a list for the current clients.
     fn compute(&mut self, service: &str, contents: Contents) {
         let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
         let consumers = assignments::consumers(clients, service);

@@ -1,11 +1,11 @@
 //! The files that Envoy reads: which of them differ from what was written last, and when they are
 //! written again. [`crate::envoy`] makes their content.
 //!
-//! Files are compared at each tick and written beside the loop, so each is written at most once per
-//! second, and only if it has changed. A file that cannot be written is retried after a growing
-//! pause, and raises a fault; nothing else depends on these files. When the daemon stops, the files
-//! stay: Envoy goes on with the last backends. Their paths are stored, so that a later daemon can
-//! remove those that its configuration no longer needs.
+//! Files are compared at each tick and written off the loop, so each is written at most once per
+//! second, and only if it has changed. If a file cannot be written, the controller reports a fault
+//! and retries after a growing pause; nothing else depends on these files. When the daemon stops,
+//! the files stay: Envoy continues to use the last backends. The controller stores the files'
+//! paths, so that a later daemon can remove files that its configuration no longer needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct EnvoyFile {
 }
 
 impl EnvoyFile {
-    /// The path of the file, below the directory. A directory for each client, because two clients
+    /// The path of the file, below the directory. Each client has a directory, because two clients
     /// may have different backends of one service.
     pub fn name(&self) -> PathBuf {
         PathBuf::from(&self.client).join(format!("{}.json", self.service))
@@ -56,7 +56,7 @@ pub type EnvoyResults = BTreeMap<EnvoyFile, Option<String>>;
 #[derive(Default)]
 pub struct EnvoyFiles {
     known: BTreeMap<EnvoyFile, KnownFile>,
-    /// The files whose places are stored.
+    /// The files with stored paths.
     stored: BTreeSet<EnvoyFile>,
     /// Whether files are being written.
     is_busy: bool,

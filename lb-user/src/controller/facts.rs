@@ -1,4 +1,4 @@
-//! Facts: a copy of the event loop's state. Status and metrics are built from it beside the loop.
+//! Facts: a copy of the event loop's state. Status and metrics are built from it off the loop.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -65,7 +65,8 @@ impl Controller {
     }
 
     fn client_facts(&self, client_task: &ClientTask, now: Instant) -> ClientFacts {
-        // If the attachment cannot be read now, the client counts as attached where it was.
+        // If the attachment cannot be read now, the client counts as attached to the same cgroup as
+        // before.
         let attached = client_task.cgroup().filter(|cgroup| client_task.covers(cgroup.id).unwrap_or(true));
         ClientFacts {
             pins: client_task.pins.clone(),

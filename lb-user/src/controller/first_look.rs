@@ -1,6 +1,7 @@
-//! The first look: if a client has no pins on this host yet, its backends are probed or polled once
-//! before its connects are balanced. Without a first look, a connect could go to a backend, and the
-//! daemon could find a moment later that this backend is a lame duck, or dead.
+//! The first look: if a client has no pins on this host yet, the daemon probes or polls the
+//! client's backends once before it balances the client's connects. Without a first look, a connect
+//! could go to a backend, and the daemon could find a moment later that this backend is a lame
+//! duck, or dead.
 //!
 //! The first look is short: a client whose cgroup exists waits until each of its members has
 //! answered, but at most [`AT_MOST`]. There is no first look for a client that has pins, that a

@@ -3,7 +3,7 @@
 //!
 //! Maps are created once and outlive the daemon. If existing maps have other sizes, the daemon
 //! refuses to start, because new maps would start empty. For each changed setting this module lists
-//! the steps that apply the change, so that an operator does not restart the daemon in vain.
+//! the steps that apply the change, so that an operator does not restart the daemon without effect.
 
 use std::path::Path;
 

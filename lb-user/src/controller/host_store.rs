@@ -1,8 +1,8 @@
 //! The addresses of host names that are stored for later starts, in one file.
 //!
-//! A later start gives them to names that do not resolve, so such a name removes no endpoint. A
-//! stored name that no list has is dropped when every list has been read. If no list has host names
-//! with addresses, the file is removed.
+//! A later daemon uses these addresses for names that do not resolve, so such a name removes no
+//! endpoint. When every list has been read, the daemon drops stored names that are in no list. If
+//! no list has host names with addresses, the file is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,8 +18,8 @@ use super::Controller;
 use super::clock::unix_seconds;
 use super::state_files::{StoredFile, StoredRead};
 
-/// The file is written at least once per this interval even if no address changes, so that the age
-/// of the addresses shows for how long no daemon has received them.
+/// The daemon writes the file at least once per this interval, even if no address changes. So the
+/// age of the file shows for how long no daemon has received the addresses.
 const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 
 const SCHEMA: u32 = 1;

@@ -52,7 +52,8 @@ impl Controller {
         mut result: Result<Contents, SourceError>,
     ) -> Result<Contents, SourceError> {
         let after = Arc::clone(&self.sources.hosts.table);
-        // An answer may have arrived after the list was read, and before its names were known here.
+        // An answer may have arrived after the list was read but before the list's names were known
+        // here.
         let (hosts, is_outdated) = match &mut result {
             Ok(contents) => {
                 let before = std::mem::take(&mut contents.table);
@@ -88,7 +89,7 @@ impl Controller {
     }
 
     /// Resolves the host names of all lists from now on, and no others. Until every list has been
-    /// read, those that an earlier daemon has stored may also be needed.
+    /// read, the names that an earlier daemon has stored may also be needed.
     pub fn resolve_hosts(&mut self, now: Instant) {
         let watched = &mut self.sources.watched;
         if watched.values().all(|watched| watched.feed.good_since().is_some()) {
@@ -101,7 +102,7 @@ impl Controller {
         }
         let of_lists = watched.values().flat_map(|watched| &*watched.hosts);
         let hosts: BTreeSet<Host> = of_lists.chain(&self.sources.hosts.store.earlier).cloned().collect();
-        // Names that are no longer needed make room for those of a list that was refused.
+        // Names that are no longer needed make room for the names of a list that was refused.
         if !self.sources.hosts.resolving.is_subset(&hosts) {
             let refused = self.sources.watched.values_mut().filter(|watched| watched.lacks_hosts);
             refused.for_each(|watched| watched.read_again(now));

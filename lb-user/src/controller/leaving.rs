@@ -1,5 +1,5 @@
-//! Leaving clients: no flow begins through their programs any more, and they are removed after
-//! their last flow.
+//! Leaving clients: no flow begins through their programs any more, and the daemon removes them
+//! after their last flow.
 //!
 //! A client leaves when a reload removes it from the configuration, or when a socklb of another ABI
 //! version has taken over its hooks. A leaving client has no links at which flows begin. Because
@@ -20,8 +20,8 @@ use crate::controller::client_task::ClientTask;
 
 pub struct Leaving {
     pub pins: Pins,
-    /// Whether the client begins no flows any more. It still begins flows until the client that
-    /// takes over its cgroup is attached.
+    /// Whether no flows of the client begin any more. Flows still begin until the client that takes
+    /// over the cgroup is attached.
     retired: bool,
     /// The pauses between attempts to remove the client.
     removing: Backoff,
@@ -141,7 +141,7 @@ impl Controller {
         Ok(pinned)
     }
 
-    /// Stops leaving clients from beginning flows, and removes those whose last flow has ended. If
+    /// Prevents new flows of leaving clients, and removes the clients whose last flow has ended. If
     /// another client is to take over the cgroup, the leaving client continues to balance there
     /// until the other client is attached. Failures are retried after a growing pause.
     pub fn retire_leaving(&mut self, now: Instant) {
@@ -242,7 +242,7 @@ impl Leaving {
         self.removing.error()
     }
 
-    /// Stops the client from beginning flows, and removes it if its last flow has ended. Returns
+    /// Prevents new flows of the client, and removes the client if its last flow has ended. Returns
     /// whether the client was removed.
     fn go_on(&mut self, kernel: &dyn Kernel) -> Result<bool, DatapathError> {
         let Pins { client, version, .. } = &self.pins;

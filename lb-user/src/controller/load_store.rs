@@ -21,7 +21,7 @@ use super::state_files::{StoredFile, StoredRead};
 /// The interval at which learnt weights are stored while they change.
 const STORE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Learnt weights are stored at least once per this interval even if they do not change, so that
+/// The daemon stores learnt weights at least once per this interval, even if they do not change. So
 /// the age of the file shows for how long no daemon has run.
 const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 
@@ -79,8 +79,8 @@ pub struct LoadStore {
 
 impl StoredFile for StoredLoads {
     /// 64 client tasks with ten services of 256 members each need 6 MB; 64 client tasks with one
-    /// service of 16,384 members, the most that a table has, need 40 MB. For some minutes the file
-    /// may also contain members that have left, at most the same number.
+    /// service of 16,384 members, the maximum of a table, need 40 MB. For some minutes the file may
+    /// also contain members that have left, at most the same number.
     const MAX_BYTES: u64 = 128 << 20;
     const SCHEMA: u32 = SCHEMA;
     const LOST: &'static str = "the file of learnt weights and operators' switches cannot be parsed; it was renamed; services start with \
@@ -253,8 +253,8 @@ impl Controller {
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
             client_task.make_controls(|service| load_store.snapshot(client, service, clock), now);
-            // A switch ends together with the law that it switches, even if the service soon has a
-            // law again.
+            // A switch ends together with its control law, even if the service soon has a law
+            // again.
             let services = &client_task.client.services;
             let lost_it = |name: &str| {
                 services.iter().any(|known| known.service.name == name && known.service.control.law.is_none())

@@ -1,4 +1,4 @@
-//! Searches for the network namespaces and the processes of all clients. The searches run beside
+//! Searches for the network namespaces and the processes of all clients. The searches run off
 //! the loop, on one thread at a time.
 
 use std::io;

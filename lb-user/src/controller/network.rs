@@ -48,8 +48,8 @@ pub trait Network: Send {
     /// The listener that receives reports; `None` if [`listen`](Self::listen) was never called.
     fn listener(&self) -> Option<&dyn ReportListener>;
 
-    /// Makes the kernel receive reports on the interfaces and at the address that `at` describes,
-    /// and nowhere else.
+    /// Makes the kernel receive reports only on the interfaces and at the address that `at`
+    /// describes.
     fn receive(&mut self, at: Option<ReceiveAt>);
 
     /// For each interface of the configuration, how reports are received there.
@@ -94,7 +94,7 @@ impl dyn ReportListener + '_ {
     }
 }
 
-/// Where the kernel receives reports without the daemon.
+/// The interfaces and the address at which the kernel receives reports without the daemon.
 #[derive(Clone)]
 pub struct ReceiveAt {
     /// The maps in which accepted reports are stored.

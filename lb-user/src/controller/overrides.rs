@@ -1,9 +1,10 @@
 //! The operators' overrides: which backends are drained, and which weights are multiplied, on this
 //! host.
 //!
-//! An override is in force from the turn of the loop in which it is requested. It is also stored,
-//! so that it holds after a restart, and the operator is answered only after that. If it cannot be
-//! stored, it holds until this process ends, and the answer contains the reason.
+//! An override is in force from the turn of the loop in which it is requested. The controller also
+//! stores it, so that it is in force after a restart; only then does it answer the operator. If the
+//! override cannot be stored, it is in force until this process ends, and the answer contains the
+//! reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -31,13 +32,14 @@ use super::leaving::Leaving;
 use super::state_files::{StoredFile, StoredRead};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
 
-/// The most overrides of a host. Operators take out single backends; whole racks leave by the list.
+/// The maximum number of overrides of a host. Operators take out single backends; a change of the
+/// list removes whole racks.
 const MAX_OVERRIDES: usize = 4_096;
 
 /// How long an operator waits for the file system.
 const TO_ANSWER: Duration = Duration::from_secs(5);
 
-/// The maximum number of backends that an error message names.
+/// The maximum number of backends in an error message.
 const MOST_NAMED: usize = 8;
 
 /// The content of the file.
@@ -117,7 +119,7 @@ impl Overrides {
         from_here.take_while(move |of| of.scope.service == service)
     }
 
-    /// Whether any override names this backend of a service.
+    /// Whether any override is for this backend of a service.
     pub fn has(&self, service: &str, backend: SocketAddr) -> bool {
         self.of_service(service).any(|of| of.scope.backend == backend)
     }
@@ -202,8 +204,8 @@ fn is_valid(kind: OverrideKind) -> bool {
 }
 
 impl Controller {
-    /// Drains backends, multiplies their weights, or ends this. The answer is sent when the change
-    /// is stored and in the maps.
+    /// Drains backends, multiplies their weights, or ends such overrides. The answer is sent when
+    /// the change is stored and in the maps.
     pub fn override_backends(
         &mut self,
         service: String,
@@ -519,7 +521,8 @@ impl Controller {
             };
             let known = self.overrides.in_force.get(&key).map(|known| &known.of);
             let same = known.filter(|known| known.kind == kind);
-            // What the request leaves out does not change: an operator may repeat it to wait.
+            // Parts that the request leaves out do not change, so an operator may repeat a drain
+            // only to wait.
             let until = match request.for_s {
                 Some(time) => Some(wall + time),
                 None => same.and_then(|known| known.until),
@@ -556,7 +559,7 @@ impl Controller {
         Ok(Wanted { named, changes })
     }
 
-    /// The backend that an operator means by an address or an index.
+    /// The backend with the address or index that an operator has written.
     fn backend_of(&self, service: &str, word: &str, action: OverrideAction) -> Result<SocketAddr, String> {
         let list = self.list_of(service);
         let endpoints: &[Endpoint] = list.as_ref().map_or(&[], |list| list.as_slice());

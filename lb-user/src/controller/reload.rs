@@ -1,4 +1,4 @@
-//! Reloads. A new configuration is read and checked beside the loop, applied in one turn of the
+//! Reloads. A new configuration is read and checked off the loop, applied in one turn of the
 //! loop, and carried out in the kernel with one client per turn.
 //!
 //! A reload has the result of a restart: clients receive their configuration and all lists again,
@@ -185,7 +185,7 @@ impl Controller {
         }
     }
 
-    /// Starts to read a configuration and the files that it names, and to open its clients, beside
+    /// Starts to read a configuration and the files that it names, and to open its clients, off
     /// the loop.
     fn load(&mut self, load: ConfigLoad, is_requested: bool, now: Instant) {
         if self.is_ready {

@@ -241,7 +241,7 @@ impl Controller {
         }
     }
 
-    /// Requests a check of each file and a watch on its directory. Both run beside the loop,
+    /// Requests a check of each file and a watch on its directory. Both run off the loop,
     /// because the file system may not answer. A file is read only after a check has found a
     /// change, or because of a reload. If `watch` is off, files are read only at SIGHUP.
     pub fn look_at_files(&mut self) {

@@ -1,4 +1,4 @@
-//! The files that a later start needs. They are stored beside the loop, all of them in one piece of
+//! The files that a later start needs. They are stored off the loop, all of them in one piece of
 //! background work. Files that could not be stored are retried.
 //!
 //! The file system may be full, or may not answer. Connects do not need these files, so a failure

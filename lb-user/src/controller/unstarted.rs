@@ -1,4 +1,4 @@
-//! Clients that could not be started. They are opened again at intervals, beside the loop, and then
+//! Clients that could not be started. They are opened again at intervals, off the loop, and then
 //! receive the lists in force.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ pub struct Tried {
     pub by_service: AssignmentsByService,
 }
 
-/// The result of opening a client beside the loop: the client, and the pins that other versions
+/// The result of opening a client off the loop: the client, and the pins that other versions
 /// have created for it, which are now locked; or the error.
 pub struct Opened {
     pub client: ClientConfig,
@@ -55,7 +55,7 @@ pub struct ClientOpener {
 }
 
 impl Controller {
-    /// Returns what is needed to open clients beside the loop.
+    /// Returns what is needed to open clients off the loop.
     pub fn opener(&self, now: Instant) -> ClientOpener {
         ClientOpener {
             pins: self.config.paths.pins.clone(),

@@ -28,7 +28,7 @@ use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
 use lb_kernel::{Features, Kernel as _, Linux};
 
-/// The number of threads for blocking work beside the loop. It is the sum of the limits of all
+/// The number of threads for blocking work off the loop. It is the sum of the limits of all
 /// kinds of work, so that no kind waits for another. There are [`MAX_THREADS`] threads for calls on
 /// files that may not answer, and one thread for each of 256 services to compute assignments. 64
 /// threads are for a wait for readers, a pass over flow records, a search for network namespaces,
@@ -43,7 +43,7 @@ const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     crate::memory::give_back_what_is_freed();
     let runtime = runtime()?;
-    // If a thread beside the loop panicked, its result would never arrive, and the loop would wait
+    // If a thread off the loop panicked, its result would never arrive, and the loop would wait
     // for it. So the process ends instead, and the service manager starts it again. Connects are
     // not affected.
     let panic_hook = std::panic::take_hook();

@@ -1,4 +1,4 @@
-//! System calls on files whose file system may not answer, on threads beside the loop.
+//! System calls on files whose file system may not answer, on threads off the loop.
 //!
 //! If an NFS or FUSE server is gone, a system call on its files, even stat(2), may block its thread
 //! for an unlimited time, and nothing can release the thread. So there is at most one thread per

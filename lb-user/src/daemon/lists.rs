@@ -1,4 +1,4 @@
-//! Reads endpoint lists beside the loop, from files and from the answers of servers. Any number of
+//! Reads endpoint lists off the loop, from files and from the answers of servers. Any number of
 //! files may fail to answer without delaying the others, and only a few texts are in memory at the
 //! same time.
 

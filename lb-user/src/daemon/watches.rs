@@ -76,7 +76,7 @@ impl Watches {
         for (path, error) in failed {
             self.report(&path, &error);
         }
-        // Runs beside the loop, because a file system that does not answer may delay the removal of
+        // Runs off the loop, because a file system that does not answer may delay the removal of
         // a watch.
         tokio::task::spawn_blocking(move || watcher.retain_only(&directories));
     }

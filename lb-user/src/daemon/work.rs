@@ -1,4 +1,4 @@
-//! Work that takes time and runs beside the loop. Each result becomes an event.
+//! Work that takes time and runs off the loop. Each result becomes an event.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -87,7 +87,7 @@ families! {
         "Datagrams for the daemon that the kernel received on network interfaces since its maps were created, by result. The kernel passed \
          those with the results believed and contended on to the daemon.");
     XDP_INTERFACE = gauge("socklb_xdp_interface", &["interface", "mode"],
-        "1 for the mode in which each configured interface receives reports, else 0: by the kernel (native, \
+        "1 for the mode in which each configured interface receives reports: by the kernel (native, \
          generic), or only by the daemon's socket (socket).");
 
     // ---- a client task --------------------------------------------------------------------------

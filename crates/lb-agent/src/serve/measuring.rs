@@ -1,4 +1,4 @@
-//! Measures the cgroups of backends every two seconds, on a thread beside the event loop. These are
+//! Measures the cgroups of backends every two seconds, on a thread off the event loop. These are
 //! the configured cgroups, and the cgroups of programs that run backends.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
 //! Applies a changed configuration to the running agent. The configuration is read and checked
-//! beside the event loop, then applied as a whole. If it has a fault, nothing changes.
+//! off the event loop, then applied as a whole. If it has a fault, nothing changes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -194,7 +194,7 @@ impl Server {
         }
     }
 
-    /// Watches the directories of the file and of the key files. Runs in a task beside the loop,
+    /// Watches the directories of the file and of the key files. Runs in a task off the loop,
     /// because a file system may hang. Then the files are read once more, to find changes from
     /// before a directory was watched.
     pub fn follow_files(&mut self) {

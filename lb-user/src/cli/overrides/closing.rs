@@ -21,13 +21,13 @@ pub enum Ending {
     Closed,
     /// Some connections stay open; the reasons are printed.
     Incomplete,
-    /// A signal or the end of a drain has ended it. The command exits with this code.
+    /// A signal or the end of a drain has ended the closing. The command exits with this code.
     Early(u8),
 }
 
 /// Closes the connections of these drained backends. Stops within a second when `interrupted`
 /// returns an exit code, or when one of the backends is no longer drained. If the connections of
-/// one backend cannot be closed, continues with the next.
+/// one backend cannot be closed, continues with the next backend.
 ///
 /// # Errors
 /// If the daemon is not trusted, lacks a privilege or refuses this user, or the output cannot be

@@ -1,4 +1,5 @@
-//! The overrides without a daemon: the daemon's file names them, and the maps show their effect.
+//! The overrides without a daemon: the daemon's file contains the overrides, and the maps show
+//! their effect.
 
 use std::io;
 

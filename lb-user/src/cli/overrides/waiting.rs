@@ -26,7 +26,7 @@ pub const NOT_DRAINED: u8 = 1;
 pub const PAUSE: Duration = Duration::from_millis(500);
 /// How long to wait for one answer.
 const TO_ANSWER: Duration = Duration::from_secs(2);
-/// If standard output is no terminal, the least time between two lines.
+/// If standard output is not a terminal, the shortest time between two lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 /// The rate of ended flows is the mean over this time.
 const RATE_OVER: Duration = Duration::from_secs(10);
@@ -39,8 +39,8 @@ pub struct Waited {
     pub last: Option<OverridesDocument>,
 }
 
-/// The signals that end a command early. While this exists, they do not end the process by
-/// themselves.
+/// The signals that end a command early. While a value of this type exists, these signals do not
+/// end the process by themselves.
 pub struct Interrupts {
     interrupt: unix::Signal,
     terminate: unix::Signal,
@@ -67,7 +67,7 @@ impl Interrupts {
 }
 
 /// The overrides of the host, and the progress of these drains. Each is `None` if no daemon has
-/// answered in time; the progress also if the daemon does not know all drains yet.
+/// answered in time. The progress is also `None` if the daemon does not know all drains yet.
 ///
 /// # Errors
 /// If the daemon is not trusted or refuses this user.
@@ -174,7 +174,7 @@ impl Shown {
     }
 }
 
-/// Whether to print a line, given the last one and its time.
+/// Whether to print a line, given the last printed line and its time.
 fn is_due(last: Option<&(Duration, String)>, at: Duration, line: &str) -> bool {
     last.is_none_or(|(time, text)| text != line && at.saturating_sub(*time) >= BETWEEN_LINES)
 }
@@ -188,7 +188,7 @@ enum Step {
     Ends(u8, String),
 }
 
-/// What has been observed so far. Times count from the beginning of the waiting.
+/// The observations so far. Times count from the beginning of the waiting.
 struct Waiting {
     timeout: Duration,
     /// The number of open flows at earlier times, within [`RATE_OVER`].
@@ -242,8 +242,8 @@ impl Waiting {
         Step::Waits(text + &not_counted)
     }
 
-    /// The rate at which flows end, and an estimate of the time until no flow is open; empty if
-    /// none has ended of late.
+    /// The rate at which flows end, and an estimate of the time until no flow is open; empty if no
+    /// flow has ended recently.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,

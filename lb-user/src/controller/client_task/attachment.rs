@@ -12,8 +12,8 @@ use lb_kernel::{Cgroup, ClientKernel, DatapathError};
 
 use super::ClientTask;
 
-/// How often links to a cgroup that still exists are checked. The interval is long, because only an
-/// operator removes such links, and each check takes three system calls.
+/// The interval at which links to a cgroup that still exists are checked. It is long, because only
+/// an operator removes such links, and because each check takes three system calls.
 const LINKS: Duration = Duration::from_secs(10);
 
 /// The result of a check of a client's cgroup.
@@ -21,7 +21,7 @@ const LINKS: Duration = Duration::from_secs(10);
 pub enum Followed {
     /// The attachment did not change.
     Unchanged,
-    /// The programs were attached, to another cgroup or again to the same.
+    /// The programs were attached to another cgroup, or again to the same cgroup.
     Attached,
     /// The cgroup is gone.
     Lost,
@@ -57,9 +57,9 @@ impl ClientTask {
     }
 
     /// Attaches the programs if they are not attached to the cgroup that is now at the configured
-    /// path: a restarted service has a new cgroup at its old path, an operator may have removed
-    /// links, and an earlier attachment may have been interrupted. After a failure, does nothing
-    /// until a retry is due.
+    /// path: a restarted systemd unit has a new cgroup at its old path, an operator may have
+    /// removed links, and an earlier attachment may have been interrupted. After a failure, does
+    /// nothing until a retry is due.
     ///
     /// # Errors
     /// If the kernel refuses, or the attachment cannot be read. Then nothing changes. The `bool` is
@@ -128,10 +128,10 @@ impl ClientTask {
         self.is_unpinned
     }
 
-    /// Leaves cgroups that are no longer the client's: stops flows from beginning there, and
-    /// detaches once no flow is open that may have begun there. If another client takes over such a
-    /// cgroup, call this only after that client is attached to it. After a failure, does nothing
-    /// until a retry is due.
+    /// Leaves cgroups that are no longer the client's: prevents new flows there, and detaches once
+    /// no flow is open that may have begun there. If another client takes over such a cgroup, call
+    /// this only after that client is attached to it. After a failure, does nothing until a retry
+    /// is due.
     ///
     /// # Errors
     /// If a link cannot be read or removed. The `bool` is `true` if the error differs from the last

@@ -1,5 +1,5 @@
 //! The weights of a client task that change although its lists do not: with load, and in slow
-//! start. Each service's [`Control`] receives the state of the row and returns factors, which
+//! start. Each service's [`Control`] receives the state of the row and returns factors; the factors
 //! become a fact for the balancer.
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub struct Controlled {
     look: Look,
     /// The time of the last tick, by CLOCK_MONOTONIC.
     looked: Duration,
-    /// How many tables were built because of the control.
+    /// The number of tables that were built because of the control law or slow start.
     tables: u64,
     /// Whether an operator has set the switch since this daemon first had the service.
     is_switched: bool,
@@ -108,7 +108,7 @@ impl ClientTask {
 
     /// Applies stored learnt weights that could not be read at the start. A switch that an operator
     /// has set in the meantime has precedence. Factors that were learnt in the meantime are newer,
-    /// so they have precedence too, unless the stored switch freezes the weights or turns the law
+    /// so they also have precedence, unless the stored switch freezes the weights or turns the law
     /// off.
     pub fn adopt_late(
         &mut self,
@@ -195,8 +195,8 @@ impl ClientTask {
 
     /// Applies factors to a table. Returns whether the table changed. If the maps already match the
     /// rest of the plan, the table is written to them at once. A new plan would compute all other
-    /// services and backends again, which costs too much because weights that follow load change
-    /// tables often.
+    /// services and backends again. This would cost too much, because weights that follow load
+    /// change tables often.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
         let is_new =
             self.balancer.handle(now, Fact::Factors(position, factors)).expect("only a list can be refused");
@@ -360,7 +360,7 @@ impl ClientTask {
 }
 
 impl Controlled {
-    /// Why the law does not decide a member's factor.
+    /// Why the control law does not change a member's factor.
     pub(super) fn hold(&self, address: SocketAddr) -> Option<Hold> {
         self.control.hold(address)
     }

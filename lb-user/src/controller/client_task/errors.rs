@@ -1,6 +1,6 @@
 //! Errors of backends that count as load, for the policies that compare load. The errors that
 //! backends report are added to the errors that the kernel programs see.
-//! [`error_load`](lb_core::control::error_load) decides how much they weigh.
+//! [`error_load`](lb_core::control::error_load) decides how much these errors weigh.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use lb_core::service::{Policy, Service};
 use super::ClientTask;
 use super::control::flows_begun;
 
-/// The time at which errors were last weighed, and for each service with errors the number of its
-/// connects up to that time.
+/// The time of the last tick, and for each service with errors the number of its connects up to
+/// that time.
 #[derive(Debug, Default)]
 pub struct ErrorLook {
     at: Option<Instant>,

@@ -45,7 +45,7 @@ impl ClientTask {
         self.apply_verdicts(position, Who::Probe, verdicts, now);
     }
 
-    /// The health that counts for this client if the probes have found `found`.
+    /// The health of a backend for this client, if the probes have the result `found`.
     fn seen(&self, identity: Identity, found: Health) -> Health {
         let is_refuted = self.guesses.get(&identity).is_some_and(|guess| guess.is_refuted);
         seen_from(found, self.is_elsewhere(), is_refuted)
@@ -57,8 +57,8 @@ impl ClientTask {
 
     /// Ejects backends for new guesses, so that the kernel programs test them by trials. Marks the
     /// guesses that connections have refuted; the next reading of probe results applies the marks.
-    /// Does nothing until the maps match the plan, because until then connects may have no other
-    /// backends than those to be ejected.
+    /// Does nothing until the maps match the plan, because until then connects may have only the
+    /// backends that this function would eject.
     pub fn judge_guesses(&mut self) {
         if self.guesses.is_empty() || !self.is_settled() {
             return;

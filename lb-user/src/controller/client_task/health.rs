@@ -1,5 +1,5 @@
 //! The verdicts of a client task's kernel programs on its backends: how the controller applies and
-//! logs them.
+//! logs these verdicts.
 //!
 //! The programs eject and readmit backends without the controller. The controller reads their
 //! verdicts because tables depend on them, and logs one line for each change. It compares counters,
@@ -28,8 +28,8 @@ use crate::controller::probing::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
 
-/// The maximum number of lines that one call logs per client task. One more line has the number of
-/// all others.
+/// The maximum number of lines that one call logs per client task. One further line contains the
+/// number of all other changes.
 const MOST_LINES: usize = 8;
 
 /// The health and panics as the log last showed them, and the early trials of backends that have
@@ -39,7 +39,7 @@ pub struct LoggedHealth {
     /// Whether the health of any backend may have changed since it was last logged.
     pub is_stale: bool,
     /// For each backend, by service position and address: the health that was logged last, and the
-    /// witness that found it.
+    /// witness of this health.
     health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
     backends: BTreeMap<BackendRef, LoggedEjections>,
     /// The ejected backends that should get an early trial. `tried` has the time of each backend's
@@ -115,7 +115,7 @@ pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
 }
 
 impl ClientTask {
-    /// Applies the verdicts of the programs, and the passing of time. The next
+    /// Applies the verdicts of the programs, and the effects of the present time. The next
     /// [`ClientTask::settle`] carries out the resulting plan.
     pub fn apply_kernel_verdicts(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(&self.datapath.applied().backends);
@@ -139,7 +139,7 @@ impl ClientTask {
 
     /// Finds the services that have too few available backends but still serve. A service serves if
     /// one of its backends has established a connection within the duration of a first ejection.
-    /// Call this before a service's changes are carried out; otherwise one new fact could start
+    /// Call this before a service's changes are executed; otherwise a single new fact could start
     /// panic although the service still serves. If counters cannot be read, the check is repeated
     /// about a second later.
     pub fn look_who_serves(&mut self, now: Instant) {
@@ -264,7 +264,8 @@ impl ClientTask {
         }
     }
 
-    /// The backends that the service at this position uses, and those that it would use next.
+    /// The backends that the service at this position uses, and the backends that it would use
+    /// next.
     pub fn candidates(&self, position: usize) -> Vec<ProbeCandidate> {
         let Some((_, index, Some((_, membership)))) = self.balancer.services().nth(position) else {
             return Vec::new();
@@ -435,7 +436,7 @@ impl ClientTask {
         unused.collect()
     }
 
-    /// The list in use of each service, by name.
+    /// The list in use, by service name.
     pub fn lists(&self) -> BTreeMap<String, Arc<EndpointList>> {
         let services = self.client.services.iter().enumerate();
         let lists = services.filter_map(|(position, configured)| {

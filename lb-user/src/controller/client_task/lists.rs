@@ -14,7 +14,7 @@ impl ClientTask {
     /// Applies the lists in the configuration itself.
     ///
     /// # Errors
-    /// The error of the first list that does not fit. The other lists are applied all the same.
+    /// The error of the first list that does not fit. The other lists are applied nevertheless.
     pub fn deliver_static(
         &mut self,
         by_service: &AssignmentsByService,
@@ -40,7 +40,7 @@ impl ClientTask {
         result
     }
 
-    /// For each service, by name: why its list in the configuration itself was refused.
+    /// For each service, by name: why the daemon refused the service's list in the configuration.
     pub fn refused_static(&self) -> &BTreeMap<String, String> {
         &self.refused_static
     }
@@ -55,7 +55,7 @@ impl ClientTask {
     /// nothing.
     ///
     /// # Errors
-    /// If it does not fit. The earlier list stays in force.
+    /// If the list does not fit. The earlier list stays in force.
     pub fn deliver(
         &mut self,
         position: usize,

@@ -1,4 +1,4 @@
-//! Backends that are lost, and whose open connections are to be closed.
+//! Lost backends, the open connections of which the daemon closes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ use super::ClientTask;
 use crate::closing::{CloseOrder, DEFAULT_RATE, IDLE};
 
 impl ClientTask {
-    /// Notes which backends are missing, and returns what to close now: the connections of one
-    /// backend, or nothing. If `is_closing`, the client is losing connections already, so nothing
-    /// is returned.
+    /// Notes which backends are missing, and returns the backend whose connections to close now, if
+    /// there is one. If `is_closing`, a job already closes connections of this client, so the
+    /// result is `None`.
     pub fn follow_losses(&mut self, is_closing: bool, now: Instant) -> Option<CloseOrder> {
         let mut order = None;
         for (position, configured) in self.client.services.iter().enumerate() {
@@ -63,7 +63,8 @@ impl ClientTask {
         order
     }
 
-    /// Continues to close the connections of a lost backend: the last job has left some.
+    /// Continues to close the connections of a lost backend, because the last job has left some
+    /// open.
     pub fn continue_loss(&mut self, service: &str, backend: SocketAddr, now: Instant) {
         if let Some(missing) = self.missing.get_mut(service) {
             missing.continue_with(backend, now);

@@ -1,7 +1,7 @@
 //! Determines two things that the programs need to judge backends: the network namespace of the
-//! client's processes, because only flows in it may provide evidence on backends; and whether
-//! several processes begin flows. The daemon searches for both beside the loop, and publishes the
-//! results to the programs.
+//! client's processes, because only flows in this namespace are evidence about backends; and
+//! whether several processes begin flows. A thread searches for both off the loop; then the results
+//! are published to the programs.
 
 use std::io;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ impl Default for Searches {
     }
 }
 
-/// A search that is to be made.
+/// A search that should be made.
 pub struct Search {
     /// The path of the client's cgroup.
     pub path: PathBuf,
@@ -101,8 +101,8 @@ impl ClientTask {
     }
 
     /// Publishes to the programs which flows may provide evidence: those in the namespace that the
-    /// search found. If that namespace may not be read, the namespace in the flow records is used,
-    /// and if these have none, the daemon's namespace. Each new service needs this call, too.
+    /// search found. If that namespace may not be read, publishes the namespace in the flow
+    /// records, or else the daemon's namespace. Call this for each new service, too.
     pub(super) fn publish_evidence_scope(&mut self) {
         let RecordedProcesses { are_several, namespace } = self.recorded;
         let found = self.namespace.and_then(|found| found.cookie);

@@ -1,5 +1,5 @@
-//! What operators have set for backends of a client task: which backends are drained, and by which
-//! factors weights are multiplied.
+//! The overrides of operators for backends of a client task: drained backends, and factors of
+//! weights.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! Subsets whose size follows the client task's open flows. The sizes are checked once a second. A
 //! subset grows or shrinks by one backend at a time along the task's own order of endpoints. The
-//! order was computed beside the loop, which now only changes how many endpoints of it are used.
+//! order was computed off the loop, which now only changes how many endpoints of it are used.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

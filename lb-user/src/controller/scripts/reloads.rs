@@ -125,7 +125,7 @@ fn a_client_that_leaves_is_shown_until_its_last_flow_has_ended_also_by_the_next_
     });
 }
 
-/// Its programs are loaded beside the loop, which takes long for many clients.
+/// Its programs are loaded off the loop, which takes long for many clients.
 #[test]
 fn a_reload_that_adds_many_clients_delays_no_other_work() {
     script("", |stage| {

@@ -150,7 +150,7 @@ fn a_refused_list_names_the_needed_and_the_allowed_entries() {
     }
 }
 
-/// Assignments are computed beside the loop. If a reload happens before a computation ends, the
+/// Assignments are computed off the loop. If a reload happens before a computation ends, the
 /// result for the earlier task must not be applied.
 #[test]
 fn a_reload_during_a_computation_ends_with_both_changes() {
