@@ -1,5 +1,5 @@
 //! The daemon: a shell around the [`controller`](crate::controller). The controller makes all
-//! decisions; the shell waits for events and carries out effects.
+//! decisions; the shell waits for events and executes effects.
 //!
 //! In reading order: the loop that waits for events (`event_loop`), the start and the end
 //! (`start`), watched directories (`watches`), work that takes time and runs off the loop

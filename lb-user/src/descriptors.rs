@@ -1,5 +1,5 @@
-//! The daemon's budget of file descriptors. Connections get only the descriptors that the daemon's
-//! own work does not need, so that this work never lacks descriptors.
+//! The daemon's budget of file descriptors. Connections get only descriptors that the daemon's own
+//! work does not need, so this work never lacks descriptors.
 //!
 //! Other processes can make the daemon open only a limited number of descriptors: those of the
 //! connections to two listeners. The daemon's own work needs a constant number, and a number for

@@ -2,7 +2,7 @@
 //! there is such a command.
 //!
 //! Even if a daemon runs, doctor examines the host itself, with the privileges of the user who runs
-//! the command. It reports what it has no permission to see.
+//! the command. It reports which data it has no permission to read.
 
 mod host;
 
@@ -84,8 +84,8 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
     );
 }
 
-/// Queries the servers that the configuration names, also about the host names in lists, with the
-/// daemon's own settings.
+/// Queries the servers in the configuration, also for the host names in lists, with the daemon's
+/// own settings.
 fn servers(diagnosis: &mut Diagnosis, config: &Config) {
     let checked = match source_check::check_servers(config) {
         Ok(checked) => checked,

@@ -1,5 +1,5 @@
-//! Computes the decisions of a daemon that would start now, with the present files and an empty
-//! kernel. For `check` and `explain`.
+//! Computes, for `check` and `explain`, the decisions of a daemon that would start now, with the
+//! present files and an empty kernel.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -101,7 +101,7 @@ pub struct DoesNotFit {
     pub refused: UnusableList,
 }
 
-/// The balancer of a client. Its time does not advance.
+/// The balancer of a client. The balancer's time does not advance.
 pub fn balancer(
     config: &Config,
     client: &ClientConfig,

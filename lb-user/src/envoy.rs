@@ -24,13 +24,13 @@ pub struct EnvoyEndpoint {
     pub health: EnvoyHealth,
 }
 
-/// The health of an endpoint, as far as Envoy must know it.
+/// The health of an endpoint, as Envoy needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyHealth {
     /// A connect may choose it.
     Healthy,
     /// A lame duck, or drained by an operator or by the weight 0 that it reports: it gets no new
-    /// connections, and open ones continue.
+    /// connections, but open connections continue.
     Draining,
     /// A connect may not choose it.
     Unhealthy,

@@ -77,19 +77,19 @@ pub struct Reloads {
 pub struct ClientFacts {
     /// Its pins.
     pub pins: Pins,
-    /// Whether an operator has removed its pins. Its maps then cannot be opened, which
+    /// Whether an operator has removed the client's pins. The maps then cannot be opened, which
     /// [`Facts::faults`] reports.
     pub is_unpinned: bool,
-    /// The path of the cgroup that it is configured for.
+    /// The path of the client's configured cgroup.
     pub configured: PathBuf,
     /// The cgroup that the last check found at this path.
     pub cgroup: Option<PathBuf>,
-    /// The kernel's id and the path of the cgroup that the programs are attached to; `None` if they
-    /// are not attached.
+    /// The kernel's id and the path of the cgroup to which the programs are attached; `None` if
+    /// they are not attached.
     pub attached: Option<(u64, PathBuf)>,
     /// Whether the programs are attached to the cgroup that is now at the configured path.
     pub is_attached: bool,
-    /// The results of the passes over its flow records.
+    /// The results of the passes over the client's flow records.
     pub reclaim: Reclaim,
     /// The source of the endpoints of each service, by name.
     pub sources: BTreeMap<String, SourceStatus>,
@@ -109,7 +109,7 @@ pub struct ClientFacts {
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
     /// The results of probes and reports of each backend, by service name and address.
     pub probes: BTreeMap<(String, SocketAddr), BackendHealth>,
-    /// The operators' overrides that are in force for it.
+    /// The operators' overrides that are in force for the client.
     pub overrides: Vec<Override>,
     /// How many connections were closed since the daemon started, by service name and cause.
     pub closed: BTreeMap<(String, CloseCause), u64>,
@@ -117,6 +117,6 @@ pub struct ClientFacts {
     pub loads: BTreeMap<String, ServiceLoadStatus>,
     /// The runs of the programs of each hook; empty if the kernel has not counted them.
     pub runs: Vec<(&'static str, Runs)>,
-    /// The samples of its counters; `None` if there is no daemon that takes samples.
+    /// The samples of the client's counters; `None` if no daemon takes samples.
     pub lately: Option<Lately>,
 }

@@ -1,8 +1,8 @@
 //! The active flows, one by one: client, process, backend, phase, and the reason for the choice.
 //!
-//! They are read only from the pinned maps and `/proc`, so no daemon is needed. In memory, a flow
-//! takes only the bytes that the kernel stores for it, so that a hundred thousand flows fit. Names
-//! are looked up when a flow is shown.
+//! The flows are read only from the pinned maps and `/proc`, so no daemon is needed. In memory, a
+//! flow takes only the bytes that the kernel stores for it, so that a hundred thousand flows fit.
+//! Names are looked up when a flow is shown.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -92,8 +92,8 @@ pub fn backends_by_service<'a>(clients: impl Iterator<Item = &'a FlowSnapshot>) 
 /// Removes the flows that the filter excludes.
 fn apply_filter(client: &mut FlowSnapshot, filter: &Filter) {
     let mut flows = std::mem::take(&mut client.flows);
-    // A filter that names a service excludes flows whose service is unknown. The same holds for the
-    // backend.
+    // A filter with a service excludes flows of unknown services; a filter with a backend excludes
+    // flows of unknown backends.
     let service = |open: &OpenFlow| client.services.get(&ServiceIndex(open.flow.service));
     flows.retain(|open| {
         service(open).map_or(filter.service.is_none(), |service| filter.has_service(&service.name))

@@ -1,5 +1,5 @@
-//! socklb's daemon and commands, as a library for its own binary and benchmark. It is not a public
-//! interface.
+//! socklb's daemon and commands, as a library for its own binary and benchmark. The library is not
+//! a public interface.
 //!
 //! In reading order: errors for people ([`error`]) and the configuration ([`config`]); the sources
 //! of endpoints ([`source`]) and the endpoints that client tasks use ([`assignments`]); the counts

@@ -2,9 +2,9 @@
 //! and written in one pass.
 //!
 //! In reading order: the metrics and their meaning (`families`), the collection of their values
-//! (`collect`), the format of a page (`page`), and the server (`serve`). The event loop only
-//! contributes its own state, as [`Facts`](crate::facts::Facts), so a scrape does not delay it: a
-//! page for ten thousand backends has half a million lines.
+//! (`collect`), the format of a page (`page`), and the server (`serve`). A page for ten thousand
+//! backends has half a million lines. The event loop only contributes its own state, as
+//! [`Facts`](crate::facts::Facts), so a scrape does not delay the loop.
 
 mod families;
 

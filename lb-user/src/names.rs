@@ -11,7 +11,7 @@ use lb_document::did_you_mean;
 /// The backends of each service, merged over several clients.
 pub type BackendsByService<'a> = BTreeMap<&'a str, BTreeSet<SocketAddr>>;
 
-/// Checks that the client that the filter names, if any, is one of `clients`.
+/// If the filter has a client, checks that it is one of `clients`.
 ///
 /// # Errors
 /// If the client does not exist. The message lists the clients that exist.
@@ -29,8 +29,8 @@ pub fn check_client<'a>(
     }
 }
 
-/// Checks that the service and the backend that the filter names, if any, exist. `services` are the
-/// services of the clients that the filter selects.
+/// If the filter has a service or a backend, checks that they exist. `services` are the services of
+/// the clients that the filter selects.
 ///
 /// # Errors
 /// If one does not exist. The message lists the services or backends that exist.
@@ -61,7 +61,7 @@ pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'
     }
 }
 
-/// The error for a name that does not exist. It lists names that do.
+/// The error for a name that does not exist. It lists existing names.
 fn unknown<'a>(
     what: &str,
     given: Option<&str>,

@@ -2,8 +2,8 @@
 //!
 //! Each backend has a task of its own, and each service may use only its part of the concurrent
 //! connections, so backends that do not answer cannot delay the probes of another service. At most
-//! a fixed number of probes begin per second, and only a limited number of bytes is read of an
-//! answer.
+//! a fixed number of probes begin per second, and only a limited number of bytes of each answer is
+//! read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -26,8 +26,8 @@ use crate::error::chain;
 /// ducks is probed, because lame ducks serve if no member does.
 const NEXT: usize = 4;
 
-/// The endpoints that a client task needs probed by connect or report: members, their substitutes,
-/// the endpoints that would replace members next, and the lame ducks that would serve.
+/// The endpoints that the daemon probes or polls for a client task: members, their substitutes, the
+/// endpoints that would replace members next, and the lame ducks that would serve.
 pub fn probed(
     membership: &Membership,
     is_used: impl Fn(SocketAddr) -> bool + Copy,
@@ -43,7 +43,7 @@ pub fn probed(
     membership.members.iter().chain(others)
 }
 
-/// The most concurrent connections of all services together.
+/// The maximum number of concurrent connections of all services together.
 pub const MAX_UNDER_WAY: usize = 256;
 
 /// The time between the beginnings of two probes. If many probes are due at the same moment, at

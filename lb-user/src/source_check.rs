@@ -1,5 +1,5 @@
-//! Reads every file and queries every server that a configuration names, for commands that run
-//! without the daemon.
+//! Reads every file and queries every server in a configuration, for commands that run without the
+//! daemon.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
     check_all(controller::sources(config), config)
 }
 
-/// Like [`check`], but returns only what servers have answered: lists, addresses, and the host
-/// names of any list.
+/// Like [`check`], but returns only the answers of servers: lists, addresses, and the host names of
+/// any list.
 ///
 /// # Errors
 /// As for [`check`].

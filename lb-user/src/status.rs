@@ -298,8 +298,8 @@ pub fn reason(slot: &SlotView) -> Option<String> {
     found(slot).2
 }
 
-/// The health of a backend, the witness, and the reason. They are taken from the worst of three
-/// findings: those of the daemon, of the programs, and of the backend's own report.
+/// The health of a backend, the witness, and the reason. All three come from the worst of three
+/// findings: the daemon's, the programs', and the finding in the backend's own report.
 pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     let reason = stated_reason(slot.reason, slot.state, slot.usable);
     let (health, by) = meaning(reason);

@@ -79,7 +79,7 @@ fn low(count: u64) -> u32 {
 /// The recent counts of a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recent {
-    /// The seconds since the sample that the counts are compared with.
+    /// The seconds since the sample with which the counts are compared.
     pub seconds: f64,
     /// Flows sent to the backend.
     pub chosen: u64,
@@ -113,8 +113,8 @@ impl Recent {
 
     /// Whether the recent connects show that the backend fails: none is counted as established,
     /// enough failed to rule out chance, and at least half of the flows failed. The other flows may
-    /// be established without being counted as such, because the programs learn this of some flows
-    /// only when they end.
+    /// be established without being counted as such, because for some flows the programs detect
+    /// this only when the flow ends.
     pub fn is_failing(&self) -> bool {
         let failed = self.failed();
         failed >= FEWEST_FAILURES && self.established == 0 && failed.saturating_mul(2) >= self.chosen
@@ -243,7 +243,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
 
     /// Records the counts that a backend had when it took its slot.
     pub fn begin(&mut self, backend: BackendRef, counts: &SlotCounters) {
-        // The backend that had the slot before has left it.
+        // The backend that had the slot before is gone.
         let beginnings = Arc::make_mut(&mut self.beginnings);
         beginnings.retain(|other, _| other.slot != backend.slot);
         beginnings.insert(backend, Sample::of(backend, counts));

@@ -1,8 +1,8 @@
 //! Decides which backends are probed or polled for the current clients, and gives the results to
 //! the clients.
 //!
-//! The members of each client task are probed, and also the backends that would replace members
-//! next. Each backend is probed once, however many client tasks need the result. All probes come
+//! The daemon probes the members of each client task and the backends that would replace members
+//! next. It probes each backend once, however many client tasks need the result. All probes come
 //! from the daemon's network namespace. A thread receives reports, and asynchronous tasks make
 //! connect probes. When something has changed, they wake the event loop, which then reads the
 //! health of all backends.
@@ -44,19 +44,19 @@ use crate::probes::ConnectTarget;
 
 /// The state of probing.
 pub struct Probing {
-    /// The probes that client tasks wanted when the targets were last set. If they want the same
-    /// again, there is nothing to do.
+    /// The probes that client tasks needed when the targets were last set. If they need the same
+    /// probes again, there is nothing to do.
     wanted: Vec<Wanted>,
     /// How often the targets were set.
     aimed: u64,
     network: Box<dyn Network>,
-    /// Why no reports can be received; `None` if they can.
+    /// Why no reports can be received; `None` if reports can be received.
     receive_error: Option<String>,
     /// The agents that are polled.
     polled: Vec<Target>,
     /// The targets of connect probes, each with a service that uses it.
     connected: BTreeMap<ConnectTarget, String>,
-    /// The register of reporting backends; `None` until a backend is to be polled.
+    /// The register of reporting backends; `None` until a service polls a backend.
     register: Option<Register>,
     /// Why there is no register, if it could not be opened.
     error: Option<String>,
@@ -68,7 +68,7 @@ pub struct Probing {
     /// The derived keys of all backends that are to be polled. Deriving a key takes microseconds.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
     disagreements: Disagreements,
-    /// Whether the configuration names interfaces although no service requests reports.
+    /// Whether the configuration contains interfaces although no service requests reports.
     has_no_use: bool,
 }
 
@@ -79,7 +79,7 @@ struct Disagreements {
     /// right, so it does not poll these backends: otherwise the holder of the wrong key could
     /// report in their names.
     keys: BTreeSet<Name>,
-    /// Backends for which lists or services name two agents. The daemon polls the first agent. It
+    /// Backends for which lists or services have two agents. The daemon polls the first agent. It
     /// accepts no report without the key, so a wrong agent can only fail to answer.
     agents: BTreeSet<Name>,
 }
@@ -230,7 +230,8 @@ impl Probing {
         }
         targets.retain(|name, _| !disagreements.keys.contains(name));
         for (name, target) in &mut targets {
-            // A later service may lack some keys of the first one; only the common keys are used.
+            // A later service may lack some keys of the first service; only the common keys are
+            // used.
             target.keys.clone_from(&self.keys[name].1);
         }
         self.keys.retain(|name, _| names.contains(name));
@@ -252,7 +253,7 @@ impl Probing {
         targets
     }
 
-    /// Polls these backends, and no others. Returns the backends to remove from the register once
+    /// Polls only these backends from now on. Returns the backends to remove from the register once
     /// no row has their id any more.
     fn set_poll_targets(&mut self, mut targets: Targets, now: Instant) -> Vec<Name> {
         let Some(register) = &mut self.register else { return Vec::new() };
@@ -333,7 +334,7 @@ impl Probing {
         register.maps().receptions().ok()
     }
 
-    /// Whether everything for these probes and polls is set up, so that nothing has to be retried.
+    /// Whether these probes and polls are set up completely, so that there is nothing to retry.
     fn has_done(&self, wanted: &[Wanted]) -> bool {
         let is_open = self.error.is_none() && self.receive_error.is_none();
         let is_steady = self.register.as_ref().is_none_or(Register::is_steady);
@@ -364,7 +365,7 @@ fn warn_of_news(known: &mut Option<String>, error: Option<String>) {
     *known = error;
 }
 
-/// The backends that a service of a client task needs probed, and how.
+/// The backends that the daemon probes for a service of a client task, and how it probes them.
 #[derive(PartialEq, Eq)]
 struct Wanted {
     service: String,
@@ -555,7 +556,7 @@ impl Controller {
     }
 
     /// For each ejected backend that is healthy again, makes the next connect its trial. If the
-    /// maps of a client do not match its plan yet, its backends get their trials later.
+    /// maps of a client do not match the client's plan yet, its backends get their trials later.
     pub fn try_returned(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if !self.clients.to_settle.contains(&client_task.client.name) {

@@ -74,8 +74,8 @@ impl Controller {
                 answer.send(self.explanations(&client, &service));
             }
             ControllerQuery::Readmit { service, backend, client, who, answer } => {
-                // If the requesting process has given up, its user has already seen that
-                // nothing was done.
+                // If the requesting process has given up, its user has already read that nothing
+                // was done.
                 if !answer.is_closed() {
                     let readmission = self.readmit(&service, backend, client.as_deref(), &who);
                     answer.send(readmission);
@@ -118,7 +118,7 @@ impl Controller {
         }
     }
 
-    /// Readmits a backend, for one client task or for all that have the backend.
+    /// Readmits a backend, for one client task or for all client tasks that have the backend.
     fn readmit(
         &mut self,
         service: &str,

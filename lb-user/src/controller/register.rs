@@ -60,7 +60,7 @@ impl Register {
             match taken {
                 Some(Ok(())) => {
                     // No report can request so long a time, so the value does not come from a
-                    // report. It is cleared here, because no later report would clear it.
+                    // report. This code clears the value, because no later report would.
                     if maps.lame_until_ns(sender.id) > latest {
                         maps.set_lame_until_ns(sender.id, 0);
                     }
@@ -154,7 +154,7 @@ impl Register {
     }
 
     /// Whether every backend with an entry is polled, and every polled backend has an entry. If so,
-    /// nothing has to be done later.
+    /// there is nothing to do later.
     pub fn is_steady(&self) -> bool {
         self.absent.is_empty() && self.ids.uncovered() == 0
     }
@@ -209,7 +209,7 @@ impl Entries for Stores {
         let number = Base::number(Some(base));
         let is_stored = if known == number {
             // The receiver program or another listener stored this report when it arrived. This
-            // thread is late, and must not restart the time limits that began when the report
+            // thread is late; it must not restart the time limits that began when the report
             // arrived.
             before == Some(base)
         } else {

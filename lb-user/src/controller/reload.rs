@@ -1,5 +1,5 @@
-//! Reloads. A new configuration is read and checked off the loop, applied in one turn of the
-//! loop, and carried out in the kernel with one client per turn.
+//! Reloads. A thread reads and checks a new configuration off the loop. One turn of the loop
+//! applies the configuration, and later turns execute it in the kernel, with one client per turn.
 //!
 //! A reload has the result of a restart: clients receive their configuration and all lists again,
 //! and the kernel's state is changed step by step. A configuration with a fault changes nothing.
@@ -22,7 +22,7 @@ use crate::config::addresses::KnownAddresses;
 use crate::configured::configured;
 use crate::source::{NoAnswer, Stamp, directory_of};
 
-/// The configuration that is to be loaded.
+/// The configuration to load.
 pub enum ConfigLoad {
     /// The configuration that the daemon starts with.
     Given(Box<Config>),
@@ -30,7 +30,7 @@ pub enum ConfigLoad {
     File,
 }
 
-/// A configuration that is to be read, with all files that it names.
+/// A configuration to read, with all files in it.
 pub struct LoadRequest {
     pub load: ConfigLoad,
     /// The number of this read. All files of the configuration are read under the same number.
@@ -48,7 +48,7 @@ pub struct LoadRequest {
     pub there: BTreeSet<String>,
 }
 
-/// The configuration and the files that it names, as they were read.
+/// The configuration and its files, as they were read.
 pub struct Loaded {
     /// The version of the configuration file; `None` if the file was not read.
     pub version: Option<Version<Stamp>>,
@@ -80,7 +80,7 @@ pub struct Reload {
     /// The changes that the configuration in force has made; `None` once the maps of all clients
     /// match it.
     following: Option<String>,
-    /// Why the file cannot be used; `None` if it can.
+    /// Why the file cannot be used; `None` if it can be used.
     pub error: Option<String>,
     /// Changes in the file that cannot be applied while the daemon runs.
     pub unchangeable: Vec<String>,
@@ -108,9 +108,9 @@ impl Reload {
     }
 
     pub fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
-        // Endpoint files may be in the same directory and change often, so only the file itself and
-        // its directory count. If a link on the path to the file changes, the check at the next
-        // tick finds it.
+        // Endpoint files may be in the same directory and change often, so only changes of the
+        // configuration file itself and of its directory count. If a link on the path to the file
+        // changes, the check at the next tick finds it.
         if changes.contains(&self.file) || changes.contains(&directory_of(&self.file)) {
             self.progress.changed(now);
         }
@@ -118,8 +118,8 @@ impl Reload {
 }
 
 impl Controller {
-    /// Handles SIGHUP: reads the file at once, even if it has not changed, because the endpoint
-    /// files that it names may have changed.
+    /// Handles SIGHUP: reads the file at once, even if it has not changed, because its endpoint
+    /// files may have changed.
     pub fn reload_now(&mut self, now: Instant) {
         self.request(true, now);
     }
@@ -351,8 +351,8 @@ impl Controller {
         self.watch();
         self.look_at_files();
         self.look_at_config();
-        // Leaving clients are still attached, so cgroups stay balanced if a client has only got
-        // another name, or if two clients have swapped cgroups.
+        // Leaving clients are still attached, so cgroups stay balanced if a client was only
+        // renamed, or if two clients have swapped cgroups.
         self.clients.leaving.extend(gone);
         if is_first {
             self.begin_first_looks(now);
@@ -376,7 +376,7 @@ impl Controller {
         self.sources.watched.iter().filter_map(newest).collect()
     }
 
-    /// Delivers to every client the lists of all its services, as at a start.
+    /// Delivers to every client the lists of all its services, as when the daemon starts.
     fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.deliver_static(&self.sources.statics, now) {

@@ -32,7 +32,7 @@ pub struct RemoteState {
     /// When the source came into use. Until the server confirms a list, the list's age counts from
     /// this time.
     queried_since: Option<Instant>,
-    /// What connects do while the server's list is suspended; `None` if it is not.
+    /// What connects do while the server's list is suspended; `None` if the list is not suspended.
     pub suspension: Option<Suspension>,
     /// The last list that was read, if it is not valid.
     invalid: Option<InvalidAnswer>,
@@ -48,7 +48,7 @@ pub struct RemoteState {
     pub number_read: u64,
 }
 
-/// An answer that is not a valid list. It confirms nothing, and ends no suspension.
+/// An answer that is not a valid list. Such an answer confirms nothing, and ends no suspension.
 struct InvalidAnswer {
     /// The number of the finding.
     number: u64,
@@ -91,7 +91,8 @@ impl RemoteState {
         self.shrink.as_ref().filter(|shrink| !shrink.is_queried).map(|shrink| shrink.since + SHRINK_AFTER)
     }
 
-    /// Why the server's last answer is no list; `None` if it is one, or if there is no answer yet.
+    /// Why the server's last answer is not a list; `None` if it is a list, or if there is no answer
+    /// yet.
     pub fn trouble(&self, now: Instant) -> Option<String> {
         let age = |since: Option<Instant>| {
             let age = since.map(|since| now.saturating_duration_since(since));
@@ -160,7 +161,7 @@ impl RemoteState {
     /// The suspension that the rules require at this time.
     fn required(&self, rules: &RemoteRules, now: Instant) -> Option<Suspension> {
         let age = |since: Instant| now.saturating_duration_since(since);
-        // A failed query neither proves that there are still no endpoints, nor that there are some.
+        // A failed query proves neither that there are still no endpoints nor that there are some.
         let is_empty =
             matches!(self.latest.finding, Some(Finding::Empty { .. })) || self.suspension.is_some();
         if rules.on_empty == OnEmpty::Refuse
@@ -211,8 +212,8 @@ impl WatchedSource {
             self.remote.shrink = None;
             return;
         };
-        // If an answer removes more endpoints than the one before, it repeats the earlier removals,
-        // and its other removals are new.
+        // If an answer removes more endpoints than the previous one, it repeats the earlier
+        // removals; the other removals are new.
         let before = self.remote.shrink.take().filter(|shrink| shrink.pending == pending);
         self.remote.shrink = Some(before.unwrap_or_else(|| {
             warn!(
@@ -229,7 +230,7 @@ impl WatchedSource {
 }
 
 impl Controller {
-    /// Handles what servers have answered.
+    /// Handles the answers of servers.
     pub fn answered(&mut self, answers: &[(Wanted, Latest)], hosts: &Arc<HostTable>, now: Instant) {
         self.resolved(hosts, now);
         for watched in self.sources.watched.values_mut() {
@@ -301,7 +302,7 @@ impl Controller {
         }
     }
 
-    /// Queries the servers of all sources from now on, and no others.
+    /// Queries only the servers of all sources from now on.
     pub fn query_servers(&mut self) {
         let wanted = self.sources.watched.values().filter_map(|watched| watched.source.wanted());
         let addresses = self.config.lookups.iter().map(addresses::wanted);

@@ -1,5 +1,5 @@
-//! The sources of endpoint lists: when each list is read, and how the decisions of the feed are
-//! carried out. A file is read when it has changed, a server's list when the server's answer has
+//! The sources of endpoint lists: when each list is read, and how the daemon executes the decisions
+//! of the feed. A file is read when it has changed, a server's list when the server's answer has
 //! changed (`remote`).
 //!
 //! [`Feed`] decides the order. A list is read, and its assignments are computed, beside the event
@@ -28,7 +28,7 @@ use crate::source::{
     Contents, Guard, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, Suspension, directory_of,
 };
 
-/// Where the endpoints of all services come from.
+/// The sources of the endpoints of all services.
 #[derive(Default)]
 pub struct Sources {
     /// The lists in the configuration itself, by service name.
@@ -43,7 +43,7 @@ pub struct Sources {
     pub files_to_store: FilesToStore,
 }
 
-/// What is needed to compute the assignments of a list.
+/// The input for the computation of a list's assignments.
 #[derive(Clone)]
 pub struct ListPurpose {
     /// The client tasks that use the list.
@@ -52,7 +52,7 @@ pub struct ListPurpose {
     pub before: Option<Assignments>,
     /// The list with which a server's answer is compared; `None` if every answer takes effect.
     pub guard: Option<Guard>,
-    /// What connects do if the server's list is suspended.
+    /// What connects do while the server's list is suspended.
     pub suspension: Option<Suspension>,
     /// The version of the file that was read last. Removals are deferred only if the file is
     /// unchanged: an endpoint that an edit of the file removes is removed at once.
@@ -95,7 +95,7 @@ pub struct WatchedSource {
     pub hosts: Arc<BTreeSet<Host>>,
     /// Whether the newest list was refused because of its number of host names.
     pub lacks_hosts: bool,
-    /// Whether host names have had other addresses when the newest list was read.
+    /// Whether host names had other addresses when the newest list was read.
     pub has_outdated_hosts: bool,
 }
 
@@ -159,11 +159,11 @@ pub fn sources(config: &Config) -> BTreeMap<String, ListSource> {
 }
 
 impl Controller {
-    /// Applies the first read of a list that a configuration names, with complete assignments. At a
-    /// start this happens before anything is attached. If the list cannot be used, the list in
-    /// force stays. If no list is in force, the stored last good list is used. If there is no
-    /// stored list either, the kernel's state stays; if the kernel has none, because this is the
-    /// first start, connects fail with the service's errno.
+    /// Applies the first read of a list that a configuration names, with complete assignments. When
+    /// the daemon starts, this happens before it attaches programs. If the list cannot be used, the
+    /// list in force stays. If no list is in force, the stored last good list is used. If there is
+    /// no stored list either, the kernel's tables stay; if the kernel has no tables because this is
+    /// the first start, connects fail with the service's errno.
     ///
     /// If the service had a file or a server before, the failures and times are retained.
     pub fn take_reloaded(

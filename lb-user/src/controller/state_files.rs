@@ -1,8 +1,9 @@
-//! The files that a later start needs. They are stored off the loop, all of them in one piece of
-//! background work. Files that could not be stored are retried.
+//! The files that a later start needs. One piece of background work stores all of them off the
+//! loop, and is retried for files that could not be stored.
 //!
 //! The file system may be full, or may not answer. Connects do not need these files, so a failure
-//! is logged once; an operator whose change is to be stored also receives it as the answer.
+//! is only logged, once. If the daemon cannot store an operator's change, the answer to the
+//! operator contains the failure.
 //!
 //! Files that could not be read at the start are read again, and not overwritten before that.
 
@@ -23,13 +24,14 @@ use crate::backoff::Backoff;
 
 /// A file that the daemon reads at its start, and writes later. It is JSON with a `schema`.
 pub trait StoredFile: DeserializeOwned {
-    /// The largest size of a file that is read.
+    /// The largest size of a file that the daemon reads.
     const MAX_BYTES: u64;
     /// The version of the format.
     const SCHEMA: u32;
     /// What to log if the file cannot be parsed.
     const LOST: &'static str;
-    /// What to log if the file cannot be read at the start, and when it has been read later.
+    /// What to log if the file cannot be read when the daemon starts, and what to log once it has
+    /// been read.
     const UNREAD: &'static str;
     const READ: &'static str;
 
@@ -97,7 +99,7 @@ impl StoredKinds {
     pub const ALL: Self = Self { loads: true, overrides: true, hosts: true };
 }
 
-/// The results of reading stored files; `None` for a file that was not to be read.
+/// The results of reading stored files; `None` for a file that was not requested.
 pub struct StoredState {
     pub loads: Option<StoredRead<StoredLoads>>,
     pub overrides: Option<StoredRead<StoredOverrides>>,

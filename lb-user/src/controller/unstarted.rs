@@ -35,7 +35,8 @@ pub struct Opened {
 }
 
 pub struct OpenRequest {
-    /// All clients to be started. Those named in `there` already run with an earlier configuration.
+    /// All clients that should be started. The clients in `there` already run with an earlier
+    /// configuration.
     pub clients: Vec<ClientConfig>,
     pub there: BTreeSet<String>,
     /// The lists in the configuration itself. `in_force`: all other lists.

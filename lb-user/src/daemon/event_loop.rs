@@ -39,7 +39,7 @@ const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 /// time when it was read. At the end, maps, programs and links stay in the kernel.
 ///
 /// # Errors
-/// If the daemon cannot start. Once it is ready, it does not fail.
+/// If the daemon cannot start. Once the daemon is ready, this function does not fail.
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     crate::memory::give_back_what_is_freed();
     let runtime = runtime()?;
@@ -60,8 +60,7 @@ pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
 /// The runtime. The event loop runs on this thread. One other thread serves the socket and the
 /// metrics port, and blocking work runs on further threads.
 ///
-/// # Errors If the kernel refuses a descriptor or a thread. If tokio panics instead of returning an
-/// error, the panic becomes an error.
+/// # Errors If the kernel refuses a descriptor or a thread. A panic of tokio becomes an error.
 fn runtime() -> Result<Runtime> {
     let build = || {
         tokio::runtime::Builder::new_multi_thread()
@@ -172,7 +171,7 @@ fn environment(features: Features) -> Environment {
     }
 }
 
-/// Everything that is needed to carry out effects.
+/// Everything that is needed to execute effects.
 struct Shell {
     watch: Watch,
     watches: Watches,
@@ -217,15 +216,15 @@ impl Shell {
 }
 
 /// The shortest time between two turns in which the loop applies results of probes and reports. The
-/// holder of a backend's key can make the backend's reports change all the time. Because of this
-/// pause, such changes cannot use all of the loop's time. Connects avoid a lame duck even before
-/// the loop has applied its report.
+/// holder of a backend's key can make the backend's reports change all the time. With this pause,
+/// such changes cannot use all of the loop's time. Connects avoid a lame duck even before the loop
+/// has applied its report.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The shortest time between two turns in which the loop handles answers of servers.
 const ANSWER_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Waits for news, and until `interval` has passed since the last news.
+/// Waits until there is news and `interval` has passed since the last news.
 async fn notified(news: &Notify, last: Option<Instant>, interval: Duration) {
     if let Some(last) = last {
         tokio::time::sleep_until((last + interval).into()).await;

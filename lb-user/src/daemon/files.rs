@@ -99,8 +99,8 @@ impl Files for HostFiles {
 
     fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
         let published = StateDirectory::public(directory);
-        // Envoy reads a file again whenever it is replaced, so a file with this content stays. A
-        // longer file has other content.
+        // Envoy reads a file again whenever it is replaced, so a file that already has this content
+        // is not replaced. A longer file has other content.
         if published.read(name, text.len() as u64).is_ok_and(|before| before.as_deref() == Some(text)) {
             return Ok(());
         }
@@ -134,7 +134,7 @@ pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResult
         Some(endpoints) => {
             disk.publish(&file.directory, &file.name(), &envoy::render(&file.service, &endpoints))
         }
-        // An operator may have put another file in its place.
+        // An operator may have replaced the file.
         None => match disk.read(&file.directory.join(file.name())) {
             Ok(text) if !envoy::is_ours(&file.service, &text) => Ok(()),
             _ => disk.withdraw(&file.directory, &file.name()),

@@ -1,6 +1,6 @@
-//! Reads endpoint lists off the loop, from files and from the answers of servers. Any number of
-//! files may fail to answer without delaying the others, and only a few texts are in memory at the
-//! same time.
+//! Reads endpoint lists off the loop, from files and from the answers of servers. Files that do not
+//! answer delay no other file, however many there are. Only a few texts are in memory at the same
+//! time.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -104,7 +104,7 @@ impl ListReader {
             && !contents.hosts.is_empty()
             && let Some(guard) = self.stored_guard(source, &purpose, patience).await
         {
-            // If nothing is deferred, the assignments are those that are computed already.
+            // If no removal is deferred, the assignments are already computed.
             purpose.before = Some(contents.assignments.clone());
             purpose.guard = Some(guard);
             result = match source.file() {
@@ -119,7 +119,7 @@ impl ListReader {
         FirstRead { version, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
     }
 
-    /// The stored list as the base of a comparison. It needs no assignments for that.
+    /// The stored list as the base of a comparison, which needs no assignments.
     async fn stored_guard(
         &self,
         source: &ListSource,

@@ -1,8 +1,8 @@
-//! Reads a configuration and all files that it names, and opens its clients. This runs beside the
-//! loop, which then applies everything in one turn.
+//! Reads a configuration and all its files, and opens its clients. This runs beside the loop, which
+//! then applies everything in one turn.
 //!
-//! If a file does not answer, the loader stops waiting for it after a while. A file that cannot be
-//! used is reported, and its earlier content stays in force.
+//! If a file does not answer, the loader stops waiting for it after a while. The loader reports a
+//! file that cannot be used; the file's earlier content stays in force.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -97,8 +97,8 @@ impl Loader {
         (Some(version.unwrap_or(NO_VERSION)), config)
     }
 
-    /// Reads all files that a configuration names. They are read at the same time, so that a file
-    /// that does not answer does not delay the others.
+    /// Reads all files that a configuration names. The files are read at the same time, so that a
+    /// file that does not answer does not delay the others.
     async fn read_files(
         &self,
         config: &Config,

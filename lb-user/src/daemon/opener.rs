@@ -102,9 +102,9 @@ impl ClientOpener {
     }
 }
 
-/// Calls `of` for each thing, on at most `threads` threads including this one. If the kernel
-/// refuses to start a thread, for example at a limit of tasks, the existing threads do its work.
-/// The results are in the order of the things.
+/// Calls `of` for each item, on at most `threads` threads including this one. If the kernel refuses
+/// to start a thread, for example at a limit of tasks, the existing threads do its work. The
+/// results are in the order of the items.
 fn on_threads<T: Sync, R: Send>(
     threads: usize,
     builder: fn() -> Builder,

@@ -28,7 +28,7 @@ pub struct Receiving {
 }
 
 impl Receiving {
-    /// Makes the kernel receive reports as `wanted` describes, and nowhere else. Does not block.
+    /// Makes the kernel receive reports only as `wanted` describes. Does not block.
     pub fn want(&mut self, wanted: Option<ReceiveAt>, pins: &Path, features: Features) {
         let is_same = match (&self.wanted, &wanted) {
             (Some(before), Some(now)) => is_same(before, now),
@@ -127,7 +127,7 @@ impl Work for ReceiverWork {
             found.error = Some(format!("cannot take over the links of another version: {}", chain(error)));
         }
         // The addresses are set first, because the program examines only datagrams to these
-        // addresses. It passes all others on to the network stack.
+        // addresses. It passes all other datagrams on to the network stack.
         if let Err(error) = listen(wanted, all) {
             found.error = Some(error);
         }

@@ -15,13 +15,14 @@ pub trait Servers: Send + Sync {
     /// Requests this list from now on, and returns the server's answers.
     fn query(&self, wanted: Wanted) -> watch::Receiver<Latest>;
 
-    /// The addresses of host names that are known now.
+    /// The known addresses of host names.
     fn host_table(&self) -> Arc<HostTable>;
 
     /// Resolves these host names as well, and returns the results.
     fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>>;
 
-    /// Resolves the names with these addresses as well. A name has them until it resolves.
+    /// Also resolves the names in this table. A name has its addresses in the table until it
+    /// resolves.
     fn adopt(&self, stored: StoredAddresses, settings: &DnsSettings);
 }
 
@@ -53,7 +54,7 @@ impl Default for Remotes {
 }
 
 impl Remotes {
-    /// Requests these lists from now on, and no others. Notifies `news`.
+    /// Requests only these lists from now on. Notifies `news`.
     pub fn query_only(&self, wanted: Vec<Wanted>) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|running| wanted.contains(&running.wanted));

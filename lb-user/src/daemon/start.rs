@@ -23,7 +23,7 @@ use crate::controller::{Controller, Event};
 use crate::descriptors;
 use crate::metrics;
 
-/// Checks whether the host can run socklb, whichever clients are configured: features of the
+/// Checks whether the host can run socklb, regardless of the configured clients: features of the
 /// kernel, cgroup2, bpffs.
 ///
 /// # Errors
@@ -54,7 +54,7 @@ pub struct Listeners {
     /// use.
     metrics: Metrics,
     servers: Vec<JoinHandle<()>>,
-    /// The most simultaneous connections of each of the two listeners.
+    /// The maximum number of simultaneous connections of each of the two listeners.
     connections: usize,
 }
 
@@ -121,9 +121,9 @@ fn group_number(name: &str) -> Result<u32> {
     })
 }
 
-/// Ends the daemon. Within seconds, whatever hangs, this closes the sockets, releases the locks of
-/// all clients, and notifies the service manager, so that a successor can start. A thread in a file
-/// system that does not answer may prevent the process from ending for longer.
+/// Ends the daemon. Within seconds, even if a file system hangs, this closes the sockets, releases
+/// the locks of all clients, and notifies the service manager, so that a successor can start. A
+/// thread in a file system that does not answer may prevent the process from ending for longer.
 pub async fn stop(
     controller: Controller,
     stopping: &AtomicBool,
@@ -139,7 +139,7 @@ pub async fn stop(
     notifier.stopping();
     listeners.close().await;
     drop((controller, events));
-    // Clients that have just been opened arrive here, and are dropped together with their locks.
+    // Clients that have just been opened arrive here and are dropped, which releases their locks.
     // The channel ends when all senders are gone.
     let emptied = async { while inbox.recv().await.is_some() {} };
     let _ = tokio::time::timeout(PATIENCE, emptied).await;

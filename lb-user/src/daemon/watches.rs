@@ -18,7 +18,7 @@ pub struct Watches(Arc<Mutex<WatchState>>);
 struct WatchState {
     /// `None` if an inotify instance could not be created.
     watcher: Option<Watcher>,
-    /// The directories that cannot be watched and for which this was logged.
+    /// The directories that cannot be watched, if this was already logged.
     unwatched: BTreeSet<PathBuf>,
 }
 
@@ -57,7 +57,7 @@ impl Watches {
     }
 
     /// Watches for cgroups to appear, and removes the watches that are no longer needed. Watches on
-    /// `directories`, the directories of files, stay. They are added by other calls, when the files
+    /// `directories`, the directories of files, stay. Other calls add those watches, when the files
     /// are checked.
     pub fn watch(&self, cgroups: &[PathBuf], mut directories: BTreeSet<PathBuf>) {
         let Some(watcher) = self.watcher() else { return };
@@ -81,7 +81,7 @@ impl Watches {
         tokio::task::spawn_blocking(move || watcher.retain_only(&directories));
     }
 
-    /// Logs, once per path, that it cannot be watched.
+    /// Logs, once per path, that the path cannot be watched.
     fn report(&self, path: &Path, error: &str) {
         if self.with(|state| state.unwatched.insert(path.to_owned())) {
             warn!(path = %path.display(), error, "cannot watch the path; checking it once a second instead");

@@ -1,4 +1,4 @@
-//! Work that takes time and runs off the loop. Each result becomes an event.
+//! Work that takes long and therefore runs off the loop. Each result becomes an event.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -146,8 +146,8 @@ impl Worker {
         stored.unwrap_or_else(|no_answer| StoreFailures { left: all, error: Some(no_answer.to_string()) })
     }
 
-    /// Writes each directory by itself, so that a directory that does not answer delays others by
-    /// at most [`TO_STORE`].
+    /// Writes one directory at a time, so that a directory that does not answer delays others by at
+    /// most [`TO_STORE`].
     async fn write_envoy_files(&self, changes: EnvoyChanges) -> EnvoyResults {
         let mut by_directory: BTreeMap<PathBuf, EnvoyChanges> = BTreeMap::new();
         for (file, endpoints) in changes {

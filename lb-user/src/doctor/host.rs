@@ -1,4 +1,4 @@
-//! Examines what the host must have for socklb to work: features of the kernel, cgroup2, bpffs,
+//! Examines the requirements of socklb on this host: features of the kernel, cgroup2, bpffs,
 //! privileges.
 
 use lb_kernel::{FEATURES, Features, Host};

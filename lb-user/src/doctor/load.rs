@@ -38,8 +38,7 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
 fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: Law) {
     let Some(load) = &service.load else { return };
     let name = &service.name;
-    // If something is wrong with the control, the status has a fault, so this finding is only a
-    // note.
+    // If load control does not work, the status has a fault, so this finding is only a note.
     let state = if load.is_blind() { Severity::Note } else { Severity::Ok };
     diagnosis.add("load", state, format!("client {client}, service {name}: {}", load_in_words(load)), None);
     let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());

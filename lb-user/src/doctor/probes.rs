@@ -1,5 +1,5 @@
-//! Examines whether probes and reports arrive. If a daemon runs, its status shows this; if not,
-//! this checks whether a daemon could listen for reports.
+//! Examines whether probes and reports arrive. If a daemon runs, its status shows this. If not, the
+//! check is whether a daemon could listen for reports.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -13,7 +13,7 @@ use lb_view::text::counted;
 
 use crate::config::{ClientConfig, Config, ProbeConfig, ReportsConfig};
 
-/// The largest number of backends that one finding names.
+/// The largest number of backends in one finding.
 const NAMED: usize = 3;
 
 /// What to do if agents do not answer.

@@ -2,8 +2,8 @@
 //! not, it reports the reason and the remedy.
 //!
 //! A client covers a process if the client's programs are attached to the cgroup of the process or
-//! to a cgroup above it. For a socket, the cgroup in which the socket was created counts, and the
-//! process may have left that cgroup.
+//! to a cgroup above it. For a socket, the cgroup in which the socket was created counts, even if
+//! the process has left that cgroup.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

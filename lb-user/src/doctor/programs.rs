@@ -1,4 +1,4 @@
-//! Examines programs other than socklb's on a client's cgroup, or on a cgroup above it.
+//! Examines programs of other systems on a client's cgroup, or on a cgroup above it.
 
 use lb_kernel::{Cgroup, Neighbour, Pinned, Pins};
 use lb_view::diagnosis::{Diagnosis, Severity};

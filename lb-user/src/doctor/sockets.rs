@@ -12,7 +12,7 @@ use super::AS_ROOT;
 /// thousands of sockets from elsewhere is one fault, not thousands.
 const SHOWN: usize = 20;
 
-/// What to do if a service uses a socket that was created elsewhere and passed to it.
+/// What to do if a process uses a socket that was created elsewhere and passed to the process.
 const HELP: &str = "let the process create its sockets itself, in its own cgroup";
 
 /// Reports the sockets of a client that no program covers.
@@ -85,7 +85,7 @@ fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &
 }
 
 fn holders_text(holders: &[&Uncovered]) -> String {
-    /// The largest number of processes that are named: a server may have forked hundreds.
+    /// The largest number of processes in a finding: a server may have forked hundreds.
     const NAMED: usize = 5;
     let named = holders.iter().take(NAMED).map(|holder| format!("{} (pid {})", holder.process, holder.pid));
     let mut text = named.collect::<Vec<_>>().join(", ");

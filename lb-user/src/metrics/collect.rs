@@ -30,7 +30,7 @@ pub struct MapMetrics {
 pub fn collect(facts: ClientFacts) -> ClientMetrics {
     let maps = Tables::open(&facts.pins, false).and_then(|tables| read_maps(&tables, facts.lately.as_ref()));
     let maps = maps.inspect_err(|error| {
-        // This is logged for debugging only. The page itself shows it (`socklb_client_readable`),
+        // The log has this only for debugging: the page itself shows it (`socklb_client_readable`),
         // and a warning would be repeated with every scrape.
         tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "the client's maps cannot be read for metrics");
     });

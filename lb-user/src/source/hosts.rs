@@ -5,14 +5,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lb_discovery::{Host, HostTable};
 
-/// The number of host names that a text names.
+/// The maximum number of host names in a text.
 const SHOWN: usize = 4;
 
 /// The largest number of characters of a reason. A reason names every server that was queried.
 const REASON: usize = 200;
 
-/// Which of these names do not resolve, since when and why; `None` if all do. `wall` is the time at
-/// `now`.
+/// Which of these names do not resolve, since when and why; `None` if all names resolve. `wall` is
+/// the time at `now`.
 pub fn unresolved(
     hosts: &BTreeSet<Host>,
     table: &HostTable,
