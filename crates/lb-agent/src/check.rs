@@ -36,7 +36,7 @@ impl CheckMethod {
     /// blanks.
     ///
     /// # Errors
-    /// If the text has none of these forms. The error explains the valid ones.
+    /// If the text has none of these forms. The error lists the valid forms.
     pub fn parse(text: &str, backend: Name) -> Result<Self, String> {
         const HELP: &str = "write tcp, tcp:ADDRESS, /PATH, http://ADDRESS/PATH or exec:COMMAND";
         let address = |text: &str| {

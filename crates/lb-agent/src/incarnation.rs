@@ -1,9 +1,9 @@
 //! The incarnation: a number that is larger at each start of the agent, even if the disk is lost or
 //! the clock is set back.
 //!
-//! The incarnation is the last stored number plus one, or the wall clock's seconds if that is more.
+//! The incarnation is the last stored number plus one, or the Unix time in seconds if that is more.
 //! So a lost disk does no harm if the clock was not set back, and a clock that was set back does no
-//! harm if the disk is intact. If both happen at once, clients still accept the agent's answers,
+//! harm if the disk is intact. If both happen together, clients still accept the agent's answers,
 //! and after the first answer they also accept its pushes.
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -7,7 +7,7 @@ use lb_report::agent::name::Name;
 /// Parses a name.
 ///
 /// # Errors
-/// What is wrong with the text, and what would be valid.
+/// The fault of the text, and a valid form.
 pub fn parse(text: &str) -> Result<Name, String> {
     let (address, protocol) = text.split_once('/').unwrap_or((text, Protocol::Tcp.name()));
     let known = Protocol::ALL.into_iter().find(|known| known.name() == protocol);

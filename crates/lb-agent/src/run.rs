@@ -2,7 +2,7 @@
 //! is ready, and again before it ends ("Site Reliability Engineering", chapter 20, clean shutdown).
 //!
 //! In reading order: the options ([`Args`]); how a command ends ([`ProcessStatus`]); the pure state
-//! machine that decides all actions ([`lifecycle`]); and the parts that carry out the actions: the
+//! machine that decides all actions ([`lifecycle`]); and the parts that execute the actions: the
 //! processes and their groups, the terminal, the connections, the reports to the agent, and the one
 //! loop (`driver`). While [`run`] is active, nothing else in this process may start children.
 

@@ -67,7 +67,7 @@ use registrations::Registrations;
 use reload::ConfigReload;
 use responding::Responding;
 
-/// Events for the event loop, from the tasks and threads beside it.
+/// Events for the event loop, from other tasks and threads.
 #[derive(Debug)]
 enum AgentEvent {
     /// A health check has ended.
@@ -83,7 +83,7 @@ enum AgentEvent {
 /// Reads the configuration again, in the same way as at the start.
 pub type Reread = Arc<dyn Fn() -> Result<AgentConfig> + Send + Sync>;
 
-/// What an agent does besides reporting the state of backends.
+/// Optional functions of an agent, in addition to reports about backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The host's agent. It has a control socket, stores its state, applies changes of its file,
@@ -228,7 +228,7 @@ impl StoredState {
         }
     }
 
-    /// No earlier state is known, and nothing will be stored. `fault` is the reason, if there is
+    /// No earlier state is known, and no state will be stored. `fault` is the reason, if there is
     /// one.
     fn nothing(wall: SystemTime, fault: Option<String>) -> Self {
         Self {

@@ -74,8 +74,8 @@ fn write(log: &Path, line: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Records the reports that it receives. If a file `broken` exists beside the log, a report fails.
-/// If a file `unheard` exists there, one client has not acknowledged.
+/// Records the reports that it receives. If a file `broken` exists in the directory of the log, a
+/// report fails. If a file `unheard` exists there, one client has not acknowledged.
 struct Diary {
     log: PathBuf,
 }

@@ -89,7 +89,7 @@ async fn pages_show_whether_a_backend_is_ready_and_why() {
         assert_eq!(stage.page("/healthz").await.0, ready, "{readiness:?}");
         assert_eq!(stage.page("/livez").await.0, live, "{readiness:?}");
     }
-    // No backend has registered yet: the host is not ready, and nothing is dead.
+    // No backend has registered yet: the host is not ready, but no backend is dead.
     let without_backends = Stage::with(vec![]).await;
     assert_eq!(
         (without_backends.page("/readyz").await.0, without_backends.page("/livez").await.0),

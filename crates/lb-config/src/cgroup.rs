@@ -13,7 +13,7 @@ use lb_document::kind::Refusal;
 /// them.
 const CONTROLLERS_V1: &str = "blkio cpu cpuacct cpuset devices freezer hugetlb memory misc net_cls net_prio perf_event pids rdma systemd";
 
-/// Reads the path of a cgroup below the mount, and returns it in its one normal form.
+/// Reads the path of a cgroup below the mount, and returns its normal form.
 pub fn parse(text: &str) -> Result<String, Refusal> {
     let cgroup = below_mount(text);
     cgroup.map_err(|(why, help)| (format!("{} {why}", quote(text)), Some(help)))
@@ -50,8 +50,8 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     if components().any(|component| component == Component::ParentDir) {
         return Err(("contains \"..\"", example()));
     }
-    // Each "." is dropped: it has no effect, and two spellings of one path would hide that both
-    // name the same cgroup.
+    // Each "." is dropped, because it has no effect. With it, one cgroup could have two different
+    // paths.
     let names = components().filter(|component| *component != Component::CurDir);
     let cgroup = names.collect::<PathBuf>().to_string_lossy().into_owned();
     if cgroup.is_empty() {

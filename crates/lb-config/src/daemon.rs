@@ -8,7 +8,7 @@ use super::keys::daemon::{LOG_FORMAT, SECTION, WATCH};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DaemonConfig {
     /// Whether the daemon reads the configuration and endpoint files when they change. If not, it
-    /// reads them only at a start and on SIGHUP.
+    /// reads them only when it starts and on SIGHUP.
     pub watch: bool,
     pub log_format: LogFormat,
 }

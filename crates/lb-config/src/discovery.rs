@@ -32,7 +32,7 @@ pub struct RemoteSource {
     pub rules: RemoteRules,
 }
 
-/// What the answers of a remote source may change.
+/// The rules for changes by a remote source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteRules {
     /// The networks in which endpoints may be; `None`: all addresses but loopback and link-local
@@ -42,12 +42,12 @@ pub struct RemoteRules {
     pub on_stale: OnStale,
     /// The time without a confirmation after which a list is stale; `None`: never.
     pub stale_after: Option<Duration>,
-    /// Whether an answer that removes most endpoints must be repeated before it takes force.
+    /// Whether the server must repeat an answer that removes most endpoints before it takes effect.
     pub limits_shrink: bool,
 }
 
 impl RemoteRules {
-    /// Why no endpoint may have this address; `None` if one may.
+    /// Why no endpoint may have this address; `None` if an endpoint may have it.
     pub fn refusal(&self, ip: IpAddr) -> Option<String> {
         match &self.allow {
             Some(allow) if allow.iter().any(|network| network.contains(&ip)) => None,
@@ -60,8 +60,8 @@ impl RemoteRules {
     }
 }
 
-/// Why no endpoint may have this address if a server names it and there is no `allow`; `None` if
-/// one may.
+/// Why no endpoint may have this address if it comes from a server and there is no `allow`; `None`
+/// if an endpoint may have it.
 pub fn refusal(ip: IpAddr) -> Option<&'static str> {
     if ip.is_loopback() {
         Some("it is a loopback address")
@@ -168,8 +168,8 @@ pub struct DnsOrigin {
 /// How DNS servers are queried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsSettings {
-    /// The servers, in the order in which they are tried. Empty: the servers in /etc/resolv.conf,
-    /// which is read again when it changes.
+    /// The servers, in the order in which the daemon tries them. Empty: the servers in
+    /// /etc/resolv.conf, which the daemon reads again when the file changes.
     pub servers: Vec<SocketAddr>,
     pub transport: DnsTransport,
     /// The shortest and the longest time between two questions. Within these limits, the TTL of
@@ -304,7 +304,7 @@ pub struct AddressLookup {
 }
 
 /// Checks the address of a service that a server sent. It must be an address that processes may
-/// dial, and not a local one.
+/// dial, and must not be local.
 ///
 /// # Errors
 /// A sentence about the address.
@@ -461,7 +461,7 @@ pub fn read_kubernetes(
 const HTTPS: &str = "https://";
 const HTTP: &str = "http://";
 
-/// A key whose value is a path.
+/// A key with a path as its value.
 type PathText = Text<Cow<'static, str>>;
 
 /// The file that a key names, relative to the directory of the configuration.

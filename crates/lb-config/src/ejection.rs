@@ -48,8 +48,8 @@ pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<O
     Some(Some(EjectionSetting { ejection: Some(ejection), span }))
 }
 
-/// Refuses a first ejection that is longer than the longest one. Reports the fault at `base` if
-/// `base` is written, else at `max`.
+/// Refuses a first ejection that is longer than the longest ejection. Reports the fault at `base`
+/// if `base` is written, else at `max`.
 fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut DiagnosticCollector<'_>) {
     if base <= max {
         return;

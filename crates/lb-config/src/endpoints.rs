@@ -48,8 +48,8 @@ pub use consul::read_instances;
 pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS, Target, target};
 pub use slices::{SlicesError, read_slices};
 
-/// The maximum size of an endpoint file in bytes: 16,384 endpoints in TOML need about 2 MiB. It
-/// bounds memory and time if the operator names the wrong file.
+/// The maximum size of an endpoint file in bytes: 16,384 endpoints in TOML need about 2 MiB. The
+/// limit bounds memory and time if the operator writes the path of a wrong file.
 pub const MAX_FILE_BYTES: usize = 4 << 20;
 
 section! {
@@ -312,7 +312,7 @@ impl Index {
 pub struct ListEntry {
     /// The position of its address, or of the whole entry if it has no address.
     pub span: Range<usize>,
-    /// The address at which it listens, or its host name.
+    /// The address at which the endpoint listens, or its host name.
     pub target: Option<Target>,
     pub index: Index,
     pub weight: u16,
@@ -438,7 +438,7 @@ fn new_list(
     if let Some(service) = service {
         return make(endpoints, service, services);
     }
-    // If the family of an address differs from the service's, the list checks nothing else of that
+    // If the family of an address differs from the service's, the list makes no other check of that
     // address. So all addresses are checked twice, once as if the service were IPv4 and once as if
     // it were IPv6. Faults that do not depend on the family are reported once.
     let v4 = make(endpoints.clone(), (Ipv4Addr::LOCALHOST, 0).into(), services);

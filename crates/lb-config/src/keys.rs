@@ -1,8 +1,8 @@
 //! Every key of the configuration: its allowed values, its default, and its effect.
 //!
 //! These rows define the checks of each single value, the messages of these checks,
-//! docs/reference/configuration.md and socklb.toml(5). The modules beside this file check the
-//! values of several keys together.
+//! docs/reference/configuration.md and socklb.toml(5). The other modules in this directory check
+//! the values of several keys together.
 
 use std::borrow::Cow;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -260,8 +260,8 @@ section! {
     RATE "rate": Text<ClosingRate>(&["1/s", "30/m", "6/h"], closing_rate), Is(RebalanceRules::DEFAULT.rate),
         "the maximum number of connections that all tasks of the job together close per second, minute or \
          hour, from 1/h to 1000/s: each task closes at `rate` / `count`";
-    // With less than a second, connections would be closed between the requests of one user. No
-    // pool retains connections that are idle for longer than a day.
+    // With less than a second, connections would be closed even between two requests of one user.
+    // No pool retains connections that are idle for longer than a day.
     IDLE "idle": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Is(RebalanceRules::DEFAULT.idle),
         "only connections that have been idle for this time are closed";
     // With more than 0.95, chance alone would be a difference.
@@ -512,8 +512,8 @@ const EHOSTUNREACH: Errno = ("EHOSTUNREACH", 113);
 
 /// Errors that connect(2) itself returns, so that callers handle them. EPERM is excluded: if the
 /// kernel has no `bpf_set_retval` (before 5.18), a refused connect returns EPERM, and callers
-/// attribute it to a firewall. The numbers are those of Linux (`asm-generic/errno.h`), on whatever
-/// machine the file is read.
+/// attribute it to a firewall. The numbers are those of Linux (`asm-generic/errno.h`), on any
+/// machine that reads the file.
 pub const ERRNOS: [Errno; 11] = [
     ("ECONNREFUSED", 111),
     EHOSTUNREACH,

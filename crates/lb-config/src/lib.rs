@@ -1,10 +1,10 @@
 //! Turns the configuration file into values that are known to be valid.
 //!
 //! This crate makes every check that needs only the text, and reports all faults of the text at
-//! once, so that later code need not check again. The same holds for the text of an endpoint file
-//! ([`endpoints`]). The daemon uses this crate, and so does the planner, which runs without a
-//! kernel or cgroups. So the crate must not inspect the host: the datapath checks that a cgroup
-//! exists. Callers supply environment variables, the host name and key files through
+//! once, so that later code need not check again. It checks the text of an endpoint file in the
+//! same way ([`endpoints`]). The daemon uses this crate, and so does the planner, which runs
+//! without a kernel or cgroups. So the crate must not inspect the host: the datapath checks that a
+//! cgroup exists. Callers supply environment variables, the host name and key files through
 //! [`ProcessEnvironment`].
 #![forbid(unsafe_code)]
 
@@ -79,9 +79,9 @@ pub use paths::Paths;
 pub use probe::{AGENT_PORT, ProbeConfig, ProbeKind};
 pub use reports::ReportsConfig;
 
-/// The maximum size of a configuration file in bytes. It bounds memory and time if the operator
-/// names the wrong file. A configuration with the maximum number of services, each with a hundred
-/// static endpoints, needs less than 1 MiB.
+/// The maximum size of a configuration file in bytes. The limit bounds memory and time if the
+/// operator writes the path of a wrong file. A configuration with the maximum number of services,
+/// each with a hundred static endpoints, needs less than 1 MiB.
 pub const MAX_FILE_BYTES: usize = 16 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ pub struct ClientConfig {
     /// Unique among the clients; letters, digits, `_` and `-`.
     pub name: String,
     /// The cgroup, relative to the cgroup2 mount. It is not inside another client's cgroup, and
-    /// does not contain one.
+    /// contains no other client's cgroup.
     pub cgroup: PathBuf,
     pub task: Task,
     /// The services that the client dials. Services without a known address are left out.
@@ -187,7 +187,7 @@ pub struct NamedFile {
     /// `None` if the address of the service cannot be read.
     pub service: Option<SocketAddr>,
     pub file: ListFile,
-    /// The position at which the configuration names the file.
+    /// The position of the file's path in the configuration.
     pub span: Range<usize>,
 }
 

@@ -14,8 +14,8 @@ use super::keys::load::{CONTROL, MODE, SECTION};
 use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 use super::probe::ProbeConfig;
 
-/// The maximum interval between reports. With a longer one, a change would become visible only
-/// after more than a minute, and feedback does not learn from data that old.
+/// The maximum interval between reports. With a longer interval, a change would become visible only
+/// after more than a minute, and feedback does not use data that old.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Reads the keys of a service's table; `None` if any is wrong. `policy` and `probe` are those of

@@ -25,7 +25,7 @@ pub struct DeclaredServices<'t>(Vec<Declared<'t>>);
 
 /// A service as written in the file. A part that could not be read is `None`.
 pub struct Declared<'t> {
-    /// The name as written, even if it is not valid. A client that names this service then causes
+    /// The name as written, even if it is not valid. A client that dials this service then causes
     /// no second fault.
     pub name: Option<&'t str>,
     address: Option<SocketAddr>,
@@ -129,8 +129,8 @@ fn read_lookup(
     Some(AddressLookup { service: name?.to_owned(), origin, address: None, taken: None })
 }
 
-/// Adds the addresses that servers have sent. What a server sends must not make a configuration
-/// faulty: if another service already has the address, the service has none.
+/// Adds the addresses that servers have sent. An address from a server must not make a
+/// configuration faulty: if another service already has the address, this service gets none.
 fn look_up(declared: &mut [Declared<'_>], env: &dyn ProcessEnvironment, state: &Path) {
     for index in 0..declared.len() {
         let Declared { lookup: Some(lookup), protocol, .. } = &declared[index] else { continue };

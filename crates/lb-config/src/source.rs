@@ -60,7 +60,7 @@ pub fn read(
     around: Surroundings<'_>,
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
-    // Two wrong forms show what the operator meant, so the help names the right form.
+    // Two wrong forms show the operator's intention, so the help contains the right form.
     let instead = match item.value() {
         DeValue::String(file) => Some(format!("write {{ file = {} }}", quote(file))),
         DeValue::Array(_) => Some("write { static = [..] }".to_owned()),

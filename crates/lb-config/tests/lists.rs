@@ -420,7 +420,7 @@ fn slices_without_a_kind_or_in_a_plain_list_are_detected() {
     {
         assert_eq!(read(&value.to_string(), "users").as_ref(), Ok(&expected), "{value}");
     }
-    // If the service is not known, IPv4 is preferred to IPv6, whatever the order is.
+    // If the service is not known, IPv4 is preferred to IPv6 in any order.
     let mut other = slice("b", &json!([pod("fd00::1", &json!({}))]));
     other["addressType"] = json!("IPv6");
     for slices in [json!([whole, other]), json!([other, whole])] {

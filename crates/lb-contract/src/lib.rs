@@ -131,7 +131,7 @@ fn rows(status: &StatusDocument, client: &str) -> BTreeMap<SocketAddr, Row> {
         .collect()
 }
 
-/// Calls `look` until it returns a value, and lets time pass between the calls. `what` names the
+/// Calls `look` until it returns a value, and lets time pass between the calls. `what` is the
 /// awaited condition, for the message if the deadline passes.
 #[track_caller]
 fn until<W: World, T>(world: &mut W, what: &str, mut look: impl FnMut(&mut W) -> Option<T>) -> T {

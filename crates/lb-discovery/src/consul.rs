@@ -25,9 +25,9 @@ use crate::{Again, Failure, Finding, Listed, Queried, Snapshot, render};
 /// about a later index waits this long, so it is shorter than Consul's default of 5 minutes.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The pause after an answer that equals the one before. Any change of Consul's catalogue wakes a
-/// question about an unknown service, and any new output of a check one about its service. With the
-/// spread that is applied to it, the pause is at least 1 s.
+/// The pause after an answer that equals the previous one. Any change of Consul's catalogue ends a
+/// question about an unknown service, and any new output of a check ends a question about the
+/// check's service. With its random spread, the pause is at least 1 s.
 const PAUSE_AFTER_EQUAL: Duration = Duration::from_millis(1200);
 
 /// All bytes except those that RFC 3986 (section 2.3) calls unreserved.
@@ -50,7 +50,7 @@ impl Consul {
         Self { origin: origin.clone(), is_ipv6, tls, token: Files::default(), index: 0, last: None }
     }
 
-    /// Makes the next question one that the server answers at once.
+    /// Makes the server answer the next question at once.
     pub fn forget(&mut self) {
         self.index = 0;
     }
@@ -175,7 +175,7 @@ fn rights(service: &str) -> String {
     )
 }
 
-/// Returns the index of an answer, if the answer is one that may be used.
+/// Returns the index of an answer, if the answer may be used.
 fn usable_index(headers: &HeaderMap, service: &str) -> Result<u64, Failure> {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is = |name: &str, value: &str| header(name).eq_ignore_ascii_case(value);

@@ -8,7 +8,7 @@
 //! * The time until the next question is the shortest TTL, within `min_ttl` and `max_ttl`. The end
 //!   of a TTL does not end the use of a record.
 //! * A target that loses its addresses, or whose question fails, retains the addresses that it had
-//!   as long as an SRV record names it. A target that never had any is left out.
+//!   as long as an SRV record names it. A target that never had addresses is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -136,8 +136,8 @@ impl Dns {
         Ok((used.list(&known, &missing, records.serial), ttl))
     }
 
-    /// Requests the addresses of targets, as many at a time as the resolver permits, so that the
-    /// questions of others come in between. Returns the targets without addresses.
+    /// Requests the addresses of targets, as many at a time as the resolver permits, so that other
+    /// questions come in between. Returns the targets without addresses.
     async fn ask_for(&mut self, targets: BTreeSet<String>, now: Instant) -> BTreeMap<String, Missing> {
         let late = || Missing::Failed(Failure::Unreachable("no time was left to query for it".to_owned()));
         let mut missing: BTreeMap<String, Missing> =
@@ -165,7 +165,7 @@ impl Dns {
                 Ok((target, Err(failure))) => {
                     missing.insert(target, Missing::Failed(failure));
                 }
-                // A question that panics counts as one without an answer.
+                // A question that panics counts as unanswered.
                 Err(_) => {}
             }
         }
@@ -231,7 +231,7 @@ impl Used {
     fn of(records: &[Srv]) -> Result<Self, Failure> {
         let lowest = records.iter().map(|srv| srv.priority).min().unwrap_or_default();
         let (used, unused): (Vec<&Srv>, Vec<&Srv>) = records.iter().partition(|srv| srv.priority == lowest);
-        // `.` as a target means that there is no such service, whatever the port.
+        // `.` as a target means that there is no such service, on any port.
         let records: BTreeSet<Srv> = used.into_iter().filter(|srv| srv.target != ".").cloned().collect();
         if let Some(Srv { target, .. }) = records.iter().find(|srv| srv.port == 0) {
             return Err(Failure::Malformed(format!("the record for {target} has port 0")));

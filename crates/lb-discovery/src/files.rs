@@ -1,4 +1,4 @@
-//! Reads small files, such as tokens and certificates, beside the runtime.
+//! Reads small files, such as tokens and certificates, on a thread outside of the runtime.
 //!
 //! A file system may hang. So a question waits for its files for a limited time, and at most one
 //! thread waits for the files of a provider.

@@ -1,9 +1,9 @@
 //! Resolves the host names in lists, all of them in one task.
 //!
-//! Equal names are queried once, whatever lists have them. A name retains the addresses of its last
-//! answer with addresses, so an answer without any, or none, removes nothing. If an earlier run has
-//! stored addresses of a name, the name has them before its first answer. At most [`IN_FLIGHT`]
-//! questions are under way, so the questions of others come in between.
+//! A name is queried once, even if several lists have it. A name retains the addresses of its last
+//! answer with addresses, so an empty or missing answer removes no address. If an earlier run has
+//! stored addresses of a name, the name has these before its first answer. At most [`IN_FLIGHT`]
+//! questions are in flight, so other questions come in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,8 +27,8 @@ const MIN_TTL: Duration = Duration::from_secs(30);
 /// The longest time until a name is queried again after an answer.
 const MAX_TTL: Duration = Duration::from_mins(5);
 
-/// A query that is due within this time is sent together with one that is due now, so that both
-/// need one connection.
+/// A query that is due within this time is sent together with a query that is due now, so that both
+/// need only one connection.
 const TOGETHER: Duration = Duration::from_secs(3);
 
 /// The most names that are queried: those of lists, those that an earlier run has stored, and those
@@ -46,7 +46,7 @@ pub struct Host {
     pub is_ipv6: bool,
 }
 
-/// What is known about a host name.
+/// The knowledge about a host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostState {
     /// The addresses in the last answer that had any; none if there was no such answer.
@@ -67,7 +67,7 @@ pub struct MissingAddresses {
 }
 
 impl HostState {
-    /// Whether a list may be made with what is known: the name has addresses, or has failed once.
+    /// Whether enough is known to make a list: the name has addresses, or has failed once.
     pub fn is_known(&self) -> bool {
         self.answered.is_some() || !self.addresses.is_empty()
     }
@@ -76,7 +76,7 @@ impl HostState {
 /// The addresses that an earlier run has stored, and when it has received them.
 pub type StoredAddresses = BTreeMap<Host, (Arc<[IpAddr]>, SystemTime)>;
 
-/// What is known about all host names of the lists.
+/// The knowledge about all host names of the lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostTable(pub BTreeMap<Host, HostState>);
 
@@ -106,7 +106,7 @@ struct Schedule(BTreeMap<Host, Entry>);
 struct Entry {
     state: HostState,
     retry: Retry,
-    /// When the next question is due; `None` while one is under way.
+    /// When the next question is due; `None` while a question is in flight.
     due: Option<Instant>,
 }
 
@@ -134,8 +134,8 @@ impl Schedule {
         }
     }
 
-    /// Begins the question that is due first. If there are other questions, one that is due soon
-    /// also begins.
+    /// Begins the question that is due first. If other questions are in flight, a question that is
+    /// due soon also begins.
     fn begin(&mut self, now: Instant, has_others: bool) -> Option<Host> {
         let due = |(_, entry): &(&Host, &mut Entry)| entry.due;
         let first = self.0.iter_mut().filter(|(_, entry)| entry.due.is_some()).min_by_key(due);
@@ -243,12 +243,12 @@ impl Hosts {
         Self { inner: Arc::new(Inner { shared, state, wake, table, news }), task: Mutex::default() }
     }
 
-    /// What is known now.
+    /// The present knowledge.
     pub fn table(&self) -> Arc<HostTable> {
         Arc::clone(&self.inner.table.borrow())
     }
 
-    /// Resolves these names from now on, and no others.
+    /// Resolves only these names from now on.
     pub fn resolve_only(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) {
         self.resolve(hosts, settings, true);
     }

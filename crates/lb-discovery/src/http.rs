@@ -70,7 +70,7 @@ pub struct Get<'a> {
 }
 
 impl Get<'_> {
-    /// Sends the request. Returns when the head of the answer has arrived, whatever its status is.
+    /// Sends the request. Returns when the head of the answer has arrived, with any status.
     ///
     /// # Errors
     /// If the answer does not begin in time, is not HTTP, or announces a body above the limit.

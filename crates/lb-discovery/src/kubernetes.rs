@@ -48,8 +48,8 @@ const MAX_PAGES: usize = 64;
 /// The longest time of a list, with all its pages.
 const LIST: Duration = Duration::from_secs(30);
 
-/// Hosts that have to list the objects again do so within this time, each at a random moment. An
-/// API server that restarts reports 410 to many of them at once.
+/// Hosts that have to list the objects again send their requests at random moments within this
+/// time. An API server that restarts reports 410 to many of them at once.
 const SPREAD: Duration = Duration::from_secs(10);
 
 /// The time after which the server ends a watch. It varies by [`WATCH_SPREAD`], so that hosts whose
@@ -57,13 +57,13 @@ const SPREAD: Duration = Duration::from_secs(10);
 const WATCH: Duration = Duration::from_secs(300);
 const WATCH_SPREAD: f64 = 0.1;
 
-/// A new watch that has not ended after this time confirms the list. One that has is a failure, so
-/// that the delays between retries grow.
+/// A new watch that has not ended after this time confirms the list. A watch that ends earlier is a
+/// failure, so that the delays between retries grow.
 const SETTLED: Duration = Duration::from_secs(1);
 
 /// The longest time without a line. Servers send a bookmark every minute, but only while something
-/// changes in the cluster. Without one the watch is opened again, because a server that has stopped
-/// is silent, too.
+/// changes in the cluster. Without a line the provider opens the watch again, because a server that
+/// has stopped is silent, too.
 const SILENCE: Duration = Duration::from_secs(65);
 
 /// A question applies events until this many bytes, if the server sends them faster than they can
@@ -87,7 +87,7 @@ struct Watch {
     is_new: bool,
 }
 
-/// What is wanted of a service.
+/// The data that a service needs.
 #[derive(Clone)]
 pub enum Target {
     /// Its endpoints, of one address family.
@@ -205,7 +205,7 @@ impl Kubernetes {
         self.tls.as_ref()?.expires()
     }
 
-    /// Makes the next question one that the server answers at once.
+    /// Makes the server answer the next question at once.
     pub fn forget(&mut self) {
         self.drop_objects();
     }
@@ -415,8 +415,7 @@ impl Kubernetes {
         Ok(Some((AUTHORIZATION, header)))
     }
 
-    /// The failure that an answer with a status other than 200 means, with what the operator has to
-    /// correct.
+    /// The failure for an answer with a status other than 200, with the correction.
     async fn refusal(&mut self, mut answer: Body, verb: &str) -> Failure {
         let mut body = Vec::new();
         let reading = timeout(BODY, async {
@@ -455,7 +454,7 @@ impl Kubernetes {
     }
 }
 
-/// A server's message without what a terminal would act on, and not longer than a line.
+/// A server's message without control characters, and not longer than a line.
 fn one_line(message: &str) -> String {
     const LONGEST: usize = 300;
     let end = message.floor_char_boundary(LONGEST.min(message.len()));
@@ -518,7 +517,7 @@ fn encode(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// Runs work that may take milliseconds beside the runtime.
+/// Runs work that may take milliseconds on a thread outside of the runtime.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     spawn_blocking(work).await.expect("the work does not panic")
 }

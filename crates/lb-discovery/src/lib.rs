@@ -1,6 +1,5 @@
 //! Remote sources of endpoint lists. For each source a *provider* queries a server, and publishes
-//! what it found out: always the complete list, as text in the format `file_sd`, never a
-//! difference.
+//! the result: always the complete list, as text in the format `file_sd`, never a difference.
 //!
 //! The text is parsed and checked by the reader of endpoint files ([`lb_config::endpoints`]), like
 //! a file. This crate decides when a server is queried, and what an answer means. It does not
@@ -8,7 +7,8 @@
 //! retains the earlier list.
 //!
 //! A provider publishes into a watch channel in which the latest finding replaces earlier ones, so
-//! a server that changes its answer often costs no memory, and its reader never has a backlog.
+//! even if a server often changes its answer, this takes no memory, and the reader never has a
+//! backlog.
 #![forbid(unsafe_code)]
 
 mod consul;

@@ -1,5 +1,5 @@
 //! The body of an answer as lines, each of which is bounded. A watch sends a line for each event,
-//! and may go on for minutes.
+//! and may last for minutes.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 

@@ -1,5 +1,5 @@
-//! A complete list as text: the same list is always the same text, in whatever order a server
-//! names its endpoints.
+//! A complete list as text: the same list is always the same text, even if a server sends the
+//! endpoints in another order.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// spread out.
 pub const SPREAD: f64 = 0.1;
 
-/// What a service needs of a server.
+/// The question of a service to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// Its list of endpoints. `is_ipv6`: whether the service has an IPv6 address. Endpoints of the
@@ -51,7 +51,7 @@ pub enum Again {
     AtOnce,
 }
 
-/// What a provider has found out.
+/// The newest finding of a provider.
 #[derive(Clone, Debug, Default)]
 pub struct Latest {
     /// The number of questions with a result so far.
@@ -60,7 +60,8 @@ pub struct Latest {
     pub number: u64,
     /// The result of the last question; `None` before the first.
     pub finding: Option<Finding>,
-    /// When the server last confirmed a list: answered with one, changed or not. `None` before.
+    /// When the server last confirmed a list, that is, answered with a list, changed or not. `None`
+    /// if it has not confirmed any.
     pub confirmed: Option<Instant>,
     /// Since when the server has answered without a pause that there are no endpoints; `None` if
     /// its last answer was a list.
@@ -168,7 +169,7 @@ impl Provider {
         }
     }
 
-    /// Makes the next question one that the server answers at once.
+    /// Makes the server answer the next question at once.
     fn forget(&mut self) {
         match self {
             Self::Dns(_) => {}

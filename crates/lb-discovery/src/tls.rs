@@ -1,11 +1,11 @@
 //! TLS to the servers that lists come from. This file decides which certificates are trusted, when
-//! their files are read again, and what an operator learns when a connection fails: the file and
-//! the reason.
+//! their files are read again, and which file and reason the error contains when a connection
+//! fails.
 //!
 //! The files are read before every connection, and a changed content replaces the earlier one. So a
 //! renewed certificate takes effect with the next connection. Connections are rare, and a
-//! comparison of contents also notices a link that leads to other files, as Kubernetes replaces
-//! certificates.
+//! comparison of contents also detects a link that now leads to other files, which is how
+//! Kubernetes replaces certificates.
 
 use std::fmt::Display;
 use std::io;

@@ -108,8 +108,7 @@ impl Agent {
         body.to_owned()
     }
 
-    /// Registers an instance of a service, with one check that passes, whose name is that of the
-    /// instance.
+    /// Registers an instance of a service, with one passing check of the same name.
     async fn register(&self, service: &str, n: u8, tag: &str) {
         let id = format!("{service}-{n}");
         let instance = json!({
@@ -341,7 +340,7 @@ async fn a_token_needs_the_right_to_read_services_and_nodes() {
     assert!(matches!(refused.finding, Some(Finding::Failed(Failure::Refused(_)))), "{refused:?}");
     std::fs::write(&file, &tokens[1]).unwrap();
     wait_for_list(&mut users, &one).await;
-    // Consul leaves out what a token may not read.
+    // Consul leaves out data that a token may not read.
     std::fs::write(&file, &tokens[0]).unwrap();
     for running in [agent.provider("users", None, None), agent.provider("users", None, Some(file))] {
         let mut running = running;

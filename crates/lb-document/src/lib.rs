@@ -268,7 +268,7 @@ impl<K> Default for Unique<K> {
 }
 
 impl<K: Ord> Unique<K> {
-    /// Refuses `key` at `span` if it has been claimed before. `what` names the value in the
+    /// Refuses `key` at `span` if it has been claimed before. `what` is the value's name in the
     /// message.
     pub fn claim(
         &mut self,

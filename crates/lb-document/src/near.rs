@@ -1,4 +1,4 @@
-//! Suggests the intended word for a misspelt one.
+//! Suggests the intended word for a misspelt word.
 
 /// Words of other load balancers (HAProxy, nginx, Envoy, IPVS), each with socklb's word for it.
 const ELSEWHERE: [(&str, &str); 16] = [

@@ -44,7 +44,7 @@ pub(crate) struct FakeHost {
 
 /// A pinned client.
 pub(crate) struct FakePinnedClient {
-    /// A number that no other client has, not even one that was removed before.
+    /// A number that no other client has, not even a removed client.
     pub number: u64,
     pins: Pins,
     pub maps: ClientMaps,

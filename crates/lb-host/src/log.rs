@@ -56,7 +56,7 @@ fn targets(list: &str) -> (Targets, Vec<&str>) {
     (targets, wrong)
 }
 
-/// One object per event. The fields of the event are beside its message.
+/// One object per event. The object contains the message and the fields of the event.
 fn json() -> Format<Json> {
     Format::default().json().flatten_event(true)
 }

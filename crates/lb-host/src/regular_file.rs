@@ -37,7 +37,7 @@ fn open_with(path: &Path, flags: i32) -> io::Result<(File, Metadata)> {
 }
 
 /// Returns the content of a file; `None` if it has more than `most` bytes. The limit bounds memory
-/// and time if the operator names the wrong file.
+/// and time if the operator writes the path of a wrong file.
 ///
 /// # Errors
 /// If the file cannot be read.

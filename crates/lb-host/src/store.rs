@@ -2,10 +2,10 @@
 //! that only socklb's user and root may write to.
 //!
 //! If another user could write to that directory, that user could create a file or a link there,
-//! and so decide what is loaded at a start and which files a daemon of root overwrites. So each
-//! directory from the root of the store down to the file, and the file itself, must belong to root
-//! or to the user of this process, and no other user may have write permission. No symbolic link
-//! below the root is followed.
+//! and so decide what the next daemon loads, and which files a daemon that runs as root overwrites.
+//! So each directory from the root of the store down to the file, and the file itself, must belong
+//! to root or to the user of this process, and no other user may have write permission. No symbolic
+//! link below the root is followed.
 //!
 //! Each call may block for as long as the file system does, so a thread of an asynchronous runtime
 //! must not make it.
@@ -59,7 +59,7 @@ impl StateDirectory {
         Self { root: root.into(), flag: FLAG, is_public: false }
     }
 
-    /// A directory of files that all users may read, whatever the umask is. The directory above
+    /// A directory of files that all users may read, regardless of the umask. The directory above
     /// `root` must exist.
     pub fn public(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), flag: PUBLIC_FLAG, is_public: true }

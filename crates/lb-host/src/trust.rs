@@ -73,8 +73,8 @@ pub enum Untrusted {
     Unseen { path: PathBuf, source: io::Error },
 }
 
-/// Creates a directory and its missing parents. Whatever the umask is, only their owner may write
-/// to them.
+/// Creates a directory and its missing parents. Only their owner may write to them, regardless of
+/// the umask.
 ///
 /// # Errors
 /// If a directory cannot be created.

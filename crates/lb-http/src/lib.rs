@@ -1,11 +1,11 @@
 //! HTTP between processes: the client for health checks ([`probe`](probe::probe)), and the server
 //! for the daemon, its metrics and the agent.
 //!
-//! Whatever its peer does, a connection costs a limited number of descriptors, bytes and seconds. A
-//! listener serves a limited number of connections, and each connection carries one request. When
-//! the limit is reached, a new connection replaces the connection that has been idle longest, so
-//! silent peers cannot take the connection of an active peer, however many they are. The server
-//! does not know the content of requests.
+//! A connection takes a limited number of descriptors, bytes and seconds, regardless of its peer's
+//! behaviour. A listener serves a limited number of connections, and each connection carries one
+//! request. When the limit is reached, a new connection replaces the connection that has been idle
+//! longest, so silent peers cannot take the connection of an active peer, however many they are.
+//! The server does not know the content of requests.
 
 mod connection;
 

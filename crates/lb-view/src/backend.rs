@@ -13,7 +13,7 @@ pub struct BackendStatus {
     pub address: SocketAddr,
     pub slot: u32,
     pub generation: u32,
-    /// Its health, as [`Health::name`](lb_core::health::Health::name) names it.
+    /// The name of the backend's health, from [`Health::name`](lb_core::health::Health::name).
     pub state: String,
     /// The source of this state: `list`, `report`, `probe`, `kernel` or `operator`; `None` for a
     /// healthy backend.
@@ -22,7 +22,7 @@ pub struct BackendStatus {
     /// Why it is in that state; `None` for a healthy backend.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The use of its slot, as [`BackendState::name`](abi::BackendState::name) names it.
+    /// The name of the use of its slot, from [`BackendState::name`](abi::BackendState::name).
     #[serde(default)]
     pub membership: String,
     /// Why it is ejected and until when; `None` if it is not ejected.
@@ -161,7 +161,7 @@ pub struct BackendHealth {
     pub why: Option<String>,
     /// Seconds since the last report.
     pub age_s: Option<f64>,
-    /// Seconds for which it stays a lame duck if no further report arrives.
+    /// Seconds for which the backend stays a lame duck if no further report arrives.
     pub lasts_s: Option<f64>,
     /// Duration of the last answered probe, in milliseconds.
     pub round_trip_ms: Option<f64>,
@@ -232,8 +232,8 @@ impl fmt::Display for BackendHealth {
 pub struct EjectionStatus {
     /// How many flows failed in a row.
     pub failures: u32,
-    /// How the last of these flows failed, as
-    /// [`name_of_failure`](lb_common::ejection::name_of_failure) names it.
+    /// How the last of these flows failed: a name from
+    /// [`name_of_failure`](lb_common::ejection::name_of_failure).
     pub cause: String,
     /// How often the backend has been ejected since it last recovered.
     pub times: u32,

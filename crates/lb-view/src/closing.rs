@@ -76,8 +76,8 @@ impl CloseCounts {
         self.other_namespaces + self.unlisted + self.left + self.failed.values().sum::<u64>()
     }
 
-    /// Adds the counts of the request that followed this one. That request has seen all flows that
-    /// this one has left open.
+    /// Adds the counts of the request that followed this one. That request has processed all flows
+    /// that this request has left open.
     fn followed_by(&mut self, later: Self) {
         *self = Self { closed: self.closed + later.closed, gone: self.gone + later.gone, ..later };
     }

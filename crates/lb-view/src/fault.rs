@@ -19,8 +19,8 @@ pub struct Fault {
     pub code: FaultCode,
     #[serde(flatten)]
     pub subject: Subject,
-    /// A sentence that states what is wrong and, if there is a remedy, how to correct it. It does
-    /// not name the subject.
+    /// A sentence that states the fault and, if there is one, the remedy. The subject is not
+    /// repeated.
     pub text: String,
 }
 

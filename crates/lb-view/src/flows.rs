@@ -16,8 +16,8 @@ pub struct ActiveFlow<'a> {
     pub service: Option<Cow<'a, str>>,
     /// The address that the process dialled.
     pub address: Option<SocketAddr>,
-    /// The backend to which it is connected; `None` if the slot now has another backend, which must
-    /// not happen.
+    /// The backend to which the flow is connected; `None` if the slot now has another backend,
+    /// which must not happen.
     pub backend: Option<SocketAddr>,
     pub slot: u32,
     /// The slot's generation when the backend was chosen.
@@ -33,8 +33,8 @@ pub struct ActiveFlow<'a> {
     pub age_s: f64,
     /// The policy that chose the backend.
     pub policy: Cow<'a, str>,
-    /// Why the policy chose this backend, as [`Reason::name`](lb_common::abi::Reason::name) names
-    /// it.
+    /// Why the policy chose this backend: a name from
+    /// [`Reason::name`](lb_common::abi::Reason::name).
     pub reason: Cow<'a, str>,
     /// The number of times that the service's table had been published when the backend was chosen,
     /// modulo 65,536.

@@ -118,8 +118,8 @@ impl StatusDocument {
         self.faults.retain(|fault| filter.concerns(&fault.subject));
     }
 
-    /// Sorts the backends of each service. Failing services come first, and so do clients with
-    /// failing services.
+    /// Sorts the backends of each service. Failing services, and clients with failing services,
+    /// come first.
     pub fn sort(&mut self, by: SortBy) {
         for client in &mut self.clients {
             client.services.sort_by_key(|service| !service.is_failing());
@@ -342,7 +342,7 @@ impl ServiceStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotChosen {
     pub address: SocketAddr,
-    /// Its health, as [`Health::name`](lb_core::health::Health::name) names it.
+    /// The name of its health, from [`Health::name`](lb_core::health::Health::name).
     pub state: String,
     /// The source of this state: always `list`.
     pub witness: String,

@@ -148,10 +148,10 @@ impl ReadinessReporter for RemoteReporter {
 }
 
 impl Link {
-    /// Whether a retry may succeed. If a killed program still has the backend, it may, because the
-    /// agent will notice its death. If no agent runs, one may be starting: a retry may succeed if
-    /// this host should have an agent, and is the only way if the program has no keys to report by
-    /// itself.
+    /// Whether a retry may succeed. If a killed program still has the backend, a retry may succeed,
+    /// because the agent will notice the program's death. If no agent runs, an agent may be
+    /// starting: a retry may succeed if this host should have an agent. If the program has no keys
+    /// to report by itself, a retry is the only way.
     fn may_succeed_later(&self, error: &ClientError) -> bool {
         match error {
             ClientError::Taken(_)

@@ -1,5 +1,5 @@
 //! Counts the backend's connections from the kernel's lists of sockets: the connections in use, and
-//! the idle ones.
+//! the idle connections.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -93,7 +93,8 @@ pub enum Input {
 /// Why the wait for connections is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// All clients have acknowledged or have had their time to do so, and no connection is in use.
+    /// All clients have acknowledged, or the time to acknowledge is over; and no connection is in
+    /// use.
     Quiet,
     /// The grace has passed.
     Grace,
@@ -113,7 +114,7 @@ pub struct Wait {
     pub look: Option<ConnectionSnapshot>,
 }
 
-/// An action for the driver to carry out.
+/// An action for the driver to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Makes the agent report this readiness from now on.
@@ -221,7 +222,7 @@ impl Lifecycle {
         }
     }
 
-    /// Handles an input at time `now`. Returns the actions to carry out, in this order.
+    /// Handles an input at time `now`. Returns the actions to execute, in this order.
     pub fn handle(&mut self, now: Duration, input: Input) -> Vec<Action> {
         let mut actions = Vec::new();
         if matches!(self.state, State::Ended) {

@@ -10,7 +10,7 @@ use super::signal::Signal;
 
 /// The range of the grace, 10 to 150 seconds, is from "Site Reliability Engineering", chapter 20.
 const GRACE: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(150);
-/// The idle time is at most the longest grace, because a longer one would make no difference.
+/// The idle time is at most the longest grace, because a longer idle time would make no difference.
 const IDLE: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(150);
 /// The maximum, an hour, is longer than a service manager waits.
 const KILL_AFTER: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);

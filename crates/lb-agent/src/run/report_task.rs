@@ -1,5 +1,5 @@
-//! Reports the backend's readiness to the agent, in a task beside the run. If the agent fails or
-//! hangs, the task retries, and the run continues.
+//! Reports the backend's readiness to the agent, in a separate task. If the agent fails or hangs,
+//! the task retries, and the run continues.
 
 use std::time::Duration;
 

@@ -105,7 +105,7 @@ fn jittered(interval: Duration, random: u8) -> Duration {
 /// A random number; nothing secret depends on it.
 fn random() -> u8 {
     let mut bytes = [127];
-    // If the kernel provides no number, the interval is the configured one.
+    // If the kernel provides no random number, the interval is the configured interval.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
     bytes[0]
 }

@@ -2,8 +2,8 @@
 //! that run backends.
 //!
 //! Every user that may open the socket may read the status. Requests that change something are only
-//! for root, the agent's own user, and the members of two groups: the agent's own, and the
-//! configured one. The query of the URL has the parameters; requests have no body.
+//! for root, the agent's own user, and the members of two groups: the agent's own group, and the
+//! configured group. Parameters are in the query of the URL; requests have no body.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub fn socket(run: &Path) -> PathBuf {
 struct Desk {
     queries: mpsc::Sender<Query>,
     /// The groups whose members may change something: the agent's own group, and the configured
-    /// one.
+    /// group.
     groups: Vec<u32>,
 }
 

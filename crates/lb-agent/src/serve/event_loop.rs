@@ -1,6 +1,6 @@
-//! The event loop. It receives queries, events and packets, sends what is due, and waits for
-//! nothing else. After the start, only this module reads the clock for reports; but each reading of
-//! a cgroup has a time of its own.
+//! The event loop. It receives queries, events and packets, sends reports that are due, and waits
+//! for nothing else. After the start, only this module reads the clock for reports. The exception
+//! is the reading of a cgroup, which reads the clock itself.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -135,7 +135,7 @@ impl LameDuckStore {
         Some(Receipt { number: *number, tried: tried.clone() })
     }
 
-    /// Why the last change is not stored, which means that a restart of the agent would lose it.
+    /// Why the last change is not stored; a restart of the agent would lose such a change.
     pub fn fault(&self) -> Option<String> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -43,7 +43,7 @@ pub enum Verb {
     },
     /// An application reports its load.
     Load {
-        /// The backend; `None` for the only one.
+        /// The backend; `None` if the agent has only one.
         backend: Option<Name>,
         load: ApplicationLoad,
     },
@@ -124,7 +124,7 @@ pub enum QueryRefusal {
 /// time for the disk, so that the command survives a restart of the agent.
 ///
 /// # Errors
-/// The inner error is the refusal; the outer one means that the agent is stopping.
+/// The inner error is the refusal; the outer error means that the agent is stopping.
 pub async fn submit(
     queries: &mpsc::Sender<Query>,
     verb: Verb,

@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 
 /// The state of the configuration file.
 pub struct ConfigReload {
-    /// The configuration file, if the agent follows one.
+    /// The configuration file, if the agent has one.
     pub file: Option<PathBuf>,
     /// Why the file cannot be used; `None` if it can.
     pub error: Option<String>,
@@ -65,7 +65,7 @@ impl ConfigReload {
         self.changed_at = Some((first, now));
     }
 
-    /// When the file is to be read.
+    /// When the agent should read the file.
     pub fn due_at(&self) -> Option<Instant> {
         let (first, last) = self.changed_at.filter(|_| !self.is_read)?;
         Some((last + SETTLED).min(first + LONGEST))

@@ -215,7 +215,7 @@ fn prepare(
     result
 }
 
-/// The program answers at one port, that of the first address. If the configuration was read from a
+/// The program answers only at the port of the first address. If the configuration was read from a
 /// file, all addresses have this port.
 fn port_of(listen: &[SocketAddr]) -> u16 {
     listen.first().map_or(PORT, SocketAddr::port)

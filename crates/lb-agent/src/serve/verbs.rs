@@ -51,7 +51,7 @@ impl Server {
                 let reported =
                     self.reports.get(name).and_then(lb_report::agent::entry::Entry::runner_readiness);
                 if reported == Some(Readiness::Down) && self.checks.get(name).is_none() {
-                    // No other event will show that the backend has ended, and its clients are
+                    // No other event will show that the backend has ended, but its clients are
                     // already being notified.
                     self.registrations.remember(name, now);
                 } else if self.is_configured(name) {

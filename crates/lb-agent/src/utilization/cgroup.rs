@@ -11,8 +11,8 @@ use super::{Mounts, Usage};
 /// The use of a cgroup, or why it cannot be read.
 pub type Measured = Result<Usage, String>;
 
-/// Reads the use of a cgroup. `cores` is the configured number of processors that it can use, in
-/// thousandths, if there is one.
+/// Reads the use of a cgroup. `cores` is the configured number of processors that the cgroup can
+/// use, in thousandths; `None` if none is configured.
 ///
 /// # Errors
 /// A text, if the cgroup does not exist or its files do not show its use of processors.

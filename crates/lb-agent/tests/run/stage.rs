@@ -44,7 +44,7 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
     }
 }
 
-/// The surroundings of a run: a folder, and an address that nothing else uses.
+/// The surroundings of a run: a folder, and an address that no other test uses.
 pub struct Stage {
     folder: TempDir,
     pub address: SocketAddr,

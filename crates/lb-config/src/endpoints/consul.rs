@@ -174,8 +174,8 @@ impl InstanceReader<'_> {
         let weight = match &service.weights {
             _ if checks.iter().any(ConsulCheck::is_maintenance) => 0,
             // If a service sets only `Passing`, Consul returns 0 as the weight for warnings. In
-            // Consul's SRV records such an instance still has a small chance, so it must have one
-            // here.
+            // Consul's SRV records such an instance still has a small chance of being chosen, so it
+            // also gets a small weight here.
             Some(weights) if is_any("warning") => weights.warning.max(1),
             Some(weights) => weights.passing,
             None => 1,

@@ -3,7 +3,7 @@
 //! A tree of a whole file takes a hundred bytes for each byte of the file, whatever the content. So
 //! this reader stores only the values of entries, and at most one entry more than a service may
 //! have. If no entry may have a value of some kind, the reader records only that such a value
-//! exists. The callers know what keys and values mean.
+//! exists. The callers know the meaning of keys and values.
 
 use std::ops::Range;
 
@@ -226,7 +226,7 @@ impl<'t> Reader<'t> {
                     error,
                 );
             }
-            // This table has no header of its own, so a later header may name it.
+            // This table has no header of its own, so a later header may define it.
             _ if self.root.contains_key(first.get_ref().as_str()) => {}
             _ => {
                 let table = DeValue::Table(DeTable::new());

@@ -29,7 +29,7 @@ pub type HostAddresses = BTreeMap<Arc<str>, Arc<[IpAddr]>>;
 /// For readers that resolve no names.
 pub static NO_HOSTS: HostAddresses = BTreeMap::new();
 
-/// Where an endpoint listens, as a list names it.
+/// The place in a list at which an endpoint listens: an address or a host name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     Address(SocketAddr),

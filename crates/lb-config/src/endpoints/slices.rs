@@ -4,7 +4,8 @@
 //! The rules are those of kube-proxy. An endpoint is ready unless the slice states otherwise. An
 //! endpoint that is terminating and still serving is a lame duck. Only the first address of an
 //! endpoint counts. The API promises no order, and may list an endpoint in two slices while it
-//! moves. Slices of host names (addressType FQDN) are used beside those of the service's family.
+//! moves. Slices of host names (addressType FQDN) are used in addition to slices of the service's
+//! family.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -147,8 +148,9 @@ pub enum SlicesError {
 }
 
 /// Reads slices of one service from separate texts, each with a name for faults. The port is the
-/// key `port` beside `kubernetes` in the configuration. Returns the entries, which may be none, and
-/// notes about the parts that are left out. An entry's span is a position in the text of its slice.
+/// key `port` of the same table as `kubernetes` in the configuration. Returns the entries, which
+/// may be none, and notes about the parts that are left out. An entry's span is a position in the
+/// text of its slice.
 ///
 /// # Errors
 /// If a text is not a slice, or has a wrong value, or if there are too many endpoints.
@@ -185,7 +187,7 @@ pub fn read_slices<'t>(
 /// The port that the configuration names.
 #[derive(Clone, Copy)]
 struct WantedPort<'a> {
-    /// `None`: the configuration names no port.
+    /// `None`: the configuration has no port.
     name: Option<&'a str>,
     /// The key that names it.
     key: &'static str,

@@ -1,4 +1,4 @@
-//! What an answer of a DNS server means: bytes become records, an empty answer, or the reason why
+//! Interprets the answers of DNS servers: bytes become records, an empty answer, or the reason why
 //! the answer cannot be used. Nothing here queries a server.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use crate::Failure;
 /// The longest chain of aliases (CNAME) that an answer may contain.
 const MAX_ALIASES: usize = 16;
 
-/// The longest TTL; a longer one counts as 0 (RFC 2181, section 8).
+/// The longest TTL; a longer TTL counts as 0 (RFC 2181, section 8).
 const MAX_TTL: u32 = i32::MAX as u32;
 
 /// The subject of a question: the records of one type that belong to one name.
@@ -67,7 +67,7 @@ impl std::fmt::Display for Question {
     }
 }
 
-/// What a server has answered.
+/// The answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer<T> {
     Records(Records<T>),

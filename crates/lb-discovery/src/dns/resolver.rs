@@ -1,5 +1,6 @@
-//! Queries DNS servers: which server, by TCP or UDP, how many questions at once and per second.
-//! There is one resolver for all names of the host that are queried with the same settings.
+//! Queries DNS servers: it decides which server, TCP or UDP, and how many questions at a time and
+//! per second. There is one resolver for all names of the host that are queried with the same
+//! settings.
 //!
 //! Messages and the transports are those of the crate `domain`, which also matches the ids of
 //! questions and answers. Its TCP transport never ends if a server sends without pause, so each
@@ -296,8 +297,8 @@ impl Resolver {
                 Err(error) => error,
             };
             // Some servers close a connection after one or more answers, while other questions are
-            // on it. These are queried again: with one answer at a time, the last of them
-            // succeeds in its last attempt.
+            // on it. These questions are sent again. Even if the server answers only one question
+            // per connection, the last question succeeds in its last attempt.
             let has_received = exchange.link.received.load(Ordering::Relaxed) > 0;
             match failure(&error) {
                 Failure::Unreachable(_) if has_received && attempt < IN_FLIGHT => attempt += 1,
@@ -398,7 +399,8 @@ fn failure(error: &Error) -> Failure {
     Failure::Unreachable(text)
 }
 
-/// The failures of all servers as one; equal ones of a server once. The last decides the kind.
+/// The failures of all servers as one failure; equal failures of a server appear once. The last
+/// failure decides the kind.
 fn joined(failures: Vec<(SocketAddr, Failure)>) -> Failure {
     let mut texts: Vec<String> = Vec::new();
     let mut last = Failure::Unreachable(String::new());

@@ -136,7 +136,7 @@ pub enum Event {
     Expired,
 }
 
-/// What is listed and watched.
+/// The kind of object that is listed and watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The EndpointSlices of a service.

@@ -34,7 +34,7 @@ const PATH: &str = "/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices";
 const SELECTOR: &str = "labelSelector=kubernetes.io%2Fservice-name%3Dusers";
 const SERVER: &str = "10.0.0.9:6443";
 
-/// What the server does on one connection, after it has read the request.
+/// The server's actions on one connection, after it has read the request.
 type Script = Vec<Step>;
 
 enum Step {
@@ -125,7 +125,7 @@ impl Server {
         Arc::new(Self { scripts, requests: Mutex::default(), accepting: Mutex::default() })
     }
 
-    /// Adds what the server does on the next connections.
+    /// Adds the server's actions on the next connections.
     fn then(&self, scripts: Vec<Script>) {
         self.scripts.lock().unwrap().extend(scripts);
     }

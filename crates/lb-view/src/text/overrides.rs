@@ -11,7 +11,7 @@ pub fn overrides(document: &OverridesDocument, now: u64, style: Style) -> String
     let mut text = String::new();
     let all = &document.overrides;
     if all.is_empty() {
-        // If the stored overrides could not be read, some may hold all the same.
+        // If the stored overrides could not be read, some may nevertheless be in force.
         text.push_str(match document.not_kept {
             None => "no overrides on this host\n",
             Some(_) => "the daemon has not read this host's overrides\n",

@@ -36,7 +36,7 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
     for client in &status.clients {
         one_client(&mut text, client, style, &mut missing);
     }
-    // One line names the omitted columns of all tables.
+    // One line lists the omitted columns of all tables.
     text.extend(left_out(&missing));
     for leaving in &status.leaving {
         let _ = writeln!(
@@ -186,9 +186,9 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     ];
     let ejection = backend.ejection_in_words();
     let probe = backend.probe.as_ref().filter(|probe| probe.is_remarkable()).map(ToString::to_string);
-    // The text of an ejection contains the reason, and so does the state of a backend that an
-    // operator has drained, so it is not repeated. The notes are the same with and without a
-    // daemon, except for details of probes, which only a daemon knows.
+    // The text of an ejection, and the state of a drained backend, already contain the reason, so
+    // the reason is not repeated. The notes are the same with and without a daemon, except for
+    // details of probes, which only a daemon knows.
     let is_shown =
         ejection.is_some() && backend.state == Health::Ejected.name() || backend.is_drained_by_operator();
     let reason = backend.reason.clone().filter(|_| !is_shown);

@@ -136,7 +136,7 @@ fn fitting(columns: &[Column<'_>], widths: &[usize], limit: Option<usize>) -> Ve
     shown
 }
 
-/// The line that names the omitted columns; `None` if all columns are shown.
+/// The line that lists the omitted columns; `None` if all columns are shown.
 pub fn left_out(titles: &[&str]) -> Option<String> {
     (!titles.is_empty()).then(|| format!("(narrow terminal: {} left out)\n", titles.join(", ")))
 }

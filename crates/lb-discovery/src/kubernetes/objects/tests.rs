@@ -224,7 +224,7 @@ fn no_more_than_the_limits_is_retained() {
         added += 1;
     }
     assert_eq!(added, MAX_BYTES / (MAX_SLICE_BYTES / 2) - 1, "each takes a little more than its padding");
-    // What is replaced or deleted does not count.
+    // Objects that were replaced or deleted do not count.
     half["metadata"]["name"] = json!("slice-0");
     assert_eq!(slices.apply(&event("MODIFIED", &half)), Ok(Event::Changed));
     assert_eq!(slices.apply(&event("DELETED", &half)), Ok(Event::Changed));
