@@ -1,5 +1,5 @@
-//! What it costs connects if `socklb close` closes ten thousand flows of another service beside
-//! them.
+//! The cost to connects if `socklb close` closes ten thousand flows of another service at the same
+//! time.
 //!
 //! In each run three arms take turns, in random order: connects while flows are open, the same
 //! again (A/A), and connects while a part of the flows is closed. A turn takes as long as the
@@ -48,7 +48,7 @@ pub struct Options {
 /// The service whose flows are closed, and its backend.
 const CLOSED: &str = "10.96.0.10:80";
 const CLOSED_BACKEND: &str = "127.0.0.1:8001";
-/// The service that is dialled beside this, and its backend.
+/// The service that is dialled at the same time, and its backend.
 const BESIDE: &str = "10.96.0.11:80";
 const BESIDE_BACKEND: &str = "127.0.0.1:8002";
 

@@ -30,7 +30,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What it costs connects if `socklb close` closes many flows beside them
+    /// The cost to connects if `socklb close` closes many flows at the same time
     Close(close::Options),
     /// connect() and later operations through socklb's programs, compared with direct connections
     /// and other balancers

@@ -12,7 +12,7 @@ use crate::site::{Id, Site};
 use crate::stack::Stacks;
 use crate::symbols::Library;
 
-/// What the process is doing when it makes a call.
+/// The phase of the process in which it makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Starting.

@@ -1,4 +1,4 @@
-//! `socklb close` on real sockets: the connections of a backend's flows are closed, and no others.
+//! `socklb close` on real sockets: only the connections of a backend's flows are closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
@@ -61,7 +61,7 @@ fn connected_to(address: &str) -> BTreeSet<u16> {
     table.lines().filter_map(of_line).collect()
 }
 
-/// Runs `close`, which must exit with this code. Returns what it has counted.
+/// Runs `close`, which must exit with this code. Returns the counts in its output.
 #[track_caller]
 fn close(setup: &Setup, code: i32, arguments: &[&str]) -> Closed {
     let output = setup.run(&[&["close"], arguments, &["--json"]].concat());
@@ -235,7 +235,7 @@ fn with_an_idle_time_busy_connections_stay() {
     fixture.start();
     let mut probe = fixture.probe();
     let idle: Vec<SocketId> = (0..3).map(|_| probe.dial(SERVICE).socket).collect();
-    // These have not read what the backend has sent.
+    // These clients have not read the data that the backend has sent.
     let busy: Vec<SocketId> = (0..2).map(|_| probe.start_connect(SERVICE)).collect();
     fixture.setup.active_becomes(5);
     let arguments = ["users", "127.0.0.1:8001", "--idle", "200ms"];
@@ -261,7 +261,7 @@ fn idle_connections_of_a_backend_that_left_the_list_are_closed() {
     let daemon = Daemon::start(&fixture.setup, &text);
     let mut probe = fixture.probe();
     let idle: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
-    // These have not read what the backend has sent.
+    // These clients have not read the data that the backend has sent.
     let busy: Vec<SocketId> = (0..3).map(|_| probe.start_connect(SERVICE)).collect();
     fixture.setup.active_becomes(9);
     fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);

@@ -1,4 +1,4 @@
-//! `socklb check --against-running`: the predicted changes of a file are the real ones.
+//! `socklb check --against-running`: the predicted changes of a file match the real changes.
 
 use std::collections::BTreeMap;
 

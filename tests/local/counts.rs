@@ -1,5 +1,5 @@
 //! The counts of a backend's flows in `status`: how flows end, and how long connects take. The
-//! counts stay with the backend, whatever happens to its slot.
+//! counts stay with the backend even if its slot changes.
 
 use lb_common::abi::{self, map};
 use lb_view::backend::{BackendStatus, ConnectLatency};

@@ -224,7 +224,7 @@ fn the_coverage_of_a_process_is_reported() {
         assert_eq!(of(&findings, "coverage"), [(Severity::Ok, text.as_str(), None)]);
         assert_eq!((code, of(&findings, "sockets")[0].0), (Some(0), Severity::Ok), "{findings:#?}");
     }
-    // No client covers a process in a cgroup beside the client's.
+    // No client covers a process in a sibling of the client's cgroup.
     let beside = Cgroup::new();
     let outside = sleep_in(&beside);
     let (code, findings) = doctor_of(&fixture.setup, outside.id());

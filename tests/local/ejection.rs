@@ -238,7 +238,7 @@ fn a_readmission_ends_an_ejection_early() {
     let expected = format!("client web, service users: {} is readmitted\n", DEAD[0]);
     assert_eq!(readmit(&["users", DEAD[0], "--client", "web"]), (Some(0), expected));
     assert!(!is_ejected(&fixture, DEAD[0]));
-    // Without a daemon nothing can carry out the request.
+    // Without a daemon, no process can execute the request.
     fixture.stop();
     let output = fixture.setup.run(&["readmit", "users", DEAD[0]]);
     let text = String::from_utf8_lossy(&output.stderr);

@@ -232,7 +232,7 @@ fn processes_that_ended_before_a_restart_do_not_count_as_several() {
     look(|| service(&fixture).several_processes).stays(0, Duration::from_secs(1));
 }
 
-/// A listener with a stopped process: the kernel accepts connections for it, and nothing answers.
+/// A listener with a stopped process: the kernel accepts connections for it, but nothing answers.
 #[test]
 fn a_silent_backend_is_ejected_while_others_answer() {
     const HUNG: &str = "127.0.0.1:8010";

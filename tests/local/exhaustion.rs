@@ -1,6 +1,6 @@
 //! A resource runs out: descriptors, memory or inotify instances. A daemon that starts, runs or
 //! applies a change reports it, and a daemon can stop. Connects are not affected, and everything
-//! continues by itself when the resource is available again.
+//! continues without an operator when the resource is available again.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
@@ -169,7 +169,7 @@ fn limit(command: &mut Command, resource: Resource, amount: u64) {
 }
 
 /// Starts a daemon over attached programs with this much of a resource: either it works, or it ends
-/// and names the resource that it lacks.
+/// with a message that contains the missing resource.
 #[track_caller]
 fn starts_or_reports(fixture: &Fixture, resource: Resource, amount: u64, words: &[&str]) -> bool {
     let before = std::fs::read_to_string(fixture.setup.folder.join("log")).map_or(0, |log| log.len());

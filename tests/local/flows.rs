@@ -1,5 +1,5 @@
-//! `socklb flows`: lists every open socket once, with its destination and the reason, whichever
-//! processes run and whatever happens meanwhile.
+//! `socklb flows`: lists every open socket once, with its destination and the reason, even if
+//! processes end or change sockets meanwhile.
 
 use std::collections::BTreeSet;
 

@@ -177,7 +177,7 @@ fn flows_of_the_former_cgroup_of_a_client_still_end() {
     let elsewhere = stage::Cgroup::new();
     fixture.setup.write("socklb.toml", &config(&elsewhere, r#"{ file = "users.toml" }"#, ""));
     fixture.start();
-    // The old cgroup is not balanced any more, the new one is.
+    // The old cgroup is not balanced any more, but the new one is.
     assert_eq!(before.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(Probe::start(&elsewhere).dial_many(SERVICE, 30).values().sum::<u32>(), 30);
     fixture.setup.active_becomes(5);

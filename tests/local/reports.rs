@@ -1,6 +1,5 @@
 //! Backends that report their own state, through a real agent. From the next connect on a lame duck
-//! is not chosen. It is chosen again once it is ready, whatever happens to agents and daemons
-//! meanwhile.
+//! is not chosen. It is chosen again once it is ready, even if agents and daemons end meanwhile.
 
 use std::net::UdpSocket;
 

@@ -169,8 +169,8 @@ fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs() {
     assert!(text.contains("from the configuration"), "{text}");
 }
 
-/// exec reports that it makes a cgroup, and a mistyped path does not become a cgroup beside an
-/// attached client.
+/// exec reports that it creates a cgroup, and creates no cgroup for a mistyped path while the
+/// client is attached to another cgroup.
 #[test]
 fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
     let fixture = Fixture::new();
@@ -201,8 +201,8 @@ fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
     assert!(!fixture.cgroup.path().join("wrogn").exists());
 }
 
-/// The cgroup in which a socket was created decides whether the socket is covered, whichever
-/// process holds the socket later.
+/// The cgroup in which a socket was created determines whether the socket is covered, even if
+/// another process holds the socket later.
 #[test]
 fn an_inherited_socket_is_reported_as_uncovered() {
     let fixture = Fixture::new();

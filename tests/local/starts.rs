@@ -1,5 +1,5 @@
-//! Starts with a fault. The fault of one client affects only that client, is reported, and heals by
-//! itself.
+//! Starts with a fault. The fault of one client affects only that client, is reported, and ends
+//! without an operator's action.
 
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::sys::Exclusive;

@@ -1,4 +1,4 @@
-//! Which processes socklb trusts: it refuses obstacles by other users and names the remedy, and
+//! Which processes socklb trusts: it refuses files and sockets of other users with a remedy, and
 //! root's commands do nothing on behalf of other users.
 
 use std::fs;
@@ -199,7 +199,7 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
 }
 
 /// `[admin] group`: its members may lift ejections, whether it is their primary group or a
-/// supplementary one, and no other user who reaches the socket may. The log shows each call with
+/// supplementary one, but no other user that reaches the socket may. The log shows each call with
 /// its user.
 #[test]
 fn members_of_the_admin_group_may_lift_ejections() {

@@ -1,6 +1,5 @@
 //! Services over UDP: sockets that are connected, and sockets that name the service with each
-//! datagram. A socket receives answers from the service's address, whatever happens to the
-//! backends.
+//! datagram. A socket receives answers from the service's address, even if backends change.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -25,8 +24,8 @@ fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
         probe.connect_datagram(socket, SERVICE);
         let name = probe.query_connected(socket, SERVICE);
         assert_eq!(probe.query_connected(socket, SERVICE), name);
-        // Naming the same address in a datagram is the same flow: the socket receives from no other
-        // address.
+        // A datagram with the same address belongs to the same flow: the socket receives from no
+        // other address.
         assert_eq!(probe.query(socket, SERVICE), name);
         // There is one socket, so one flow is active.
         scene.setup.active_becomes(1);
@@ -181,8 +180,7 @@ impl Concerned {
         assert_eq!(self.probe.send_datagram(self.socket, SERVICE), Ok(()));
     }
 
-    /// Asserts that the late answer comes from the service's address, whatever has happened to the
-    /// backend.
+    /// Asserts that the late answer comes from the service's address, even if the backend has left.
     #[track_caller]
     fn receives_late_answer(&mut self) {
         let own = self.backends[0];

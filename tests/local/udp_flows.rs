@@ -140,7 +140,7 @@ fn a_full_datagram_table_refuses_no_datagram() {
     let counted = || (scene.outcome(0, "forwarded"), scene.outcome(0, "untracked"), scene.entries());
     look(counted).becomes((64, 16, 64));
     scene.setup.active_becomes(64);
-    // A socket without a record is answered all the same, by the chosen backend, under the
+    // A socket without a record still receives answers: from the chosen backend, under the
     // backend's own address.
     let answer = probe.receive_datagram(sockets[79]);
     let number = answer.name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");

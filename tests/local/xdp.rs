@@ -1,5 +1,5 @@
-//! Reports that the kernel processes on a network interface: the next connects obey them, whatever
-//! the daemon does meanwhile.
+//! Reports that the kernel processes on a network interface: the next connects follow them, even
+//! while the daemon does not run.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -147,7 +147,7 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     fixture.start();
     eventually("the new daemon uses the moved link", || other.exists(), |exists| !*exists);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
-    // The configuration no longer names the interface, and then names it again.
+    // The interface is removed from the configuration and then added again.
     let path = fixture.setup.folder.join("socklb.toml");
     replace(&path, &with_interfaces(&fixture, "round-robin", ""));
     fixture.daemon().signal(Signal::HUP);

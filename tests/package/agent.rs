@@ -72,7 +72,7 @@ fn the_agent_runs_as_its_own_user_and_retains_lame_ducks_over_restarts() {
         machine.good(&["bash", "-c", script])
     };
     assert!(page().starts_with("HTTP/1.0 200 OK"), "{}", page());
-    // A backend that was made a lame duck stays one over restarts of the agent, orderly or by a
+    // A backend that was made a lame duck stays one across restarts of the agent, orderly or by a
     // kill.
     machine.good(&["socklb", "agent", "lame-duck"]);
     assert_eq!(readiness(&machine), "lame-duck");
@@ -113,7 +113,7 @@ fn a_service_with_the_drop_in_is_a_lame_duck_before_it_ends_and_ready_after_a_re
     until(&machine, "ready");
     let load = || backend(&machine)["load"]["utilization"].as_f64();
     eventually("the service's cgroup is measured", load, Option::is_some);
-    // A restarted agent learns of the service by itself.
+    // A restarted agent receives the registration again without an operator.
     machine.good(&["systemctl", "restart", "socklb-agent.service"]);
     until(&machine, "ready");
     machine.good(&["systemctl", "restart", "users.service"]);

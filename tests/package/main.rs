@@ -1,7 +1,7 @@
 //! The Debian package on machines like this one: installed, used, upgraded and removed.
 //!
 //! `cargo xtask test package` builds it. Each test has a machine of its own, with systemd or
-//! without, whatever this machine runs; this machine is not changed.
+//! without, independent of the init of this machine; this machine is not changed.
 
 mod contents;
 

@@ -1,5 +1,5 @@
-//! Hundreds of thousands of flows that end in every way: the counts match what the flows' owners
-//! saw, also while the flow tables are too small.
+//! Hundreds of thousands of flows that end in every way: the counts match the counts of the flows'
+//! owners, even while the flow tables are too small.
 
 use stage::accounts::{calls_without_a_record, differences, differences_of_full_tables};
 use stage::ledger::Ledger;
@@ -38,7 +38,7 @@ impl Scene {
         Self { worker, _daemon: daemon, _server: server, setup, _cgroup: cgroup, _stage: stage }
     }
 
-    /// Plays, and checks the counts whenever the worker pauses; then closes everything.
+    /// Runs, and checks the counts whenever the worker pauses; then closes everything.
     fn play(&mut self, flows: u64, differences: impl Fn(&Setup, &Ledger) -> Vec<String>) -> Ledger {
         for _ in 0..ROUNDS {
             let ledger = self.worker.play(flows / ROUNDS);

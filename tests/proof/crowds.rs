@@ -20,7 +20,7 @@ fn all_do(crowds: &mut [Crowd], change: Change) -> u64 {
     crowds.iter_mut().map(Crowd::done).sum()
 }
 
-/// Asserts that every open socket is counted, and nothing else.
+/// Asserts that exactly the open sockets are counted.
 #[track_caller]
 fn counts(setup: &Setup, chosen: u64, open: u64) {
     let look = || {

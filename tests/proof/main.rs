@@ -1,6 +1,6 @@
-//! Tests of what an operator must be able to rely on, repeated dozens of times under clients that
-//! connect without pause: no connect fails, no connect goes to the service address itself, no table
-//! is mixed, and every count is exact in the end.
+//! Tests of guarantees for operators, repeated dozens of times while clients connect without pause:
+//! no connect fails, no connect goes to the service address itself, no table is mixed, and every
+//! count is exact in the end.
 
 mod restarts;
 

@@ -41,7 +41,7 @@ fn start(cgroup: &Cgroup, backend: usize, restarts: u32) -> Probe {
 struct Client {
     /// Dials without pause.
     short: Probe,
-    /// Has connections that last a while, each of which the client itself closes.
+    /// Opens connections that last for some time; the client itself closes each.
     long: Probe,
 }
 

@@ -1,5 +1,5 @@
-//! Runs apt with a separate state for one suite of Debian. The state uses the mirror that the
-//! machine's own sources name, but does not change these sources. apt itself checks signatures and
+//! Runs apt with a separate state for one suite of Debian. The state uses the mirror in the
+//! machine's own sources, but does not change these sources. apt itself checks signatures and
 //! hashes, with Debian's own keys.
 
 use std::fs;
@@ -26,7 +26,7 @@ pub struct Package {
 
 /// Debian's keys, from the package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Debian's suites. If a line of the machine's sources has another suite, it does not name a Debian
+/// Debian's suites. A line of the machine's sources with another suite is not the line of a Debian
 /// mirror.
 const SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];

@@ -101,9 +101,9 @@ enum What {
     /// probes, hostile datagrams
     LameDuck,
     /// How even the load of backends with different capacities is, with policies and with weights
-    /// that follow load, and what it costs to follow load
+    /// that follow load; and the cost of following load
     Load,
-    /// What it costs connects if `socklb close` closes 10,000 flows beside them
+    /// The cost to connects if `socklb close` closes 10,000 flows at the same time
     Close,
 }
 

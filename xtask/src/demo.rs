@@ -57,7 +57,7 @@ pub fn run(options: &Options) -> Result<()> {
     build.args(BUILD);
     let mut folder = target();
     if options.log_programs {
-        // The build goes to a separate folder, so that it is not mistaken for the shipped one.
+        // The build goes to a separate folder, so that it is not mistaken for the shipped build.
         build.env("SOCKLB_LOGGING_OBJECTS", object::build_logging()?);
         folder = folder.join("log-programs");
         build

@@ -29,7 +29,7 @@ pub struct Options {
 /// The modules that tests need: two to list sockets, one for sockets that the kernel opens, and one
 /// for a router. The modules that these depend on are added.
 const MODULES: [&str; 4] = ["tcp_diag", "udp_diag", "cifs", "veth"];
-/// How long the newest kernel is used before a newer one is looked for.
+/// The time between two searches for a newer kernel.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 /// The entry of a kernel in `tests/vm/kernels.toml`.
@@ -56,7 +56,7 @@ struct Kernels {
     kernel: Vec<Kernel>,
 }
 
-/// The record of a cached kernel, which is a file beside it.
+/// The record of a cached kernel, a file in the same directory.
 #[derive(Debug, Serialize, Deserialize)]
 struct CachedKernel {
     package: String,

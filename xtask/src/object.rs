@@ -44,7 +44,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Reads the record beside the committed objects.
+    /// Reads the record in the directory of the committed objects.
     pub fn read() -> Result<Self> {
         let path = record_path();
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;

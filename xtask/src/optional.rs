@@ -1,6 +1,6 @@
 //! Programs that some tests need, and that may be impossible to fetch on this machine. If one
-//! cannot be fetched, a file beside the program's place has the reason, and the tests that need it
-//! are skipped.
+//! cannot be fetched, a file next to the program's path contains the reason, and the tests that
+//! need the program are skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};

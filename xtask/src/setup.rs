@@ -1,5 +1,5 @@
-//! Checks for what testing needs beyond stable Rust, and installs what is missing. Prints each
-//! command before it runs.
+//! Checks which tools testing needs in addition to stable Rust, and installs missing tools. Prints
+//! each command before it runs.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

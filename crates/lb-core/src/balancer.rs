@@ -74,7 +74,7 @@ pub enum Fact {
     /// the earlier set. If this host reaches one backend, the host is not the reason why other
     /// backends are unreachable.
     Serving(BTreeSet<ServiceIndex>),
-    /// Time has passed, and nothing else has happened.
+    /// Only time has passed.
     Time,
     /// Report ids by protocol and address. The map contains at least the id of every backend with
     /// reports that count for the service at this position. Until the first such fact arrives, the

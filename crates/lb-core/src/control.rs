@@ -189,7 +189,7 @@ impl ReceivedReport {
 pub struct MemberObservation {
     /// Its structural weight: the weight without any control.
     pub weight: u64,
-    /// Its newest report, if there is one.
+    /// The member's newest report, if there is one.
     pub report: Option<ReceivedReport>,
     /// The part of this task's recent flows to the member that failed, 0 to 1; `None` if there were
     /// too few flows.

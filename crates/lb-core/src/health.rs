@@ -3,8 +3,8 @@
 //!
 //! Witnesses are independent of each other. [`probed`] turns probe results into a verdict. Other
 //! files decide the consequences for a service: [`tiers`] decides which backends a connect may
-//! choose, [`replacement`] which backends substitute for others, and [`loss`] whose open
-//! connections are closed. docs/design/health.md has the truth table.
+//! choose, [`replacement`] which backends substitute for others, and [`loss`] of which backends the
+//! open connections are closed. docs/design/health.md has the truth table.
 
 pub mod tiers;
 
@@ -190,7 +190,7 @@ pub fn list_verdict<T>(endpoint: &Endpoint) -> Option<ReportedVerdict<T>> {
 pub struct BackendEvidence<T> {
     /// At most one per witness.
     verdicts: Vec<Verdict<T>>,
-    /// The time since which it has been available, or unavailable.
+    /// The time since which the backend has been available, or unavailable.
     since: T,
     is_available: bool,
     proof: Proof,
@@ -250,8 +250,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.proof = Proof::TakenOver;
     }
 
-    /// Whether the probes of an earlier daemon found it healthy, and no probe of this daemon has
-    /// ended yet.
+    /// Whether the probes of an earlier daemon found the backend healthy, and no probe of this
+    /// daemon has ended yet.
     pub fn is_taken_over_well(&self) -> bool {
         self.proof == Proof::TakenOver && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
     }
@@ -349,12 +349,13 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.is_proven() || !self.verdicts.is_empty()
     }
 
-    /// The time since which it has been unavailable; `None` if it is available.
+    /// The time since which the backend has been unavailable; `None` if it is available.
     pub fn unavailable_since(&self) -> Option<T> {
         (!self.is_available).then_some(self.since)
     }
 
-    /// The time since which it has been available without a failure; `None` if it is unavailable.
+    /// The time since which the backend has been available without a failure; `None` if it is
+    /// unavailable.
     pub fn available_since(&self) -> Option<T> {
         self.is_available.then_some(self.since)
     }

@@ -67,7 +67,8 @@ pub struct BackendPlan {
     pub reason: HealthReason,
     /// Whether a connect may choose it, according to the daemon.
     pub usable: Usable,
-    /// Whether probes have found it healthy. Its ejection then needs twice as many failures.
+    /// Whether probes have found the backend healthy. Its ejection then needs twice as many
+    /// failures.
     pub is_probed_healthy: bool,
     /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the host receives no
     /// reports of it.
@@ -116,8 +117,7 @@ pub enum Step {
     SetWeight(Slot, u16),
     /// Store the report id, which links the backend to its entry in the verdict array.
     SetReport(Slot, u32),
-    /// Write a complete new table, with its replaced slots, beside the current table, and switch to
-    /// it.
+    /// Write a complete new table, with its replaced slots, into a free region, and switch to it.
     Publish(ServiceIndex, Arc<[Slot]>, Vec<Slot>),
     /// Start balancing connects to the service's address.
     Open(ServiceIndex),
@@ -131,8 +131,8 @@ impl Plan {
     /// Checks the invariants on which the kernel programs rely.
     ///
     /// # Panics
-    /// If a schedule or a fallback names a slot of another service, or the length of a schedule is
-    /// not a power of two.
+    /// If a schedule or a fallback contains a slot of another service, or the length of a schedule
+    /// is not a power of two.
     pub fn assert_consistent(&self) {
         self.assert_consistent_of(|_, _| true);
     }

@@ -21,9 +21,10 @@ pub fn length_log2(backends: u32) -> u8 {
 /// at least one for every positive weight.
 ///
 /// A weight of 0 gets no entry. The counts sum to `entries`, or to 0 if no weight is positive. A
-/// weight with a fair share below one entry gets exactly one, and the others divide the rest. If
-/// remainders are equal, the lower position is rounded up first. Panics if there are more positive
-/// weights than entries, but the limits of a service and the length of its table rule this out.
+/// weight with a fair share below one entry gets exactly one entry; the other weights divide the
+/// rest. If remainders are equal, the lower position is rounded up first. Panics if there are more
+/// positive weights than entries, but the limits of a service and the length of its table rule this
+/// out.
 pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut counts = vec![0; weights.len()];
     let mut rising: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0).collect();

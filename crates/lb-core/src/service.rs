@@ -13,7 +13,7 @@ use crate::load_band::LoadBand;
 use crate::rebalance::RebalanceRules;
 use crate::subset::Algorithm;
 
-/// Why weights have no effect with a policy; `None` if they have one.
+/// Why weights have no effect with a policy; `None` if they have an effect.
 pub const fn ignores_weights(policy: Policy) -> Option<&'static str> {
     match policy {
         Policy::RoundRobin => Some("ignores weights"),

@@ -245,7 +245,7 @@ pub fn raw_utilization(loads: &[f64]) -> f64 {
 pub const RUNGS: [u32; 11] = [12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256];
 
 /// The default minimum of `size = "auto"`, as in Finagle: few enough backends for an idle fleet,
-/// and so many that a client can lose some of them.
+/// but so many that a client can lose some of them.
 pub const MIN_AUTO_SIZE: u32 = 12;
 
 /// The choice of [`choose_size`], and its reasons.

@@ -75,7 +75,7 @@ fn usability_follows_every_cell_of_the_table() {
 }
 
 /// For all sets of backends, with and without panic: if any backend has a weight, a connect may
-/// choose a backend. It may choose a backend that does not accept connections only if no other
+/// choose some backend. It may choose a backend that does not accept connections only if no other
 /// backend has a weight.
 #[test]
 fn a_backend_that_cannot_accept_is_chosen_last() {

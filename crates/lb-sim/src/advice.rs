@@ -59,7 +59,7 @@ pub struct Assessment {
     pub unequal: Option<UnequalLoads>,
 }
 
-/// What a change of the fleet costs its clients: the part of its subset that a client drops.
+/// The cost of a change of the fleet for its clients: the part of its subset that a client drops.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct ChangeCost {
     /// The mean over the clients.
@@ -279,8 +279,8 @@ mod tests {
                 "{clients} and {backends}"
             );
             assert_eq!(choice(Algorithm::Rocksteadier).overlapping_size(&question), None);
-            // With this size every backend is in several arcs. With a size that is smaller by one,
-            // some backend is in only one arc.
+            // With this size every backend is in several arcs. If the size is smaller by one, some
+            // backend is in only one arc.
             if let Some(size) = expected {
                 let fewest = |size| {
                     let fleet = Fleet { algorithm: Algorithm::Aperture, clients, backends, size, seed: 0 };

@@ -91,10 +91,10 @@ enum PlannerCommand {
     Sweep(commands::sweep::SweepOptions),
     /// Recommends a subset for a fleet, and compares it with the alternatives
     Advise(commands::advise::AdviseOptions),
-    /// Plays a fleet in virtual time: load, errors and moved connections through restarts and
+    /// Simulates a fleet in virtual time: load, errors and moved connections through restarts and
     /// resizes
     Traffic(commands::traffic::TrafficOptions),
-    /// Plays pools of long connections after the restart of a backend, with `rebalance`
+    /// Simulates pools of long connections after the restart of a backend, with `rebalance`
     Rebalance(commands::rebalance::RebalanceOptions),
     /// Draws the literature's figures with socklb's own numbers, on one page
     Report(commands::report::ReportOptions),

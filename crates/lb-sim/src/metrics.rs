@@ -82,7 +82,7 @@ pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     best / f64::from(largest)
 }
 
-/// The part of an old subset that the new one does not contain.
+/// The part of an old subset that the new subset does not contain.
 pub fn dropped(old: &[u32], new: &[u32]) -> f64 {
     if old.is_empty() {
         return 0.0;
@@ -110,8 +110,8 @@ pub fn block_share(subset: &[u32], block: u32) -> f64 {
     part(most, sorted.len())
 }
 
-/// [`block_share`] of every client's subset. The mean is what a client loses on average at its
-/// worst moment of a restart. The maximum is what the worst affected client loses.
+/// [`block_share`] of every client's subset. The mean is the part that a client loses on average at
+/// its worst moment of a restart. The maximum is the part that the worst affected client loses.
 pub fn block_shares(graph: &Graph, block: u32) -> Spread {
     Spread::of(&graph.rows().map(|subset| block_share(subset, block)).collect::<Vec<f64>>())
 }

@@ -109,7 +109,7 @@ impl Pools {
         seconds.saturating_mul(self.tasks.into()).saturating_mul(self.backends.into())
     }
 
-    /// Plays the restart of one backend.
+    /// Simulates the restart of one backend.
     pub fn play(&self) -> Course {
         let mut fleet: Vec<Pool> = (0..self.tasks).map(|index| Pool::open(self, index)).collect();
         let part = |fleet: &[Pool], backend| {

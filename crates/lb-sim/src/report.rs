@@ -1,5 +1,5 @@
-//! The report: figures of three publications on subsets and load, which socklb's own code computes
-//! again. It is one page with its files.
+//! The report: figures of three publications on subsets and load, computed again by socklb's own
+//! code. It is one page with its files.
 //!
 //! The modules in reading order: the elements of sections ([`palette`], [`numbers`], [`section`]),
 //! one module for each question, then the page and its directory. The same build writes the same
@@ -68,12 +68,12 @@ pub fn steps(extent: Extent) -> u64 {
         + OTHER * OTHERS
 }
 
-/// The progress steps of one play of a scenario with load, and below, of a section without plays
-/// and sweeps. A step takes one or two milliseconds of CPU time.
+/// The progress steps of one simulation of a scenario with load, and below, of a section without
+/// simulations and sweeps. A step takes one or two milliseconds of CPU time.
 const PLAY: u64 = 800;
 const OTHER: u64 = 400;
 
-/// The number of sections that have neither plays nor sweeps.
+/// The number of sections that have neither simulations nor sweeps.
 const OTHERS: u64 = 9;
 
 /// All sections, in reading order.

@@ -45,7 +45,7 @@ use figures::RunFigures;
 use scenario::Scenario;
 use tally::{StepRow, Total};
 
-/// The counts of a played scenario. Serializes as the document of `socklb-sim traffic --json`.
+/// The counts of a simulated scenario. Serializes as the document of `socklb-sim traffic --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TrafficReport {
     pub schema: u32,
@@ -53,7 +53,7 @@ pub struct TrafficReport {
     /// The first seed of everything random, in decimal. The counts are those of this seed; only the
     /// figures cover the other seeds.
     pub seed: String,
-    /// The number of seeds that were played: this seed and the following ones.
+    /// The number of seeds that were simulated: this seed and the following ones.
     pub seeds: u32,
     /// A row for every step of every run, run after run.
     pub steps: Vec<StepRow>,
@@ -81,8 +81,8 @@ pub struct Totals {
     pub runs: Vec<Total>,
 }
 
-/// Plays all runs of a scenario with all its seeds. Each run has its own fleet. Runs with the same
-/// seed have the same arrivals.
+/// Simulates all runs of a scenario with all its seeds. Each run has its own fleet. Runs with the
+/// same seed have the same arrivals.
 pub fn play(scenario: &Scenario, seed: u64) -> TrafficReport {
     play_with(scenario, seed, || ())
 }
@@ -92,7 +92,7 @@ pub fn plays(scenario: &Scenario) -> u64 {
     scenario.runs.len() as u64 * u64::from(scenario.seeds)
 }
 
-/// Plays like [`play`], and calls `done` after each run with each seed.
+/// Simulates like [`play`], and calls `done` after each run with each seed.
 pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> TrafficReport {
     let seeds = u64::from(scenario.seeds);
     let plays: Vec<(usize, u64)> =

@@ -100,8 +100,7 @@ fn size(fleet: &Fleet) -> f64 {
 
 /// The guarantee: if a part of the clients is lost, utilization falls at most by this part, because
 /// no backend's load can rise. This holds if the shares of the remaining clients stay the same. If
-/// all clients have equal rates, the part is that of the clients, otherwise it is that of the
-/// traffic.
+/// all clients have equal rates, it is the part of the clients, otherwise the part of the traffic.
 pub fn guarantee(raw: f64, missing: f64) -> f64 {
     raw * (1.0 - missing)
 }

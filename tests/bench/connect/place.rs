@@ -1,5 +1,5 @@
-//! What the workers of a group need: cgroups with attached programs, the daemon, other balancers,
-//! and the backends. All of these are removed on drop.
+//! The environment of a group's workers: cgroups with attached programs, the daemon, other
+//! balancers, and the backends. All of these are removed on drop.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -39,7 +39,7 @@ impl Attached {
     }
 }
 
-/// What the workers of a group need.
+/// The environment of a group's workers.
 pub struct Place {
     // Fields are dropped in this order: programs and daemons must be dropped before the cgroups to
     // which they are attached.

@@ -1,5 +1,5 @@
 //! Writes the results of a run into the documentation: as text between two marks in
-//! docs/design/performance.md, and as a picture beside this page.
+//! docs/design/performance.md, and as a picture in the same directory.
 
 use std::path::Path;
 use std::time::Duration;

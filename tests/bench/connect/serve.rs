@@ -28,7 +28,7 @@ pub struct Options {
     poll: bool,
 }
 
-/// What a backend does with a connection.
+/// The action of a backend on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Manner {
     /// Accepts it and closes it late

@@ -1,8 +1,8 @@
 //! The process that connects, inside the client's cgroup. It makes the requested calls, and reports
 //! which of them failed, and when.
 //!
-//! The process must not know what is behind the address that it dials, or which results the test
-//! expects.
+//! The process must not know which backends are behind the address that it dials, or which results
+//! the test expects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -47,8 +47,8 @@ pub enum Calls {
         /// No connect begins later than this.
         within: Duration,
     },
-    /// Connects that begin at a fixed rate, whatever the results of earlier connects. They do not
-    /// wait for a first byte.
+    /// Connects that begin at a fixed rate, regardless of the results of earlier connects. They do
+    /// not wait for a first byte.
     Paced {
         service: SocketAddr,
         connects: u64,

@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{set_socket_linger, set_socket_reuseaddr};
 use rustix::net::{AddressFamily, SendFlags, SocketType, send};
 
-/// What a listener does with a connection.
+/// The action of a listener on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
     /// The listener accepts it, sends one byte, and closes it late.
@@ -37,7 +37,7 @@ const LATER: Duration = Duration::from_secs(5);
 /// How long a listener waits for a connection before it checks whether it must end.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// What a listener has accepted.
+/// The connections that a listener has accepted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accepted {
     pub count: u64,

@@ -31,7 +31,7 @@ const NEEDED_OF_KERNEL: Duration = Duration::from_millis(1);
 /// A push that takes longer counts as lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// What processes reports (the socket or the kernel), and the link over which they arrive.
+/// The receiver of reports (the socket or the kernel), and the link over which they arrive.
 struct Arm {
     name: &'static str,
     /// The address on which the agent listens. The backend has this address too.

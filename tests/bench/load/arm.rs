@@ -45,7 +45,7 @@ impl Arm {
         }
     }
 
-    /// The arm's policy, as the configuration and the planner name it.
+    /// The arm's policy, under its name in the configuration and in the planner.
     pub fn policy(self) -> &'static str {
         match self {
             Self::RoundRobin => "round-robin",

@@ -1,4 +1,4 @@
-//! What the planner computes for each arm, with the same fleet.
+//! The planner's results for each arm, with the same fleet.
 
 use std::fmt::Write as _;
 use std::process::Command;

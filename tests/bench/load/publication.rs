@@ -40,7 +40,7 @@ const NEEDED: f64 = 0.02;
 /// The kernel counts processor time in hundredths of a second.
 const TICKS: f64 = 100.0;
 
-/// What a daemon does with reports.
+/// How a daemon uses reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heeds {
     /// The daemon sends no requests for reports.

@@ -1,6 +1,6 @@
-//! A client that sends requests at its own rate, whatever their results. It opens a connection for
-//! each request, or reuses a connection for a while. No request is repeated. The client reports the
-//! results when it receives a request for them.
+//! A client that sends requests at its own rate, regardless of their results. It opens a connection
+//! for each request, or reuses a connection for a while. No request is repeated. The client reports
+//! the results when it receives a request for them.
 
 use std::net::SocketAddr;
 use std::process::Command;

@@ -53,9 +53,9 @@ pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option
 ///
 /// Assume that `live`, with the new table in place of its predecessor, fills at most half of the
 /// map. Then each call makes the longest free region at least twice as long: some window is at most
-/// half full, and its tables fit into a free region that is half as long as a window. So there is
-/// room after at most as many calls as there are doublings from the shortest table to `length`, and
-/// usually after the first.
+/// half full, and its tables fit into a free region that is half as long as a window. So the number
+/// of calls until there is room is at most the number of doublings from the shortest table to
+/// `length`. Usually the first call is enough.
 ///
 /// # Panics
 /// If `length` is 0.

@@ -3,7 +3,7 @@
 //!
 //! If every client does this, the result is a damped form of the Sinkhorn iteration on the graph of
 //! all subsets. The row sums of this iteration are the true loads of the clients, which no client
-//! needs to know. So utilization becomes even, whatever made it uneven: different machines,
+//! needs to know. So utilization becomes even, whatever the cause of the differences is: machines,
 //! neighbours, subsets, unequal or missing clients, other jobs. Four rules make the law stable:
 //!
 //! - A step starts from the weights *as they act*. Weights act only on new flows, so long-lived
@@ -32,7 +32,7 @@ const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
 /// The largest relative change of a weight in one tick.
 const STEP: f64 = 0.1;
 
-/// The largest relative difference between a factor and the acting factor. It keeps the law from
+/// The largest relative difference between a factor and the acting factor. It prevents the law from
 /// running too far ahead of long-lived flows, which still follow earlier weights.
 const AHEAD: f64 = 0.5;
 
@@ -100,8 +100,8 @@ struct MemberHistory {
     factor: f64,
     /// The factor as it acts: smoothed over the lifetime of a flow.
     acting: f64,
-    /// The time at which its last report arrived, and the time for which no new report has arrived
-    /// since; `None` if it has never reported.
+    /// When the member's last report arrived, and for how long no new report has arrived since;
+    /// `None` if it has never reported.
     reported_at: Option<Duration>,
     silence: Option<Duration>,
     /// The time for which the factor has been returning to 1 because of that silence.
@@ -111,7 +111,7 @@ struct MemberHistory {
     /// Why its factor did not change, or may not rise.
     hold: Option<Hold>,
     is_at_clamp: bool,
-    /// The time for which it has not been in the row; `None` if it is in the row.
+    /// For how long the member has not been in the row; `None` if it is in the row.
     gone: Option<Duration>,
 }
 
@@ -424,9 +424,8 @@ fn step(participants: &[Participant], gain: f64, life: Duration) -> Vec<(SocketA
     let before: f64 = participants.iter().map(|member| member.weight).sum();
     let structural: f64 = participants.iter().map(|member| member.structural).sum();
     normalise(&mut wanted, &caps, before);
-    // A step starts from the factor as it acts, which follows the factor within about one lifetime
-    // of a flow. So each step applies the leak of one whole lifetime, which moves the factor
-    // towards 1.
+    // A step starts from the acting factor, which follows the factor within about one lifetime of a
+    // flow. So each step applies the leak of one whole lifetime, which moves the factor towards 1.
     let leak = LEAK.max(life * LEAK_LIVES);
     let leak = TICK.max(life).as_secs_f64() / leak.as_secs_f64();
     let mut clamped = vec![false; participants.len()];

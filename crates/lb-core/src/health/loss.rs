@@ -44,8 +44,8 @@ impl OnBackendLoss {
 
 /// The time for which a backend must be missing.
 pub const CONFIRMED_AFTER: Duration = Duration::from_mins(1);
-/// Each host starts at a time of its own within this time, so that the clients of a fleet do not
-/// dial again all at once.
+/// Each host starts at a random moment within this time, so that the clients of a fleet do not all
+/// dial again at once.
 pub const SPREAD: Duration = Duration::from_secs(10);
 /// The part of [`SPREAD`] by which a host waits longer before it closes connections to a backend of
 /// a service.
@@ -155,7 +155,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
         self.withheld
     }
 
-    /// A lost backend whose connections are to be closed now; `None` if there is none. `delay`
+    /// A lost backend, if its connections should be closed now; `None` if there is none. `delay`
     /// returns the part of [`SPREAD`] by which this host waits longer for a backend, and
     /// `has_flows` whether a backend has open flows. The same backend is not returned again within
     /// 30 s, unless [`MissingBackends::continue_with`] is called.

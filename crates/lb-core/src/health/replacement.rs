@@ -27,12 +27,13 @@ const MANY: usize = 4;
 /// `T` is a time of any clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InOrder<T> {
-    /// The time since which it has been unavailable; `None` if it is available.
+    /// The time since which the backend has been unavailable; `None` if it is available.
     pub unavailable_since: Option<T>,
-    /// The time since which it has been available without a failure; `None` if it is unavailable.
+    /// The time since which the backend has been available without a failure; `None` if it is
+    /// unavailable.
     pub available_since: Option<T>,
-    /// The time since which it has been replaced; `None` if it is not. Members and substitutes can
-    /// be replaced.
+    /// The time since which the backend has been replaced; `None` if it is not replaced. Members
+    /// and substitutes can be replaced.
     pub replaced_since: Option<T>,
     /// Whether probes of it are configured and no probe has ended yet.
     pub is_unproven: bool,

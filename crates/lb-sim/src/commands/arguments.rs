@@ -1,6 +1,7 @@
 //! Arguments that several commands share: parses text to values, and checks their bounds.
 //!
-//! Error messages name the bounds. This module must not know what the commands do with the values.
+//! Error messages contain the bounds. This module must not know what the commands do with the
+//! values.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! `socklb-sim churn`: what a change of a fleet costs, compared with the minimum cost.
+//! `socklb-sim churn`: the cost of a change of a fleet, compared with the minimum cost.
 //!
 //! One of the fleet's three numbers takes every value of a range. Each step is one value, compared
 //! with the previous value. The command refuses a run that would take too long.

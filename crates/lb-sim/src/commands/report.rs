@@ -17,7 +17,7 @@ use crate::report::{Extent, files, sections, steps};
 /// The options of `socklb-sim report`.
 #[derive(Debug, Args)]
 pub struct ReportOptions {
-    /// Directory for index.html and one SVG file per figure; created if it does not exist, refused
+    /// Directory for index.html and one SVG file per figure; created if it does not exist; refused
     /// if it contains other files
     #[arg(long, value_name = "DIR")]
     out: PathBuf,

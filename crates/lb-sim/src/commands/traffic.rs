@@ -1,7 +1,7 @@
-//! `socklb-sim traffic`: plays a scenario and prints its counts, as tables or as JSON.
+//! `socklb-sim traffic`: simulates a scenario and prints its counts, as tables or as JSON.
 //!
 //! A scenario is either a file or the name of a shipped scenario. This module must not know how
-//! scenarios are played.
+//! scenarios are simulated.
 
 use std::path::Path;
 

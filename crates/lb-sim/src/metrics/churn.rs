@@ -1,4 +1,4 @@
-//! What a change of a fleet costs: how much of their subsets the clients drop.
+//! The cost of a change of a fleet: how much of their subsets the clients drop.
 //!
 //! For each dropped member a client closes a connection, and usually opens one to another backend.
 

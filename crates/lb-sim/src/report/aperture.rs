@@ -1,6 +1,6 @@
-//! The pictures of the post on the deterministic aperture: rings of three clients and seven
-//! backends, sessions per backend, and the load of a fleet that has as many connections as the post
-//! states.
+//! The pictures of Twitter's blog post on the deterministic aperture: rings of three clients and
+//! seven backends, sessions per backend, and the load of a fleet that has as many connections as
+//! the post states.
 
 use lb_core::subset::{self, Algorithm};
 use lb_svg::{
@@ -21,7 +21,7 @@ use crate::unequal::{Inequality, UnequalLoads};
 const LARGE_CLIENTS: u32 = 2_000;
 const LARGE_BACKENDS: u32 = 1_000;
 const RANDOM_SIZE: u32 = 140;
-/// The default of Finagle, the library that the post is about.
+/// The default of Finagle, the library in the blog post.
 const APERTURE_SIZE: u32 = 12;
 
 const fn large(algorithm: Algorithm, size: u32) -> Fleet {

@@ -1,9 +1,10 @@
-//! The section on the first change that Twitter's post "Deterministic Aperture" describes: from a
-//! full mesh to random apertures.
+//! The section on the first change in Twitter's blog post "Deterministic Aperture": from a full
+//! mesh to random apertures.
 //!
-//! The job of the shipped scenario `aperture` is played in virtual time. Backends that equally many
-//! clients have chosen have about the same request rate, so their traces form a band. There are so
-//! few clients that the reader can distinguish the bands. The post names neither rates nor sizes.
+//! The job of the shipped scenario `aperture` is simulated in virtual time. Backends that equally
+//! many clients have chosen have about the same request rate, so their traces form a band. There
+//! are so few clients that the reader can distinguish the bands. The blog post states neither rates
+//! nor sizes.
 
 use lb_core::service::Size;
 use lb_core::subset::Algorithm;
@@ -24,7 +25,7 @@ use crate::traffic::values::{AlgorithmName, Span, Within};
 
 const CLIENTS: u32 = 250;
 const BACKENDS: u32 = 1_000;
-/// The default of Finagle, the library that the post is about.
+/// The default of Finagle, the library in the blog post.
 const SIZE: u32 = 12;
 /// Requests per second of each client.
 const PER_SECOND: u64 = 250;
@@ -63,7 +64,7 @@ fn scenario(seconds: u64) -> Scenario {
 }
 
 impl FirstChange {
-    /// Plays both runs. A step lasts four seconds. In this time a client that uses all backends
+    /// Simulates both runs. A step lasts four seconds. In this time a client that uses all backends
     /// sends one request to each. With shorter steps the full mesh would look less even than it is.
     pub fn play(extent: Extent) -> Self {
         let seconds = (4 * STEPS).min(extent.load_seconds);
@@ -82,7 +83,8 @@ impl FirstChange {
         percent(1.0 - after / before)
     }
 
-    /// Adds rows to the section's table. The columns are quantity, post, and here.
+    /// Adds rows to the section's table. The columns are the quantity, its value in the blog post,
+    /// and its value here.
     pub fn rows(&self, table: &mut NumberTable) {
         let [before, after] = self.connections().map(grouped);
         let words = format!("{before} to {after}, \u{2212}{}", self.saved());

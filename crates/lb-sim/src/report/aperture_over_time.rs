@@ -54,7 +54,7 @@ fn per_second(requests: Spread, seconds: f64) -> Spread {
     Spread { min: min / seconds, mean: mean / seconds, max: max / seconds, rsd }
 }
 
-/// Plays both runs for this many seconds each.
+/// Simulates both runs for this many seconds each.
 fn played(seconds: u64) -> [RequestRates; 2] {
     let mut scenario = shipped::scenario(SCENARIO);
     let span = |seconds: u64| Span { us: seconds * 1_000_000 };
@@ -63,7 +63,7 @@ fn played(seconds: u64) -> [RequestRates; 2] {
     rates(&scenario).try_into().expect("there are two runs")
 }
 
-/// Plays all runs of a scenario.
+/// Simulates all runs of a scenario.
 pub fn rates(scenario: &Scenario) -> Vec<RequestRates> {
     let report = play(scenario, scenario.seed);
     let of_run = |total: &Total| {

@@ -1,7 +1,7 @@
-//! The rings of the post on the deterministic aperture: three clients and seven backends, drawn as
-//! points and as slices.
+//! The rings of Twitter's blog post on the deterministic aperture: three clients and seven
+//! backends, drawn as points and as slices.
 //!
-//! This module also defines that small fleet; the section shows the fleet's numbers beside the
+//! This module also defines that small fleet; the section shows the fleet's numbers next to the
 //! rings.
 
 use lb_core::subset::{self, Algorithm};

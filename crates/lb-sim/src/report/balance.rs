@@ -12,7 +12,7 @@ use super::section::{Extent, NumberTable, ReportSection};
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, mean, percentile, raw_utilization};
 
-/// The article names no sizes for this figure. These are the largest sizes of its Figure 2.
+/// The article states no sizes for this figure. These are the largest sizes of its Figure 2.
 const TASKS: u32 = 256;
 const SIZE: u32 = 20;
 

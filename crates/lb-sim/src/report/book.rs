@@ -1,6 +1,6 @@
 //! Figures 20-3, 20-4 and 20-5 of the book "Site Reliability Engineering": connections per backend.
 //!
-//! The book does not name the generator of its random subsets, so they cannot be reproduced.
+//! The book does not state the generator of its random subsets, so they cannot be reproduced.
 //! Instead, the drawing shows one seed with lines at the book's smallest and largest count, and the
 //! table shows the usual range over many seeds.
 

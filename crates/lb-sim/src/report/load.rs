@@ -1,9 +1,9 @@
 //! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": the CPU usage of tasks
 //! that receive equally many requests, over time and in total, and the capacity that stays unused
-//! because of the differences. Beside them, the same fleet with weights that follow load.
+//! because of the differences. For comparison, the same fleet with weights that follow load.
 //!
-//! The shipped scenario `book-load` is played in virtual time. The book names neither machines nor
-//! clients.
+//! The shipped scenario `book-load` is simulated in virtual time. The book describes neither
+//! machines nor clients.
 
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Scale, WIDTH};
 
@@ -21,8 +21,7 @@ use crate::traffic::{self, play_with, shipped};
 
 const SCENARIO: &str = "book-load";
 
-/// The two runs that stand for Figures 20-1 and 20-2: a badly balanced fleet and a well balanced
-/// one.
+/// The two runs for Figures 20-1 and 20-2: a badly balanced fleet and a well balanced one.
 const PANELS: [(&str, &str, Paint); 2] =
     [("round-robin", "round robin", RANDOM), ("feedback", "feedback", ROCKSTEADIER)];
 
@@ -32,7 +31,7 @@ const PANELS: [(&str, &str, Paint); 2] =
 const RUNS: [&str; 4] = ["round-robin", "least-loaded", "a58", "feedback"];
 
 /// The shipped scenario of the book's fleet. The page uses it so that it has the numbers that
-/// `socklb-sim traffic` prints. A small report plays only a part of its time.
+/// `socklb-sim traffic` prints. A small report simulates only a part of its time.
 fn scenario(extent: Extent) -> Scenario {
     let mut scenario = shipped::scenario(SCENARIO);
     let most = Span { us: extent.load_seconds * 1_000_000 };
@@ -46,7 +45,7 @@ fn scenario(extent: Extent) -> Scenario {
     scenario
 }
 
-/// The number of plays that the section needs. Plays take most of a report's time.
+/// The number of simulations that the section needs. Simulations take most of a report's time.
 pub fn plays(extent: Extent) -> u64 {
     traffic::plays(&scenario(extent)) + 1
 }

@@ -1,8 +1,8 @@
 //! Figure 20-6 of the book "Site Reliability Engineering": the CPU usage of all tasks before and
 //! after clients switch to weights that follow load.
 //!
-//! Plays the run `feedback` of the book's fleet in virtual time. An operator turns the law on when
-//! half of the time has passed.
+//! Simulates the run `feedback` of the book's fleet in virtual time. An operator turns the law on
+//! when half of the time has passed.
 
 use lb_core::control::Switch;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -28,8 +28,8 @@ pub struct SwitchedLoad {
 }
 
 impl SwitchedLoad {
-    /// Plays the fleet with one seed. Measures in the last quarter of the time, when weights have
-    /// settled.
+    /// Simulates the fleet with one seed. Measures in the last quarter of the time, when weights
+    /// have settled.
     pub fn play(mut scenario: Scenario) -> Self {
         let duration = scenario.duration;
         let [half, step] = [2, STEPS].map(|parts| Span { us: duration.us / parts });

@@ -1,8 +1,8 @@
 //! Figure 5 in the form of the article: the errors of two frontend jobs over time, while their
 //! backend job is resized.
 //!
-//! The shipped scenario `figure-5` is played in virtual time. The article names neither sizes nor
-//! rates.
+//! The shipped scenario `figure-5` is simulated in virtual time. The article states neither sizes
+//! nor rates.
 
 use lb_svg::{Area, Axis, Drawing, Figure, Paint, Plot, Scale, WIDTH};
 

@@ -15,9 +15,9 @@ use crate::metrics::overlap::distinct;
 
 const CLIENTS: u32 = 4;
 const BACKENDS: u32 = 6;
-/// The article's Figure 4a has hashed positions, but does not name the hash. With this seed,
-/// positions here are so far apart that they are readable, and client 0 meets the same two backends
-/// as in the article.
+/// The article's Figure 4a has hashed positions, but the article does not state the hash function.
+/// With this seed, positions here are so far apart that they are readable, and client 0 meets the
+/// same two backends as in the article.
 const SEED: u64 = 5_337;
 
 struct Ring {

@@ -1,5 +1,5 @@
 //! A section of the report: figures that answer one question, an explanation, and a table with the
-//! source's numbers beside ours.
+//! numbers of the source and of the planner.
 //!
 //! This module also defines how large the computations of a report are. It must not know what the
 //! questions are.
@@ -15,7 +15,7 @@ pub struct Extent {
     pub most_size: u32,
     /// The number of seeds for random algorithms.
     pub trials: u64,
-    /// The maximum virtual time, in seconds, for which a scenario with load is played.
+    /// The maximum virtual time, in seconds, for which a scenario with load is simulated.
     pub load_seconds: u64,
 }
 
@@ -42,7 +42,7 @@ pub struct ReportSection {
 pub struct NumberTable {
     /// The headings of the columns.
     pub head: Vec<String>,
-    /// Each row has one cell per column; the first cell names the row.
+    /// Each row has one cell per column; the first cell is the row's name.
     pub rows: Vec<Vec<String>>,
 }
 

@@ -66,7 +66,7 @@ fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
         let graph = match series.algorithm {
             Algorithm::Deterministic => fleet.graph(),
             // With each of the other algorithms, a subset is the first backends of an order that
-            // does not depend on the size. So one order serves for all sizes.
+            // does not depend on the size. So the same order is used for all sizes.
             _ => Graph::of_rows(case.backends, whole.rows().map(|row| row[..size as usize].iter().copied())),
         };
         (f64::from(size), raw(series, &fleet, &graph))

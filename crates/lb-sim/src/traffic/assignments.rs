@@ -1,8 +1,8 @@
 //! Assignments: a list of endpoints, and which of its members each task of a job uses.
 //!
-//! [`Memberships`] makes the decisions. This module stores only what a task's balancer needs,
-//! because in a large fleet several lists are on their way to many tasks at the same time. This
-//! module must not depend on time.
+//! [`Memberships`] makes the decisions. This module stores only the data that a task's balancer
+//! needs, because in a large fleet several lists are on their way to many tasks at the same time.
+//! This module must not depend on time.
 
 use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::membership::{Member, Membership, Memberships};

@@ -44,7 +44,8 @@ pub struct ScenarioDocument {
     /// The seed of all random times.
     #[serde(default = "seed_0")]
     pub seed: Seed,
-    /// The number of seeds that are played: `seed` and the following ones. Each has other subsets.
+    /// The number of seeds that are simulated: `seed` and the following ones. Each has other
+    /// subsets.
     #[serde(default = "one_seed")]
     pub seeds: Within<1, 100>,
     /// The length of the scenario in virtual time.
@@ -85,7 +86,7 @@ pub struct ScenarioDocument {
     /// Replacements of all daemons at once.
     #[serde(default)]
     pub upgrade: Vec<Spanned<UpgradeTable>>,
-    /// The variants to compare. If there are none, the scenario is played as written.
+    /// The variants to compare. If there are none, the scenario is simulated as written.
     #[serde(default)]
     pub run: Vec<Spanned<RunTable>>,
 }
@@ -248,7 +249,7 @@ pub struct JobTable {
     #[serde(default)]
     pub error_decay: ErrorDecay,
     /// The maximum number of open requests or connections of one task to one backend. A task skips
-    /// a backend at which it has this many.
+    /// a backend at which it has this many open.
     pub active_limit: Option<ActiveLimit>,
     /// What a task does if all members are at that limit.
     #[serde(default = "least_loaded")]
@@ -368,7 +369,7 @@ pub enum FailMode {
     Errors,
     /// Connections are established, but no request is answered, because the process hangs.
     Hang,
-    /// Connections are served, but the backend reports the same utilization, whatever its load.
+    /// Connections are served, but the backend reports the same utilization at any load.
     Lies,
     /// Connections are served, but the backend reports no load.
     Silent,
@@ -385,7 +386,7 @@ impl FailMode {
     }
 }
 
-/// One variant of the scenario. Each value replaces that of the scenario.
+/// One variant of the scenario. Each value replaces the value of the scenario.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunTable {

@@ -1,8 +1,8 @@
 //! Counts for failing backends, for each step and for each run: ejections, trials and their
 //! results.
 //!
-//! These counts are beside those of the [tally](super::tally). A report contains them only if one
-//! of its runs ejects backends. This module must not decide anything.
+//! These counts are separate from those of the [tally](super::tally). A report contains them only
+//! if one of its runs ejects backends. This module must not decide anything.
 
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! How even the load was and how long requests took: figures over several seeds, each with its
 //! confidence interval.
 //!
-//! This module must not know how a scenario is played.
+//! This module must not know how a scenario is simulated.
 
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
-//! A scenario that can be played: its values fit together, it fits into memory, and playing it
-//! takes at most a minute or two.
+//! A scenario that can be simulated: its values fit together, it fits into memory, and simulating
+//! it takes at most a minute or two.
 //!
-//! `cost` computes what playing costs, before memory is allocated for it; `fails` reads which
+//! `cost` computes the cost of a simulation, before memory is allocated for it; `fails` reads which
 //! backends fail, and when. An error names the file, the line, the value and the correction.
 
 mod cost;
@@ -37,7 +37,7 @@ pub struct Scenario {
     pub title: String,
     /// The seed of all random times.
     pub seed: u64,
-    /// How many seeds are played.
+    /// How many seeds are simulated.
     pub seeds: u32,
     /// The length of the scenario in virtual time.
     pub duration: Span,

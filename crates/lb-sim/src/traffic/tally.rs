@@ -1,4 +1,4 @@
-//! The counts of a played scenario: rows for its steps, and totals for each run.
+//! The counts of a simulated scenario: rows for its steps, and totals for each run.
 //!
 //! Every arrival is counted once when it begins and once when it ends. This module must not decide
 //! anything.
@@ -129,7 +129,7 @@ pub struct StepRow {
     /// Running clients at the end of the step.
     pub clients: u32,
     /// The numbers of open connections of the backends at the end of the step. Only running
-    /// backends count for which the source requests traffic, so lame ducks do not.
+    /// backends for which the source requests traffic count, so lame ducks do not.
     pub connections: Spread,
     /// The loads of the backends during the step: arrivals divided by capacity. Only backends count
     /// that were healthy and listed during the whole step.

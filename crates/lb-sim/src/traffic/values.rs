@@ -1,7 +1,7 @@
 //! The words and numbers of a scenario file, as types that can hold only allowed values.
 //!
-//! Each type refuses other values with a message that names the value and the correction. The TOML
-//! reader adds line and column. This module must not know what the values are for.
+//! Each type refuses other values with a message that contains the value and the correction. The
+//! TOML reader adds line and column. This module must not know the purpose of the values.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,11 +1,11 @@
-//! Plays subsets that grow and shrink with the load of their task. Each task holds a connection to
-//! every member, so the number of connections is the number of members.
+//! Simulates subsets that grow and shrink with the load of their task. Each task holds a connection
+//! to every member, so the number of connections is the number of members.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::{TrafficReport, play};
 
-/// Plays requests that each last 100 ms and arrive at this rate per second. So on average a tenth
-/// of `rate` requests are open.
+/// Simulates requests that each last 100 ms and arrive at this rate per second. So on average a
+/// tenth of `rate` requests are open.
 fn played(rate: u32, more: &str) -> TrafficReport {
     let text = format!(
         r#"

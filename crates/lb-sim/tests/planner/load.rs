@@ -322,7 +322,7 @@ fn cursors_of_several_cpus_spread_the_load_like_one() {
     }
 }
 
-/// The book's fleet, played for a fifth of a minute. The command `socklb-sim traffic --scenario
+/// The book's fleet, simulated for a fifth of a minute. The command `socklb-sim traffic --scenario
 /// book-load` prints the full numbers.
 #[test]
 fn the_book_s_fleet_is_as_uneven_as_in_the_book() {
@@ -344,8 +344,8 @@ fn the_book_s_fleet_is_as_uneven_as_in_the_book() {
     assert!(ratios[1].1 < ratios[0].1, "{ratios:?}");
 }
 
-/// A fleet with different machines, clients and subsets, but without unevenness by chance, played
-/// for two minutes.
+/// A fleet with different machines, clients and subsets, but without unevenness by chance,
+/// simulated for two minutes.
 fn unequal() -> String {
     let fleet = include_str!("fleet/fleet.toml").replace("180s", "120s").replace("130s", "60s");
     fleet + include_str!("fleet/runs.toml")

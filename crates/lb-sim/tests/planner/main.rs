@@ -32,7 +32,7 @@ fn scenario(text: &str) -> Scenario {
     read(text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))
 }
 
-/// Plays a scenario with seed 1.
+/// Simulates a scenario with seed 1.
 #[track_caller]
 fn played(text: &str) -> TrafficReport {
     play(&scenario(text), 1)

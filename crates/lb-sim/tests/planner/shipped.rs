@@ -152,7 +152,7 @@ fn small_jobs_leave_no_backend_unused_with_rocksteadier() {
     assert!(letter.connections.rsd > 2.0 * rotated.connections.rsd);
 }
 
-/// A scenario with backends that fail, which is played with and without ejection.
+/// A scenario with backends that fail, which is simulated with and without ejection.
 struct Failures {
     scenario: Scenario,
     report: TrafficReport,
@@ -354,7 +354,7 @@ fn no_machine_of_the_book_s_fleet_is_overloaded() {
 
 #[test]
 fn a_hundred_small_jobs_are_even_only_with_weights_that_follow_load() {
-    // Plays a third of the scenario, because only the state at the end matters.
+    // Simulates a third of the scenario, because only the state at the end matters.
     let text = shipped::text("load-small-jobs").expect("the scenario is shipped");
     let text = text.replace("\"100s\"", "\"60s\"").replace("\"250s\"", "\"90s\"");
     let scenario = Scenario::read("small", "small", &text).unwrap_or_else(|fault| panic!("{fault}"));

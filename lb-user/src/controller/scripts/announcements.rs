@@ -55,7 +55,7 @@ fn an_existing_lame_duck_gets_no_connect_from_a_new_host() {
     assert!(stage.sent.keys().copied().eq(BACKENDS[1..].iter().map(|one| address(one))), "{:?}", stage.sent);
 }
 
-/// The register is full of entries of earlier backends. So a new backend gets no entry, and no
+/// The register is full of entries of earlier backends. So a new backend gets no entry, but no
 /// other backend loses its entry.
 #[test]
 fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {

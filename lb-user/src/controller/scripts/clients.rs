@@ -172,7 +172,7 @@ fn a_faulty_configuration_changes_nothing_and_is_a_fault_until_corrected() {
         stage.changed(CONFIG);
         stage.tick();
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
-        // If the file's file system does not answer, this is a fault, and nothing else is affected.
+        // If the file's file system does not answer, this is a fault, but has no other effect.
         stage.disk.set_hung(CONFIG, true);
         stage.changed(CONFIG);
         stage.pass(2 * SECOND);
@@ -478,7 +478,7 @@ fn a_late_client_follows_changes_made_meanwhile() {
     script("", |stage| {
         let places = ["b", "c"].map(|cgroup| stage.kernel.make_cgroup(&cgroup_path(cgroup)));
         stage.stop_faults();
-        // Each attempt to open the other client fails, except for one that hangs.
+        // Each attempt to open the other client fails, except for one attempt that hangs.
         let configure = |stage: &mut Stage, cgroup| {
             stage.write_clients(&[("web", "web"), ("other", cgroup)]);
             stage.kernel.faults().fail_some(1_000, super::SEED);

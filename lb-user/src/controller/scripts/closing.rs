@@ -1,4 +1,5 @@
-//! Scripts of jobs that close connections. What a job closes is tested on real sockets.
+//! Scripts of jobs that close connections. Tests on real sockets check which connections a job
+//! closes.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use crate::api::{ControllerQuery, Reply};
 use crate::closing::{CloseCause, CloseJob, CloseOrder, Requester};
 use crate::controller::{BackgroundWork, Event};
 
-/// What a job answers that has closed one connection and left as many.
+/// The answer of a job that has closed one connection and left one open.
 fn closed(job: &CloseJob, left: u64) -> CloseAnswer {
     answer(job, CloseCounts { closed: 1, left, ..CloseCounts::default() })
 }
@@ -216,7 +217,7 @@ fn connections_to_a_backend_that_left_the_list_are_closed_after_a_minute() {
         stage.pass(2 * SECOND);
         assert_eq!(orders(stage), [&expected]);
         stage.finish_hung();
-        // What is still open was not idle. The daemon tries again later.
+        // The connections that are still open were not idle. The daemon retries later.
         stage.hangs = is_close;
         stage.pass(20 * SECOND);
         assert_eq!(orders(stage).len(), 0);

@@ -320,7 +320,7 @@ fn an_undecided_trial_delays_no_other_backend() {
         stage.lose(&backends[..2]);
         assert_eq!(stage.dial(100), 10);
         stage.pass(2 * SECOND);
-        // The first trial sends its SYN, and nothing follows.
+        // The first trial sends its SYN, but gets no answer.
         let undecided = (0..40).find_map(|_| {
             let flow = stage.begin().ok()?;
             let is_trial = stage.dead.contains(&flow.backend);

@@ -120,9 +120,9 @@ fn all_missing_answers_of_a_burst_count() {
         let hung = "10.0.0.4:80";
         stage.list(&[hung, BACKENDS[0], BACKENDS[1], BACKENDS[2]]);
         stage.stop_faults();
-        // The first burst has no answer after it, and each shows the result of the one before. If
-        // one missing answer counted per burst, the credit for accepting would outweigh it for
-        // ever.
+        // Each burst shows the result of the previous one; there is no answer after the first
+        // burst. If only one missing answer per burst counted, the credit for accepted connections
+        // would always outweigh it.
         for _ in 0..3 {
             for _ in 0..24 {
                 stage.connect().expect("all backends accept connects");
@@ -194,8 +194,8 @@ fn two_dead_backends_of_three_cost_five_connects_each_and_cause_no_panic() {
     });
 }
 
-/// All members die while no daemon runs: each costs as many connects as eject it, including the
-/// last one.
+/// All members die while no daemon runs: each member, including the last one, costs the number of
+/// connects that ejects it.
 #[test]
 fn without_a_daemon_a_listed_lame_duck_serves_if_all_members_are_dead() {
     let [lame_duck, first, second] = BACKENDS;

@@ -214,7 +214,7 @@ fn a_host_has_1024_host_names_in_all_of_its_lists() {
         stage.list_text(&format!("{}{}", names(0..MAX_HOSTS), list_of(&["n0.example:81"])));
         stage.pass(MINUTE);
         assert_eq!(stage.dialled_backends(), ["10.0.0.9:80"]);
-        // All names are replaced by as many others.
+        // All names are replaced with the same number of other names.
         stage.list_text(&names(MAX_HOSTS..2 * MAX_HOSTS));
         stage.pass(MINUTE);
         assert!(stage.fault().starts_with("1024 of 1024 host names do not resolve"), "{}", stage.fault());

@@ -366,7 +366,7 @@ fn a_static_list_without_free_slots_does_not_prevent_a_start() {
             let backends = stage.service().backends.into_iter();
             backends.filter(|one| one.usable && one.address.to_string().starts_with(of)).count()
         };
-        // 300 other backends do not fit beside the 300 that are in force.
+        // 300 other backends do not fit in addition to the 300 that are in force.
         stage.write_config(&lines(&new));
         stage.try_to_start(1);
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
@@ -412,7 +412,7 @@ fn a_list_without_free_slots_is_applied_once_slots_are_free() {
         stage.list_all(&old);
         stage.stop_faults();
         stage.connect().expect("all backends accept connects");
-        // The new backends do not fit beside the old ones, so the old ones stay.
+        // The new backends do not fit in addition to the old backends, so the old backends stay.
         stage.list_all(&new);
         stage.tick();
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());

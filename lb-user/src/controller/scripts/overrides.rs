@@ -126,8 +126,8 @@ fn a_drained_backend_gets_no_connects_until_it_is_undrained() {
     });
 }
 
-/// An answered drain is in the maps and in the file. Without an answer the drain may be lost, but
-/// nothing else is.
+/// An answered drain is in the maps and in the file. Without an answer, only the drain itself may
+/// be lost.
 #[test]
 fn what_was_answered_holds_after_a_kill() {
     script("", |stage| {
@@ -147,7 +147,7 @@ fn what_was_answered_holds_after_a_kill() {
         stage.start(&BACKENDS);
         assert_eq!(stage.overrides(), before);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
-        // The end of a drain holds as well.
+        // The end of a drain also survives.
         stage.accepted(undrain(FIRST));
         stage.start(&BACKENDS);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
@@ -180,7 +180,8 @@ fn drained(stage: &Stage) -> BTreeSet<SocketAddr> {
     drains.map(|(backend, _)| backend).collect()
 }
 
-/// Acts until the daemon is killed, and checks what holds then. Returns whether it was killed.
+/// Acts until the daemon is killed, and then checks the state. Returns whether the daemon was
+/// killed.
 fn dies_and_loses_nothing(death: Death, operations: Option<u64>) -> bool {
     let mut stage = Stage::new("");
     stage.start(&BACKENDS);

@@ -172,7 +172,7 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
             stage.open_more(12);
             assert_eq!(stage.open_by_backend(), each(4), "{policy:?}");
             assert_eq!(stage.connect(), Err(113), "{policy:?}");
-            // The end of one makes room, at any backend.
+            // The end of one flow makes room, at any backend.
             let flow = stage.open.swap_remove(5);
             stage.kernel.end(flow, Ending::Closed, 100, 100);
             assert_eq!(stage.connect(), Ok(flow.backend), "{policy:?}");

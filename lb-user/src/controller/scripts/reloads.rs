@@ -174,7 +174,7 @@ fn a_hung_file_system_delays_only_its_own_service() {
         stage.disk.set_hung("/remote", true);
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         stage.pass(3 * SECOND);
-        // Everything else goes on.
+        // Everything else continues.
         let goes_on = |stage: &mut Stage| {
             for at in [1, 0] {
                 stage.list(&BACKENDS[at..=at]);
@@ -202,7 +202,7 @@ fn a_hung_file_system_delays_only_its_own_service() {
             "{faults:?}"
         );
         assert_eq!(stage.logged("does not answer"), 1, "the fault is logged once");
-        // A reload goes on as well, and that service retains its list.
+        // A reload continues as well, and that service retains its list.
         let taken_on = stage.controller().facts(stage.now).reloads.taken_on;
         stage.dispatch(Event::Hangup);
         goes_on(stage);

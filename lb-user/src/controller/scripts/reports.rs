@@ -222,8 +222,8 @@ fn a_backend_that_reports_down_is_chosen_last() {
     });
 }
 
-/// First the daemon gets the new key beside the old one, then agents get the new key, then the old
-/// key is removed.
+/// First the daemon gets the new key in addition to the old key, then agents get the new key, then
+/// the old key is removed.
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     script(REPORTS, |stage| {

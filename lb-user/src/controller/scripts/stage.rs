@@ -630,10 +630,10 @@ impl io::Write for Log {
 pub enum Death {
     Never,
     /// After this number of further steps. A step is an event that the controller handles, or an
-    /// effect that is carried out.
+    /// effect that is executed.
     AfterSteps(u32),
     /// After the step in which an operation of the kernel fails for the first time: no effect of
-    /// that step is carried out.
+    /// that step is executed.
     AtFailure,
 }
 
@@ -1085,7 +1085,7 @@ impl Stage {
         self.changed(LIST);
     }
 
-    /// Writes this text as the list, and lets the daemon read it. The text must not name a new
+    /// Writes this text as the list, and lets the daemon read it. The text must not contain a new
     /// backend.
     pub fn list_text(&mut self, text: &str) {
         self.disk.write(LIST, text);

@@ -29,7 +29,7 @@ fn limits_change_after_the_commands_in_the_message() {
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].starts_with("limits.slots cannot"), "{faults:?}");
         assert!(faults[0].contains(&remove), "{faults:?}");
-        // A restart without that is refused, and names every client at once.
+        // A restart without these steps is refused; the error contains every client at once.
         stage.try_to_start(1);
         assert!(stage.controller.is_none());
         for part in
@@ -48,8 +48,8 @@ fn limits_change_after_the_commands_in_the_message() {
 }
 
 /// A fault is reported only for the client that has it. One client has pins of another system.
-/// Another client was detached, and its cgroup has a program that allows no other program beside
-/// it.
+/// Another client was detached, and its cgroup has a program that allows no second program at the
+/// hook.
 #[test]
 fn two_failed_clients_of_64_are_reported_and_the_others_are_balanced() {
     script("", |stage| {

@@ -40,7 +40,7 @@ fn states_and_reasons_are_the_same_with_and_without_a_daemon() {
             (unused[1], "state = \"down\""),
         ];
         let endpoint = |(backend, line): (&str, &str)| format!("{}{line}\n", list_of(&[backend]));
-        // An open flow holds the slot of the drained one.
+        // An open flow holds the slot of the drained backend.
         while !stage.open.iter().any(|flow| flow.backend == address(second)) {
             stage.connect().expect("both backends accept connects");
         }
@@ -180,8 +180,8 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts_in_another_slot() {
     });
 }
 
-/// While its flow is open, another backend must not get its slot, or the flow would be counted as
-/// that one's.
+/// While its flow is open, another backend must not get its slot, or the flow would count for that
+/// other backend.
 #[test]
 fn a_slot_with_an_open_flow_goes_to_no_other_backend() {
     let added = "10.0.0.4:80";
@@ -250,7 +250,7 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
         // Samples come from a hash, so they are the same in each run. Random choices would deviate
         // more.
         assert!(counts.iter().zip([20, 20, 40]).all(|(count, even)| count.abs_diff(even) <= 6), "{counts:?}");
-        // A backend that loses its flows gets more of the next ones, until it has its share again.
+        // A backend that loses its flows gets more of the next flows, until it has its share again.
         let (ends, keep): (Vec<_>, Vec<_>) = std::mem::take(&mut stage.open)
             .into_iter()
             .partition(|flow| flow.backend == address(BACKENDS[1]));

@@ -16,7 +16,7 @@ use lb_core::control::{
 
 use super::{SimulatedClient, index_of};
 
-/// The law of a client, and what the client knows about its own flows.
+/// The law of a client, and the client's data about its own flows.
 #[derive(Debug)]
 pub(super) struct Following {
     control: Control,

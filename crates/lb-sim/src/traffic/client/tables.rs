@@ -2,7 +2,7 @@
 //!
 //! If a service ejects backends, the state words and the members come from the ejector. If the
 //! client holds connections, it can choose only backends with an established connection. The module
-//! only reads the client's state, except that it begins trials.
+//! only reads the client's state; the exception is that it begins trials.
 
 use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
 use lb_common::pick::Tables;

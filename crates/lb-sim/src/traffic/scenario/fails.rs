@@ -1,6 +1,6 @@
 //! Backends that fail while they are listed: how many, how, when and how often.
 //!
-//! This module must not know which backends fail: that is decided when the scenario is played.
+//! This module must not know which backends fail: the simulation decides that.
 
 use toml::Spanned;
 

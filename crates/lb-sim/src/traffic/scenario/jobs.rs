@@ -1,5 +1,5 @@
 //! Checks whether the keys of a job fit together: how much it sends, the cost of its requests, and
-//! whether its policy can be played.
+//! whether its policy can be simulated.
 
 use std::ops::Range;
 

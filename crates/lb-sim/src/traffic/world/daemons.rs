@@ -1,5 +1,5 @@
-//! What an operator does with daemons: switches the law of weights, and replaces all daemons at
-//! once.
+//! The actions of an operator on daemons: to switch the law of weights, and to replace all daemons
+//! at once.
 //!
 //! This module must not know what a daemon decides.
 

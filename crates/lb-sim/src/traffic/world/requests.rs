@@ -2,8 +2,8 @@
 //!
 //! A request has the same number from its arrival to its end, even if it is retried. There is one
 //! exception: if a backend still works on the failed request, the retry gets a new number. A
-//! backend does not know that a client has given up a request, so it finishes the work in vain.
-//! This module must not know when backends stop and start, nor how machines share time.
+//! backend does not know that a client has given up on a request, so it finishes the work for
+//! nothing. This module must not know when backends stop and start, nor how machines share time.
 
 use std::time::Duration;
 
