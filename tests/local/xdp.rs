@@ -361,7 +361,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
 fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
         // No daemon starts here without it: `faults` tests that.
-        return stage::kernel::print_line("below Linux 6.17 no program is accepted without CAP_PERFMON");
+        return stage::kernel::print_line("before Linux 6.17 no program is accepted without CAP_PERFMON");
     }
     let stage = stage::Stage::new();
     let setup = stage::Setup::new(&stage, "a");
@@ -387,7 +387,7 @@ fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
 #[test]
 fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
-        return stage::kernel::print_line("below Linux 6.17 no program is accepted without CAP_PERFMON");
+        return stage::kernel::print_line("before Linux 6.17 no program is accepted without CAP_PERFMON");
     }
     let (mut fixture, agent) = start("round-robin");
     fixture.stop();

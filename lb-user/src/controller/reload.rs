@@ -60,9 +60,9 @@ pub struct Loaded {
     pub statics: AssignmentsByService,
     /// The clients that did not run yet, with the results of opening them.
     pub opened: Vec<Opened>,
-    /// The files that an earlier daemon stored; read only at a start.
+    /// The files that an earlier daemon stored; read only when the daemon starts.
     pub stored: Option<StoredState>,
-    /// The files that an earlier daemon wrote for Envoy; read only at a start.
+    /// The files that an earlier daemon wrote for Envoy; read only when the daemon starts.
     pub envoy_files: Vec<EnvoyFile>,
 }
 
