@@ -213,8 +213,8 @@ fn backends(count: usize) -> String {
     if count == 1 { "1 backend".to_owned() } else { format!("{count} backends") }
 }
 
-/// The directory of the control socket: the one on the command line, else the one in the
-/// configuration at the default path, else the default directory.
+/// The directory of the control socket: from the command line, else from the configuration at the
+/// default path, else the default directory.
 fn client_directory(directories: &Directories) -> Result<PathBuf> {
     Ok(match &directories.run {
         Some(run) => std::path::absolute(run)?,

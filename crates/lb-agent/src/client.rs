@@ -21,7 +21,7 @@ use crate::serve::control;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Maximum size of an answer, in bytes. A status with the maximum number of backends takes a
-/// hundredth of it.
+/// hundredth of this size.
 const MAX_BYTES: usize = 4 << 20;
 
 /// Why the agent did not answer, or refused.

@@ -160,7 +160,7 @@ impl HealthCheck {
         }
     }
 
-    /// How long a result is used if no newer one arrives: the time of three checks.
+    /// How long a result is used if no newer result arrives: the time of three checks.
     pub fn stale_after(&self) -> Duration {
         3 * (self.interval + self.timeout)
     }
@@ -171,8 +171,8 @@ impl HealthCheck {
 pub enum Utilization {
     /// The application reports it.
     Application,
-    /// The application reports it. While it reports nothing, the agent measures the use of the
-    /// cgroup.
+    /// The application reports its utilization. While it reports none, the agent measures the use
+    /// of the cgroup.
     Cgroup {
         /// The cgroup's path, relative to the mount of cgroups.
         cgroup: PathBuf,

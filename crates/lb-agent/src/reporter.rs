@@ -1,5 +1,5 @@
 //! How a program that runs a backend reports the backend's readiness: through the host's agent, or
-//! through an agent of its own.
+//! through its own agent.
 
 use lb_report::wire::Readiness;
 
@@ -12,8 +12,8 @@ pub use remote::{CLAIM, RemoteReporter};
 
 /// Reports the readiness of one backend.
 pub trait ReadinessReporter: Send {
-    /// Reports this readiness from now on. Returns when the agent has accepted the readiness, and
-    /// clients are then notified.
+    /// Reports this readiness from now on. Returns when the agent has accepted the readiness; the
+    /// agent then notifies clients.
     ///
     /// # Errors
     /// If the agent does not accept it. The caller retries.

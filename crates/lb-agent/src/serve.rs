@@ -177,7 +177,7 @@ struct StoredState {
 }
 
 impl StoredState {
-    /// Time limit for reading the directory. A start without the state is better than no reports.
+    /// Time limit for reading the directory. An agent without its state is better than no reports.
     const WITHIN: Duration = Duration::from_secs(5);
 
     /// Reads the state directory on a separate thread, because its file system may hang.

@@ -41,7 +41,7 @@ pub struct Arena {
 struct RetiredTable {
     region: ScheduleRegion,
     /// The position of its members in the map of members; `None` if it has no list of members, or
-    /// if the table was only moved and still uses its list.
+    /// if the table was only moved and still uses its earlier list.
     members: Option<u32>,
 }
 
@@ -161,7 +161,7 @@ impl Arena {
         self.replaced().next().is_some()
     }
 
-    /// To be called before a wait for readers begins. The regions of all tables replaced so far are
+    /// Call this before a wait for readers begins. The regions of all tables replaced so far are
     /// free after the wait.
     pub fn before_wait(&mut self) {
         self.waiting.append(&mut self.retired);

@@ -68,7 +68,7 @@ pub enum Fact {
     /// are multiplied. Replaces the earlier factors.
     Factors(usize, Factors),
     /// The factors that operators have set for members of the service at this position. They
-    /// multiply the others, and replace the earlier factors of operators.
+    /// multiply the factors above, and replace the earlier factors of operators.
     OperatorWeights(usize, Factors),
     /// Services with recently established connections to a backend that is not ejected. Replaces
     /// the earlier set. If this host reaches one backend, the host is not the reason why other
@@ -114,7 +114,7 @@ pub struct Adopted {
     /// The contents of the maps.
     pub plan: Plan,
     /// For each free slot that was used before, the generation of its next backend: a slot must not
-    /// reuse a generation that an earlier balancer has assigned to it.
+    /// reuse a generation that an earlier balancer has assigned to the slot.
     pub next_generations: Vec<BackendRef>,
 }
 

@@ -443,9 +443,9 @@ impl Control {
         self.rules
     }
 
-    /// Evaluates the observations; to be called every [`TICK`]. Returns factors if they differ
-    /// enough from the factors in force to be worth a new table. They come into force when the
-    /// caller passes them to [`Control::publish`]; until then each tick proposes factors again.
+    /// Evaluates the observations. Call this every [`TICK`]. Returns factors if they differ enough
+    /// from the factors in force to be worth a new table. They come into force when the caller
+    /// passes them to [`Control::publish`]; until then each tick proposes factors again.
     pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
         if self.rules.slow_start.is_some() || self.rules.law == Some(Law::A58) {
             self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
@@ -484,8 +484,8 @@ impl Control {
         }
         let factors = self.factors(now, look);
         let distance = distance(&look.row, &self.in_force, &factors);
-        // A58 is the reference, so it publishes as often as gRPC changes weights. If all factors
-        // are 1 again, even the smallest difference is published.
+        // A58 is the reference, so it publishes tables as often as gRPC changes weights. If all
+        // factors become 1 again, even the smallest difference is published.
         let least = match self.law {
             LawState::A58(_) => 0.0,
             _ if factors == Factors::default() => 0.0,

@@ -84,8 +84,8 @@ impl Ejector {
         self.schedule = schedule;
     }
 
-    /// Chooses an ejected backend for the next trial, unless the backend that was chosen before is
-    /// still excluded from connects. The daemon calls this regularly.
+    /// Chooses an ejected backend for the next trial, unless the backend that was chosen previously
+    /// is still excluded from connects. The daemon calls this regularly.
     pub fn renew_trial(&self, now: u32) {
         let named = self.next_trial().slot();
         if named == NO_SLOT || self.row(named).state.is_held_back() == 0 {

@@ -22,7 +22,7 @@ use crate::tls::{Stream, Tls};
 use crate::{Again, Failure, Finding, Listed, Queried, Snapshot, render};
 
 /// How long the server may wait for a change. If the server was restored from a backup, a question
-/// about a later index waits this long, so it is shorter than Consul's default of 5 minutes.
+/// about a later index waits this long. So this time is shorter than Consul's default of 5 minutes.
 const WAIT: Duration = Duration::from_secs(60);
 
 /// The pause after an answer that equals the previous one. Any change of Consul's catalogue ends a
@@ -138,8 +138,8 @@ impl Consul {
         let found = spawn_blocking(move || finding(&body, index, &service, is_ipv6)).await;
         let finding =
             found.expect("the reader of answers does not panic").map_err(|failure| failure.at(&question))?;
-        // Consul's documentation: a client queries with 1 if it has received 0, which would not
-        // wait, and starts again with 0 if the index has become smaller.
+        // Consul's documentation: after an index of 0, a client queries with 1, because a query
+        // with 0 would not wait. If the index has become smaller, the client starts again with 0.
         let index = index.max(1);
         self.index = if index < self.index { 0 } else { index };
         Ok(finding)

@@ -1,10 +1,11 @@
 //! The provider of lists from DNS: a name's SRV records with the addresses of their targets, or its
 //! A or AAAA records with a port from the configuration.
 //!
-//! An answer is the complete list. Where the RFCs leave a choice, this file decides:
-//! * Of SRV records (RFC 2782), only those with the lowest priority value are used. Weight 0
-//!   becomes 1, because the RFC gives such a target a small share and not none. If several records
-//!   lead to the same address and port, their weights add up, as their shares do in the RFC.
+//! An answer is the complete list. If the RFCs leave a choice, this file decides:
+//! * Of SRV records (RFC 2782), only the records with the lowest priority value are used. Weight 0
+//!   becomes 1, because the RFC gives such a target a small share instead of none. If several
+//!   records lead to the same address and port, their weights are added, as the RFC adds their
+//!   shares.
 //! * The time until the next question is the shortest TTL, within `min_ttl` and `max_ttl`. The end
 //!   of a TTL does not end the use of a record.
 //! * A target that loses its addresses, or whose question fails, retains the addresses that it had
@@ -36,8 +37,9 @@ use crate::{Again, Failure, Finding, Listed, Queried, Shared, Snapshot, render};
 /// The largest number of different targets in the SRV records of a name.
 const MAX_TARGETS: usize = 1000;
 
-/// The longest time for the questions for addresses of targets: a host may query [`MAX_TARGETS`]
-/// questions in a third of it. When the time is over, the remaining questions count as failed.
+/// The longest time for the questions for addresses of targets: a host can send [`MAX_TARGETS`]
+/// questions in a third of this time. When the time is over, the remaining questions count as
+/// failed.
 const TARGETS_TIME: Duration = Duration::from_secs(60);
 
 /// The number of names in a note.
@@ -125,7 +127,8 @@ impl Dns {
                 |(_, missing)| if let Missing::Failed(failure) = missing { Some(failure) } else { None },
             )
             .collect();
-        // If the server fails after the SRV records, the rest of the list would look like the list.
+        // If the server fails after the SRV records, the incomplete list would look like the
+        // complete list.
         if let Some(failure) = lost.first().filter(|_| lost.len() >= self.known.len()) {
             return Err((*failure).clone());
         }
@@ -255,8 +258,8 @@ impl Used {
         added.collect()
     }
 
-    /// The list, if these are the addresses of the targets. A target may be missing and have
-    /// addresses, which are earlier ones.
+    /// The list, if these are the addresses of the targets. A target that is `missing` may have
+    /// addresses, which come from an earlier answer.
     fn list(
         &self,
         addresses: &BTreeMap<&str, &BTreeSet<IpAddr>>,

@@ -31,8 +31,8 @@ const MAX_TTL: Duration = Duration::from_mins(5);
 /// need only one connection.
 const TOGETHER: Duration = Duration::from_secs(3);
 
-/// The most names that are queried: those of lists, those that an earlier run has stored, and those
-/// of a new list, which are queried before it is known whether the list is accepted.
+/// The maximum number of names that are queried: the names of lists, the names that an earlier run
+/// has stored, and the names of a new list, which are queried before the list is accepted.
 const MOST: usize = 3 * MAX_HOSTS;
 
 /// The largest number of addresses of a name.
@@ -49,7 +49,7 @@ pub struct Host {
 /// The knowledge about a host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostState {
-    /// The addresses in the last answer that had any; none if there was no such answer.
+    /// The addresses in the last answer with addresses; empty if there was no such answer.
     pub addresses: Arc<[IpAddr]>,
     /// When an earlier run has received the addresses; `None` if this run has.
     pub stored: Option<SystemTime>,
@@ -73,7 +73,7 @@ impl HostState {
     }
 }
 
-/// The addresses that an earlier run has stored, and when it has received them.
+/// The addresses that an earlier run has stored, and when that run received them.
 pub type StoredAddresses = BTreeMap<Host, (Arc<[IpAddr]>, SystemTime)>;
 
 /// The knowledge about all host names of the lists.
@@ -111,7 +111,7 @@ struct Entry {
 }
 
 impl Schedule {
-    /// Adds names, as far as there is room for them. Their questions are due at once.
+    /// Adds names, up to the maximum number. Their questions are due at once.
     fn add(&mut self, hosts: BTreeSet<Host>, now: Instant) {
         for host in hosts {
             if self.0.len() < MOST {
@@ -350,7 +350,7 @@ async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
     }
 }
 
-/// Begins the questions that are due, as far as there is room for them. Returns when the next
+/// Begins the questions that are due, up to the maximum number in flight. Returns when the next
 /// question is due.
 fn begin(inner: &Inner, questions: &mut JoinSet<(Host, Result<Answer<IpAddr>, Failure>)>) -> Option<Instant> {
     let mut state = inner.state();

@@ -29,7 +29,7 @@ use crate::Failure;
 /// The longest time until a connection exists.
 pub const CONNECT: Duration = Duration::from_secs(1);
 
-/// The longest time until the head of an answer, if the server does not wait on purpose.
+/// The longest time until the head of an answer, for questions that do not wait for a change.
 pub const HEAD: Duration = Duration::from_secs(5);
 
 /// The longest time from the head of an answer to its end.
@@ -59,7 +59,7 @@ pub async fn connect(server: SocketAddr) -> Result<TcpStream, Failure> {
 pub struct Get<'a> {
     /// Host and port: the header `Host`, and the name of the server in failures.
     pub server: &'a str,
-    /// The path, and after `?` the query, both percent-encoded. Failures name the path alone, so
+    /// The path, and after `?` the query, both percent-encoded. Failures contain only the path, so
     /// that the text of a failure does not change with the query.
     pub path: &'a str,
     pub headers: &'a [(HeaderName, HeaderValue)],

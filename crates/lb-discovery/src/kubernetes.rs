@@ -9,8 +9,8 @@
 //! Lists are read from the cache of the API server, because a consistent read of many hosts at the
 //! same time would load etcd: the first with `resourceVersion=0`, later ones with
 //! `resourceVersionMatch=NotOlderThan`, so that no list is older than a list before it. With these
-//! parameters `limit` counts only if the server has no cache; with a version other than 0 it would
-//! even bypass the cache, so later lists have none.
+//! parameters, `limit` has an effect only if the server has no cache. With a version other than 0,
+//! a `limit` would even bypass the cache, so requests for later lists have no `limit`.
 //!
 //! Sources: Kubernetes API Concepts, "Resource versions"; `shouldDelegateList` in
 //! `k8s.io/apiserver/pkg/storage/cacher`; `reflector.go` in `k8s.io/client-go`.
@@ -272,8 +272,8 @@ impl Kubernetes {
         Err(Failure::TooLarge(format!("the list has more than {MAX_PAGES} pages")).at(&self.place()))
     }
 
-    /// Waits for changes, and applies those that have arrived. Returns the most important of these
-    /// events.
+    /// Waits for changes, and applies the changes that have arrived. Returns the most important of
+    /// these events.
     async fn changes(&mut self) -> Result<Event, Failure> {
         // The loop is bounded: a watch that ends is opened again, but a new one may not end.
         loop {
@@ -312,13 +312,13 @@ impl Kubernetes {
     }
 
     /// Opens a watch of the changes since the version of the objects. Returns `None` if the server
-    /// no longer has these.
+    /// no longer has these changes.
     async fn open(&mut self) -> Result<Option<Watch>, Failure> {
         let version = encode(self.objects.as_ref().map_or("", Objects::version));
         let seconds = varied(WATCH, WATCH_SPREAD, self.random.f64()).as_secs();
         let query =
             format!("watch=1&allowWatchBookmarks=true&resourceVersion={version}&timeoutSeconds={seconds}");
-        // The lines of a watch are bounded, and the time of a watch, but not the sum of all lines.
+        // The lines and the time of a watch are bounded, but not the sum of all lines.
         let answer = self.get(&query, usize::MAX).await?;
         match answer.status {
             StatusCode::OK => {

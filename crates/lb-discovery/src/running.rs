@@ -14,7 +14,7 @@ use crate::{Failure, Finding, consul, dns, kubernetes};
 /// announces changes all the time, costs at most this many questions.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// By this part the time until the next question is varied, so that the questions of many hosts
+/// The part by which the time until the next question varies, so that the questions of many hosts
 /// spread out.
 pub const SPREAD: f64 = 0.1;
 
@@ -70,8 +70,8 @@ pub struct Latest {
     pub failures: u64,
     /// When the next question is due; `None` while the server has a question.
     pub next: Option<Instant>,
-    /// When the first certificate expires that connections to the server need: the client's own, or
-    /// a CA's. `None` without TLS, or before the first connection.
+    /// When the first certificate expires that connections to the server need: the daemon's own
+    /// certificate, or a CA's. `None` without TLS, or before the first connection.
     pub expires: Option<SystemTime>,
 }
 
@@ -279,8 +279,9 @@ mod tests {
         }
     }
 
-    /// A server that answers the first question of a host at once and further ones when something
-    /// changes, which never happens. It is down for some time, which ends all questions.
+    /// A server that answers the first question of a host at once, and further questions only after
+    /// a change. Here there is no change. The server is down for some time, which ends all
+    /// questions.
     pub struct Restarting {
         down: std::ops::Range<Virtual>,
         /// When hosts have sent questions.
@@ -449,7 +450,8 @@ mod tests {
     /// The numbers are those of docs/guide/remote-sources.md.
     #[tokio::test(start_paused = true)]
     async fn the_questions_of_a_thousand_hosts_to_a_server_that_restarts_are_bounded() {
-        // Seconds of the outage, and the most questions in a second and the most seconds after it.
+        // The seconds of the outage, the maximum number of questions in a second, and the maximum
+        // number of seconds after the outage.
         for (seconds, most, within) in [(1, 2000, 1.0), (10, 850, 5.0), (60, 250, 30.0), (600, 120, 30.0)] {
             let (during, after, recovered) = outage(seconds).await;
             println!("{seconds} s: {during} questions in a second, then {after} for {recovered:?}");

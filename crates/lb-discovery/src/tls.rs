@@ -59,8 +59,8 @@ impl Tls {
         Self { settings: settings.clone(), files: Files::default(), loaded: None }
     }
 
-    /// When the first of the certificates in the files expires: of the CA's and the client's own.
-    /// `None` before the files have been read.
+    /// When the first of the certificates in the files expires: a CA's, or the client's own. `None`
+    /// before the files have been read.
     pub fn expires(&self) -> Option<SystemTime> {
         self.loaded.as_ref()?.expires
     }

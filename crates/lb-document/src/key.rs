@@ -1,8 +1,8 @@
 //! The keys of a document. Each key has one row, which defines the accepted values, the refused
 //! values, and the text of the documentation pages.
 //!
-//! The rows of the configuration are in `crates/lb-config/src/keys.rs`, and those of endpoint files
-//! are beside their reader. This module does not know the effects of values.
+//! The rows of the configuration are in `crates/lb-config/src/keys.rs`, and the rows of endpoint
+//! files are in the file of their reader. This module does not know the effects of values.
 
 use std::ops::Range;
 

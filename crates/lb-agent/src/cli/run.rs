@@ -1,5 +1,4 @@
-//! `socklb agent run`: runs a command as a backend, with the host's agent or with an agent of its
-//! own.
+//! `socklb agent run`: runs a command as a backend, with the host's agent or with its own agent.
 
 use std::path::PathBuf;
 use std::sync::Arc;

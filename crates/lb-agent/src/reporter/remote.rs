@@ -2,7 +2,7 @@
 //! to show that the program is alive.
 //!
 //! An agent that was restarted has no registrations. The task then registers again and repeats the
-//! last report, so the program need not care about a restart of the agent.
+//! last report, so the program need not handle a restart of the agent.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -135,8 +135,8 @@ impl Drop for RemoteReporter {
 impl ReadinessReporter for RemoteReporter {
     async fn report(&mut self, readiness: Readiness) -> anyhow::Result<()> {
         let mut link = self.link.lock().await;
-        // Stored even if the request fails now, because the task then reports it as soon as the
-        // agent answers.
+        // The readiness is stored even if the request fails now, because the task then reports it
+        // as soon as the agent answers.
         link.readiness = readiness;
         link.refresh().await?;
         Ok(())
@@ -174,7 +174,7 @@ impl Link {
             ("registration", self.registration.to_string()),
             ("readiness", word(self.readiness).to_owned()),
         ];
-        // The same path names another cgroup in another tree, so the path is sent with its tree. An
+        // The same path is another cgroup in another tree, so the path is sent with its tree. An
         // empty path, which is the root of a container's tree, is not sent.
         let cgroup = own_cgroup().filter(|cgroup| !cgroup.as_os_str().is_empty());
         let cgroup = cgroup.and_then(|cgroup| cgroup.into_os_string().into_string().ok());

@@ -12,11 +12,11 @@ use lb_diag::{SocketEntry, SocketLists};
 #[derive(Clone, Copy, Debug)]
 pub struct BackendListener {
     pub protocol: Protocol,
-    /// The address is the one that clients use; it may not exist in this namespace. The port is the
-    /// one at which the backend listens here.
+    /// The address that clients use, which may not exist in this namespace, and the port at which
+    /// the backend listens here.
     pub address: SocketAddr,
-    /// Whether this very address has a socket at this port. If so, connections to other addresses
-    /// do not belong to the backend.
+    /// Whether a socket at this port has exactly this address. If so, connections to other
+    /// addresses do not belong to the backend.
     pub is_alone: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct Connections {
 
 impl BackendListener {
     /// Checks whether a socket listens at the port (TCP) or is bound to it (UDP). Sets `is_alone`
-    /// if that is a socket of this very address.
+    /// if that socket has exactly this address.
     ///
     /// # Errors
     /// If the kernel's lists cannot be read.

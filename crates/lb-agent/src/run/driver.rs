@@ -1,5 +1,5 @@
 //! The one loop of a run: receives events, passes them to the [lifecycle](super::lifecycle), and
-//! carries out the actions that it returns.
+//! executes the actions that the lifecycle returns.
 
 mod checks;
 

@@ -40,8 +40,8 @@ pub struct Events {
     pub receiver: mpsc::Receiver<RunEvent>,
 }
 
-/// The signals of this process. Handlers are installed before anything else is done: without
-/// handlers, the first process of a container would lose its signals.
+/// The signals of this process. Handlers are installed before all other work: without handlers, the
+/// first process of a container would lose its signals.
 pub struct Signals {
     /// The queue in which signals arrive.
     pub(super) events: Events,
@@ -50,7 +50,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Receives signals from now on. Excludes signals that this process was started to ignore,
+    /// Receives signals from now on. Excludes signals that were ignored when this process started,
     /// because the command must ignore them as well. SIGTERM is received in any case.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! The state machine of a run, from the start of its command to its end: states, inputs and
 //! actions.
 //!
-//! It is pure: it knows no processes and no sockets, gets the time since the start of the run as an
-//! argument, and returns its actions, which the driver carries out.
+//! The state machine is pure: it uses no processes and no sockets. The time since the start of the
+//! run is an argument, and the driver executes the actions that it returns.
 
 use std::time::Duration;
 
@@ -127,8 +127,8 @@ pub enum Action {
     PassOn(Signal),
     /// Logs how the wait went.
     Report(Wait),
-    /// Sends a signal to the command's process group, or to the processes that it has left behind,
-    /// and continues them if they are stopped.
+    /// Sends a signal to the command's process group, or to the processes that the command has left
+    /// behind, and continues these processes if they are stopped.
     Stop(Signal),
     /// Kills all remaining processes.
     Kill,
@@ -336,8 +336,8 @@ impl Lifecycle {
     }
 
     fn stop(&mut self, now: Duration, signal: Signal, actions: &mut Vec<Action>) {
-        // Report first. If the backend is only stopped, it continues with the readiness that was
-        // reported last.
+        // The report comes first: if the backend is only stopped, it continues with the readiness
+        // that was reported last.
         self.report_readiness(actions);
         self.state = State::Stopping { signal, kill_at: now + self.rules.kill_after, killing: false };
         actions.push(Action::Stop(signal));
@@ -384,8 +384,8 @@ impl Lifecycle {
             // The wait continues for as long as the remaining processes have connections.
             State::Waiting(_) => {}
             State::Stopping { killing: true, .. } => actions.push(Action::Kill),
-            // The remaining processes may be outside of the command's process group. In that case
-            // they have not received the signal.
+            // The remaining processes may be outside of the command's process group. Such processes
+            // have not received the signal.
             State::Stopping { signal, .. } if is_command => actions.push(Action::Stop(signal)),
             State::Stopping { .. } | State::Ended => {}
         }

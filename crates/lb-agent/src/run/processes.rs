@@ -102,7 +102,7 @@ impl Processes {
     }
 
     /// Reaps children that have ended, and returns all changes, including stops and continuations.
-    /// To be called at each SIGCHLD.
+    /// Call this at each SIGCHLD.
     pub fn changes(&mut self) -> Vec<ChildChange> {
         let mut changes = Vec::new();
         // Bound: each iteration handles one change of one child.
@@ -217,8 +217,8 @@ fn send_to_group_of(child: Pid, signal: Signal) {
     };
 }
 
-/// Prepares the command as if it had been started directly: it receives what systemd passes to the
-/// process that systemd has started.
+/// Prepares the command as if it had been started directly: it receives the variables and sockets
+/// that systemd passes to a process that systemd starts.
 fn prepare(words: &[OsString]) -> io::Result<Command> {
     let (program, arguments) =
         words.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no command is given"))?;

@@ -37,15 +37,14 @@ impl ProcessStatus {
     }
 
     /// Ends this process in the same way as the command. If a signal has ended the command, this
-    /// process ends by the same signal, because a service manager distinguishes a unit that was
-    /// killed by the manager's own signal from one that failed with an exit code. Returns the exit
+    /// process ends by the same signal, because a service manager distinguishes a unit that the
+    /// manager's own signal has killed from a unit that failed with an exit code. Returns the exit
     /// code if that is not possible: process 1 of a container is not killed by its own signals.
     pub fn end(self) -> ExitCode {
         if let Self::Killed(signal) = self
             && !rustix::process::getpid().is_init()
         {
-            // The command has left its core dump, and a core dump of this process would add
-            // nothing.
+            // The command has left its core dump, so a core dump of this process would have no use.
             let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
             signal.end_this_process();
         }

@@ -1,6 +1,6 @@
-//! The controlling terminal, which is given to the command. The command has a process group of its
-//! own, and only the foreground group may read the terminal and receives the signals of the
-//! terminal's keys.
+//! The controlling terminal, which this process gives to the command. The command has a process
+//! group of its own, and only the foreground group may read the terminal and receives the signals
+//! of the terminal's keys.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -35,7 +35,7 @@ pub struct Server {
     pub measuring: Measuring,
     /// The kernel's answers in the agent's place, if they are configured.
     pub responding: Option<Responding>,
-    /// Backends that the operator has made lame ducks, including those that this host no longer
+    /// Backends that the operator has made lame ducks, including backends that this host no longer
     /// has.
     pub lame_ducks: BTreeSet<Name>,
     pub lame_duck_store: LameDuckStore,
@@ -102,8 +102,8 @@ impl Server {
             Query::Verb { verb, who, answer } => {
                 self.prepare(true, now);
                 // An operator's command waits for the disk before it is answered, because the
-                // operator does not repeat the command after a restart of the agent. A program does
-                // repeat its report.
+                // operator does not repeat the command after a restart of the agent. A program,
+                // however, repeats its report.
                 let is_sent_once = matches!(verb, Verb::Operator { .. });
                 let outcome = self.apply(verb, who, now);
                 let receipt = self.save_lame_ducks().filter(|_| is_sent_once);
@@ -191,8 +191,8 @@ impl Server {
     }
 
     /// Restores the state of an earlier agent. These backends were lame ducks by reports of their
-    /// programs, which have to register again. If a program does not, its backend stays a lame duck
-    /// for a minute, as after the death of a program.
+    /// programs, which have to register again. If a program does not register again, its backend
+    /// stays a lame duck for a minute, as after the death of a program.
     pub fn remember(&mut self, by_run: &BTreeSet<Name>, now: Instant) {
         let configured = self.config.backends.iter().map(|backend| backend.name);
         for name in &configured.filter(|name| by_run.contains(name)).collect::<Vec<_>>() {

@@ -73,8 +73,8 @@ impl A58 {
         let of = |address| if known.len() < 2 { mean } else { known.get(&address).copied().unwrap_or(mean) };
         let whole: f64 = row.keys().map(|&address| of(address)).sum();
         let structural = row.values().map(|seen| float(seen.weight)).sum::<f64>() / count;
-        // The factor is divided by the member's structural weight, because it will be multiplied by
-        // that weight, which must have no effect.
+        // The factor is divided by the member's structural weight, because later the factor is
+        // multiplied by that weight. So the structural weight has no effect.
         let factor = |(&address, seen): (&SocketAddr, &MemberObservation)| {
             (address, Factor::of(of(address) * count / whole * structural / float(seen.weight)))
         };

@@ -1,14 +1,14 @@
-//! Feedback: in small steps, each client sends more to members that are used less than the mean of
-//! its row, and less to members that are used more, until all members are used equally.
+//! Feedback: in small steps, each client sends more to members below the mean utilization of its
+//! row, and less to members above it, until all members are equally utilized.
 //!
 //! If every client does this, the result is a damped form of the Sinkhorn iteration on the graph of
 //! all subsets. The row sums of this iteration are the true loads of the clients, which no client
 //! needs to know. So utilization becomes even, whatever the cause of the differences is: machines,
 //! neighbours, subsets, unequal or missing clients, other jobs. Four rules make the law stable:
 //!
-//! - A step starts from the weights *as they act*. Weights act only on new flows, so long-lived
-//!   flows still follow old weights. A law that starts from its latest weights would run ahead of
-//!   the flows and oscillate.
+//! - A step starts from the *acting* weights. Weights act only on new flows, so long-lived flows
+//!   still follow old weights. A law that starts from its latest weights would run ahead of the
+//!   flows and oscillate.
 //! - The longer a change takes to show in reports, the smaller the steps ([`gain`]).
 //! - A step is linear in the utilization, so that noise hardly changes the mean. The size of a step
 //!   is bounded.
@@ -95,8 +95,8 @@ pub struct Feedback {
 /// The state of the law for one member.
 #[derive(Clone, Copy, Debug)]
 struct MemberHistory {
-    /// Its factor. Steps that are too small for a new table also change this factor, so that they
-    /// add up; the factor in force changes only with a table.
+    /// The member's factor. Steps that are too small for a new table also change this factor, so
+    /// that they add up; the factor in force changes only with a table.
     factor: f64,
     /// The factor as it acts: smoothed over the lifetime of a flow.
     acting: f64,
@@ -209,8 +209,8 @@ impl Feedback {
         there.map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
-    /// Resets all factors to 1, because the law is switched off. The factors as they act return to
-    /// 1 as flows end.
+    /// Resets all factors to 1, because the law is switched off. The acting factors return to 1 as
+    /// flows end.
     pub fn forget(&mut self, row: &SeenRow, flows: Flows) {
         for member in self.members.values_mut() {
             (member.factor, member.hold, member.is_at_clamp) = (1.0, None, false);

@@ -100,7 +100,8 @@ pub struct Life {
     /// The lifetime from the flows that were open in about the last ten seconds.
     pub usual: f64,
     /// The smaller of `usual` and the lifetime from the flows that are open now. So a burst of open
-    /// flows does not increase it at once, and it falls at once when flows have ended.
+    /// flows does not increase the result at once, but the result falls at once when flows have
+    /// ended.
     pub now: f64,
 }
 

@@ -85,8 +85,8 @@ pub struct Records<T> {
     pub ttl: Duration,
     /// The serial number of the zone, if the answer contains it.
     pub serial: Option<u32>,
-    /// With SRV records: addresses that the server added unasked, by their names in lower case. It
-    /// adds all addresses of a name and a family, or none.
+    /// With SRV records: addresses that the server has added without a question, by their names in
+    /// lower case. It adds all addresses of a name and a family, or none.
     pub additional: BTreeMap<String, Additional>,
 }
 
@@ -170,7 +170,7 @@ pub fn read<T: Record>(message: &[u8], question: &Question) -> Result<Answer<T>,
         return Err(malformed("the answer is truncated"));
     }
 
-    // All records are parsed, even if they mean nothing to us, so that a cut message is detected.
+    // All records are parsed, even unused ones, so that a truncated message is detected.
     let (_, answer, authority, additional) = message.sections()?;
     let is_ours = |record: &Parsed<'_>| record.class() == Class::IN;
     let (mut aliases, mut answers) = (Vec::new(), Vec::new());
@@ -227,8 +227,8 @@ pub fn read<T: Record>(message: &[u8], question: &Question) -> Result<Answer<T>,
     }
 }
 
-/// Follows aliases from a name to the name that has the records. Returns it with the shortest TTL
-/// of the aliases.
+/// Follows aliases from a name to the name that has the records. Returns that name with the
+/// shortest TTL of the aliases.
 fn follow(
     name: &Name<Vec<u8>>,
     aliases: &[(MessageName<'_>, MessageName<'_>, Duration)],

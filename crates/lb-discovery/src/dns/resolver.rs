@@ -118,7 +118,7 @@ pub struct Resolver {
     permits: Semaphore,
     /// The number of questions and of [`Hold`]s.
     users: AtomicUsize,
-    /// The server that gave the last answer: it is queried first. So questions do not wait for an
+    /// The server of the last answer, which is queried first. So questions do not wait for an
     /// earlier server that does not answer.
     answered_last: Mutex<Option<SocketAddr>>,
     /// The connection that all questions use; `None` while there is no question. Servers permit few
@@ -140,7 +140,8 @@ impl<R: Deref<Target = Resolver>> Hold<R> {
 impl<R: Deref<Target = Resolver>> Drop for Hold<R> {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // If the lock is taken, a new question has come, and closes the connection later.
+            // If the lock is taken, a new question has begun; that question closes the connection
+            // later.
             if let Ok(mut link) = self.0.link.try_lock() {
                 *link = None;
             }
@@ -345,7 +346,7 @@ impl Pace {
         sleep_until(due).await;
     }
 
-    /// When the next question may be queried. Its place is taken even if it is never queried.
+    /// When the next question may be sent. Its place is taken even if it is never sent.
     fn due(&self, now: Instant) -> Instant {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let first = if last.len() < self.per_second { None } else { last.pop_front() };
@@ -366,8 +367,8 @@ async fn read_resolv_conf(path: &Path) -> Result<Vec<SocketAddr>, Failure> {
     if servers.is_empty() { Err(fault("it names no server (nameserver)".to_owned())) } else { Ok(servers) }
 }
 
-/// The servers in a resolv.conf. Everything else in it is ignored, and also a server with an
-/// address that cannot be read.
+/// The servers in a resolv.conf. All other lines are ignored, and so is a server with an invalid
+/// address.
 fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
     let addresses = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();

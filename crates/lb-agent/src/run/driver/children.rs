@@ -12,14 +12,15 @@ impl RunDriver {
     pub(super) fn reap(&mut self) {
         let mut changes = self.processes.changes();
         // `left` describes the processes that remain after all of these changes. The end of the
-        // command is handled first: if another process has ended at the same time, the command has
-        // not left it behind.
+        // command is handled first. A process that has ended at the same time was not left behind
+        // by the command.
         changes.sort_by_key(|change| !matches!(change, ChildChange::Command(_)));
         let has_ended = changes
             .iter()
             .any(|change| matches!(change, ChildChange::Command(_) | ChildChange::Descendant(_)));
         let is_shell = |change: &ChildChange| matches!(change, ChildChange::Shell(..));
-        // After the end of a shell command, it may be known that no other process is left.
+        // After the end of a shell command, the kernel's list may show that no other process is
+        // left.
         let is_needed = has_ended || self.lifecycle.has_lost_command() && changes.iter().any(is_shell);
         let left = if is_needed { self.left() } else { Left::Serving };
         for change in changes {
