@@ -6,9 +6,9 @@ use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
-/// A program that tunes TCP sets its own callback flags and so clears ours. Our programs then
-/// missed the ends of connections, and a service with `active_limit` refused all connects although
-/// no connection was open.
+/// A program that tunes TCP sets its own callback flags and so clears those of socklb. The programs
+/// of socklb then missed the ends of connections, and a service with `active_limit` refused all
+/// connects although no connection was open.
 #[test]
 fn counts_stay_exact_if_another_program_clears_the_callbacks() {
     let stage = Stage::new();

@@ -248,8 +248,8 @@ fn a_readmission_ends_an_ejection_early() {
     );
 }
 
-/// The request waits in the daemon's socket. When the daemon continues, it may carry the request
-/// out, or notice that the requester is gone.
+/// The request waits in the daemon's socket. When the daemon continues, it may execute the request,
+/// or notice that the requester is gone.
 #[test]
 fn readmit_reports_that_a_hung_daemon_may_lift_the_ejection_later() {
     let fixture = start(&THREE, FOR_LONG);

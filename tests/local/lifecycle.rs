@@ -197,7 +197,7 @@ fn flows_of_the_former_cgroup_of_a_client_still_end() {
 #[test]
 fn a_start_succeeds_after_a_kill_at_any_step_of_the_previous_start() {
     // The kill happens between the first maps and the attached programs, in each round a little
-    // later. A guest tests fewer steps, because a start takes seconds there.
+    // later. In a guest the test kills at fewer steps, because a start takes seconds there.
     let whole = {
         let fixture = Fixture::new();
         progress(&fixture)

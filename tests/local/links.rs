@@ -26,8 +26,8 @@ fn link(fixture: &Fixture, hook: &str) -> PathBuf {
     fixture.setup.pins_of("web").join("links").join(name)
 }
 
-/// With one free descriptor the daemon can open the cgroup but not inspect a link: that proves
-/// nothing about the link.
+/// With one free descriptor the daemon can open the cgroup but not inspect a link: the failed
+/// inspection proves nothing about the link.
 #[test]
 fn links_that_cannot_be_inspected_are_not_replaced() {
     let fixture = Fixture::new();

@@ -45,8 +45,8 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }
 
-/// The bug: connects to a service without backends failed with EPERM, which clients take for a
-/// firewall.
+/// The bug: connects to a service without backends failed with EPERM, which clients take as a sign
+/// of a firewall.
 #[test]
 fn r7_a_service_without_backends_fails_with_its_errno_and_never_eperm() {
     for (name, errno) in [("ECONNREFUSED", libc::ECONNREFUSED), ("EHOSTUNREACH", libc::EHOSTUNREACH)] {

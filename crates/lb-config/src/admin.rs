@@ -1,13 +1,13 @@
-//! The `[admin]` table: the group whose members may change what the daemon does, like root and the
-//! daemon's own user.
+//! The `[admin]` table: the group whose members may control the daemon, like root and the daemon's
+//! own user.
 
 use super::keys::admin::{GROUP, SECTION};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 
-/// Reads the group; `None` if the table names none. The daemon checks at its start that the host
-/// has this group.
+/// Reads the group; `None` if the table has no such key. The daemon checks at its start that the
+/// host has this group.
 pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<String> {
     let table = root.table(&SECTION, report);
     GROUP.take_written(&table, report).flatten()

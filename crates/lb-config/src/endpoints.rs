@@ -338,7 +338,7 @@ impl ListEntry {
     }
 }
 
-/// Checks the entries of a file or a static list together, and replaces host names by their
+/// Checks the entries of a file or a static list together, and replaces host names with their
 /// addresses. Returns `None` if they do not form a valid list, which is reported. If the address of
 /// the service is not known, address families are not checked. The notes are not in the result.
 pub fn check(

@@ -6,7 +6,8 @@ use super::keys::envoy::{DIRECTORY, SECTION};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
-/// Reads the directory; `None` if the table names none. A relative path is relative to `directory`.
+/// Reads the directory; `None` if the table has no such key. A relative path is relative to
+/// `directory`.
 pub fn read(root: &Table<'_>, directory: &Path, report: &mut DiagnosticCollector<'_>) -> Option<PathBuf> {
     let table = root.table(&SECTION, report);
     let written = DIRECTORY.take_written(&table, report).flatten();

@@ -99,7 +99,7 @@ pub struct Config {
     pub limits: Limits,
     pub daemon: DaemonConfig,
     pub metrics: Metrics,
-    /// The name or number of a group; its members may change what the daemon does.
+    /// The name or number of a group; its members may control the daemon.
     pub admins: Option<String>,
     /// Time between two passes over the flow records.
     pub reclaim_interval: Duration,

@@ -238,7 +238,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         Some(list.clone())
     }
 
-    /// To be called when there may be room. Returns the refused list for another delivery. Returns
+    /// Call this when there may be room. Returns the refused list for another delivery. Returns
     /// nothing while a computation is running: after it, [`Feed::delivered`] returns the refused
     /// list.
     pub fn room_appeared(&self) -> Option<L> {

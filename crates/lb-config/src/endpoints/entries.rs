@@ -1,9 +1,9 @@
 //! Reads an endpoint file in TOML as events, using only as much memory as its entries need.
 //!
-//! A tree of a whole file takes a hundred bytes for each byte of the file, whatever the content. So
-//! this reader stores only the values of entries, and at most one entry more than a service may
-//! have. If no entry may have a value of some kind, the reader records only that such a value
-//! exists. The callers know the meaning of keys and values.
+//! A tree of a whole file takes a hundred bytes for each byte of the file, whatever the file
+//! contains. So this reader stores only the values of entries, and at most one entry more than a
+//! service may have. If no entry may have a value of some kind, the reader records only that such a
+//! value exists. The callers know the meaning of keys and values.
 
 use std::ops::Range;
 

@@ -6,7 +6,7 @@
 //! lost when it has been missing for [`CONFIRMED_AFTER`]: lists and probes may be wrong for a short
 //! time, and a closed connection does not come back.
 //!
-//! No backend is lost in panic. And if more than a third of the members are lost within a minute of
+//! No backend is lost in panic. If more than a third of the members are lost within a minute of
 //! each other, none of these counts: then the list or the probes are more likely wrong than the
 //! backends. The members are those that the service had before the loss, so that new endpoints in
 //! the same list do not make a loss look small.
