@@ -90,7 +90,7 @@ fn active(setup: &Setup, client: &str) -> [u64; 2] {
     })
 }
 
-/// A tenth as many in a guest, whose CPU is emulated, and which has no `ss`.
+/// In a guest there are a tenth as many: its CPU is emulated, and it has no `ss`.
 #[test]
 fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
     let least = if in_a_guest() { 1_000 } else { 10_000 };
