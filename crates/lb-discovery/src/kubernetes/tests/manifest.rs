@@ -1,5 +1,5 @@
 //! Checks the manifest of the DaemonSet against the code: its rights, capabilities, mounts and
-//! configuration.
+//! configuration. Checks the Dockerfile against the manifest, and against the guide's commands.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,6 +13,8 @@ use serde_json::{Map, Value};
 use super::*;
 
 const MANIFEST: &str = include_str!("../../../../../packaging/kubernetes/socklb.yaml");
+const DOCKERFILE: &str = include_str!("../../../../../packaging/kubernetes/Dockerfile");
+const GUIDE: &str = include_str!("../../../../../docs/guide/kubernetes.md");
 const UNIT: &str = include_str!("../../../../../packaging/systemd/socklb.service");
 
 /// The documents of a text in YAML. Scalars are texts.
@@ -175,4 +177,58 @@ fn the_configuration_is_valid_and_its_directories_are_mounted() {
     assert_eq!(place(Path::new("/host/cgroup/x")), (Some("/sys/fs/cgroup/x".into()), false));
     assert_eq!(place(&config.path), (None, false), "the ConfigMap");
     assert_eq!((&pod["hostNetwork"], &pod["hostPID"]), (&"true".into(), &"true".into()));
+}
+
+/// The arguments of each instruction of the Dockerfile with this name.
+fn instructions(name: &str) -> Vec<String> {
+    let lines: String =
+        DOCKERFILE.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+    let lines = lines.replace("\\\n", " ");
+    lines.lines().filter_map(|line| line.strip_prefix(&format!("{name} "))).map(str::to_owned).collect()
+}
+
+fn instruction(name: &str) -> String {
+    let [one] = <[String; 1]>::try_from(instructions(name)).expect("the instruction occurs once");
+    one
+}
+
+#[test]
+fn the_image_has_what_the_manifest_starts_and_what_the_guide_builds() {
+    let daemons = document("DaemonSet");
+    let container = &daemons["spec"]["template"]["spec"]["containers"][0];
+    let [start, arguments] = ["ENTRYPOINT", "CMD"]
+        .map(|name| serde_json::from_str::<Vec<String>>(&instruction(name)).expect("a list of words"));
+    assert_eq!(texts(&container["command"]), [start.clone(), arguments].concat());
+    assert_eq!(container["args"], Value::Null);
+    let program = Path::new(&start[0]);
+    let path = format!("PATH={}", program.parent().expect("an absolute path").display());
+    assert_eq!(instruction("ENV"), path, "`kubectl exec` finds the program by its name");
+
+    // The guide's build writes the program where the Dockerfile copies it from.
+    let built = instruction("ARG");
+    let built: Vec<&str> = built.strip_prefix("PROGRAM=").expect("the program").split('/').collect();
+    let ["target", triple, "release", name] = built[..] else { panic!("{built:?}") };
+    assert!(GUIDE.contains(&format!("--bin {name} --target {triple}\n")), "{triple}");
+    assert!(GUIDE.contains("docker build --file packaging/kubernetes/Dockerfile "));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut copied = Vec::new();
+    for copy in instructions("COPY") {
+        let (from, to) = copy.rsplit_once(' ').expect("sources and a destination");
+        if from == "${PROGRAM}" {
+            copied.push(to.to_owned());
+        } else {
+            from.split(' ').for_each(|file| assert!(root.join(file).is_file(), "{file}"));
+        }
+    }
+    assert_eq!(copied, [program.to_str().expect("text")]);
+
+    // All three name the same version, and the name that is to be replaced.
+    let version = env!("CARGO_PKG_VERSION");
+    let label = format!("org.opencontainers.image.version=\"{version}\"");
+    assert!(instruction("LABEL").contains(&label), "{label}");
+    let image = container["image"].as_str().expect("a name");
+    assert_eq!(image, format!("registry.example.com/socklb:{version}"));
+    for command in [format!("image={image} "), format!("s|{image}|$image|")] {
+        assert!(GUIDE.contains(&command), "{command}");
+    }
 }
