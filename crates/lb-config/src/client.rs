@@ -188,8 +188,11 @@ mod tests {
                  8:11: unknown key \"environment\" in index (known keys: env, hostname)",
             ),
             ("accounting = 'none'", "8:14: unknown accounting \"none\" (write \"full\" or \"active\")"),
-            ("accounting = true", "8:14: accounting must be a string, not true or false"),
-            ("services = 's'", "8:12: services must be a list, not a string"),
+            (
+                "accounting = true",
+                "8:14: accounting must be a string, not true or false (write \"full\" or \"active\")",
+            ),
+            ("services = 's'", "8:12: services must be a list, not a string (write [\"s\"])"),
             (
                 "services = []",
                 "8:12: services is empty (write at least one service, or leave `services` out to get all)",

@@ -528,22 +528,23 @@ pub fn kubernetes_service(text: &str) -> Result<String, Refusal> {
 
 /// Reads the URL of an API server, without a path.
 pub fn api_server(text: &str) -> Result<String, Refusal> {
-    let refuse = |why: &str| {
-        Err((format!("{} {why}", quote(text)), Some("write it as in \"https://10.0.0.1:6443\"".to_owned())))
-    };
+    let refuse = |why: &str, help: String| Err((format!("{} {why}", quote(text)), Some(help)));
+    let example = || "write it as in \"https://10.0.0.1:6443\"".to_owned();
     let text = text.strip_suffix('/').unwrap_or(text);
     let Some(rest) = text.strip_prefix(HTTPS).or_else(|| text.strip_prefix(HTTP)) else {
-        return refuse("does not begin with https:// or http://");
+        return refuse("does not begin with https:// or http://", example());
     };
     let (host, port) = rest.rsplit_once(':').unwrap_or((rest, ""));
     let host_name = host.trim_start_matches('[').trim_end_matches(']');
     let is_host = host_name.parse::<IpAddr>().is_ok() || dns_name(host_name).is_ok();
     if !is_host {
-        return refuse("names no host");
+        return refuse("names no host", example());
     }
     match port.parse::<u16>() {
         Ok(1..) => Ok(text.to_owned()),
-        Ok(0) | Err(_) => refuse("has no valid port"),
+        _ if port.is_empty() => refuse("has no port", format!("write \"{text}:443\", with the right port")),
+        _ if port.contains('/') => refuse("has a path", example()),
+        Ok(0) | Err(_) => refuse("has a wrong port", "write 1 to 65535".to_owned()),
     }
 }
 

@@ -103,7 +103,7 @@ mod tests {
                  port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")"
                     .to_owned(),
             ),
-            ("listen = 9464", "9:10: listen must be a string, not a whole number".to_owned()),
+            ("listen = 9464", "9:10: listen must be a string, not a whole number (write it as in \"127.0.0.1:9464\")".to_owned()),
             (
                 "hosts = ['metrics.example']",
                 "9:9: `hosts` has no effect: there is no port for metrics (write `listen`, or leave `hosts` \

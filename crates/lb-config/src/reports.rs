@@ -117,7 +117,7 @@ mod tests {
                 "port = 1",
                 "9:1: unknown key \"port\" in [reports] (known keys: listen, key, xdp, xdp_generic)",
             ),
-            ("xdp = 'eth0'", "9:7: xdp must be a list, not a string"),
+            ("xdp = 'eth0'", "9:7: xdp must be a list, not a string (write [\"eth0\"])"),
             (
                 "xdp = ['a/b']",
                 "9:8: \"a/b\" is not the name of an interface (write the name of a network interface, as `ip link` shows it: 1 to 15 \

@@ -16,8 +16,8 @@ use super::keys::backends::{
     ALLOW, CONSUL, DNS, FILE, KUBERNETES, MAX_SHRINK, ON_EMPTY, ON_STALE, PORT, PORT_NAME, SECTION,
     STALE_AFTER, STATIC, TAG,
 };
+use super::keys::path;
 use super::keys::service::BACKENDS;
-use super::keys::{path, port_name};
 use super::{EndpointSource, ListFile, NamedFile, NamedList, RemoteSource};
 use crate::endpoints::{self, ListContext, ListEntry, NO_HOSTS, Target};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
@@ -120,7 +120,7 @@ fn read_kubernetes(
     let name = KUBERNETES.kind.read(item, report)?;
     let (namespace, service) = name.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned()))?;
     let port = match PORT.item(table, report) {
-        Some(port) => Some(port.parse(port_name, report)?),
+        Some(port) => Some(PORT_NAME.kind.read(&port, report)?),
         None => None,
     };
     let settings = servers.api_server(item, &format!("`backends` names the Service {name}"), report)?;
@@ -263,7 +263,7 @@ mod tests {
             ),
             ("{ file = '' }", "7:21: file is empty"),
             (r#"{ file = "a\u0000" }"#, "7:21: file contains a zero byte"),
-            ("{ static = 'x' }", "7:23: static must be a list, not a string"),
+            ("{ static = 'x' }", "7:23: static must be a list, not a string (write [\"x\"])"),
             ("{ static = [1] }", "7:24: an entry of static must be a string, not a whole number"),
             (
                 "{ static = ['10.0.0.1'] }",
@@ -457,7 +457,7 @@ mod tests {
             (
                 "{ kubernetes = 'shop/users', port = 8080 }",
                 plain,
-                "7:48: port must be a string, not a whole number",
+                "7:48: port must be a string, not a whole number (write it as in \"http\")",
             ),
             (
                 "{ consul = '' }",
@@ -500,7 +500,17 @@ mod tests {
             (
                 "{ kubernetes = 'shop/users' }",
                 "[kubernetes]\nserver = 'http://10.0.0.1'",
-                "9:10: server \"http://10.0.0.1\" has no valid port (write it as in \"https://10.0.0.1:6443\")",
+                "9:10: server \"http://10.0.0.1\" has no port (write \"http://10.0.0.1:443\", with the right port)",
+            ),
+            (
+                "{ kubernetes = 'shop/users' }",
+                "[kubernetes]\nserver = 'https://10.0.0.1:6443/api'",
+                "9:10: server \"https://10.0.0.1:6443/api\" has a path (write it as in \"https://10.0.0.1:6443\")",
+            ),
+            (
+                "{ kubernetes = 'shop/users' }",
+                "[kubernetes]\nserver = 'http://10.0.0.1:65536/'",
+                "9:10: server \"http://10.0.0.1:65536/\" has a wrong port (write 1 to 65535)",
             ),
             (
                 "{ kubernetes = 'shop/users' }",

@@ -321,7 +321,7 @@ fn wrong_tables_are_refused() {
         ),
         ("[[paths]]", "8:1: paths must be a table, not a list"),
         ("[paths]\npins = ''", "9:8: pins is empty"),
-        ("[paths]\nrun = 1", "9:7: run must be a string, not a whole number"),
+        ("[paths]\nrun = 1", "9:7: run must be a string, not a whole number (write it as in \"/run/other\")"),
     ];
     for (lines, expected) in cases {
         check(&format!("{LEAST}{lines}"), &[expected]);

@@ -177,10 +177,7 @@ fn read_time(
     help: String,
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<Duration> {
-    let Some(text) = item.as_str() else {
-        item.wrong_kind_but("a string", help, report);
-        return None;
-    };
+    let text = item.text_or(help.clone(), report)?;
     let duration = parse_duration(text).filter(|duration| range.contains(duration));
     if duration.is_none() {
         report.add(item.span(), format!("{} is {}", item.name(), quote(text)), help);
@@ -204,7 +201,7 @@ impl<T: Copy + Sync> ValueKind for Keyword<T> {
 
     fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
         let Self(all, name) = self;
-        let text = item.text(report)?;
+        let text = item.text_or(write(self), report)?;
         let value = all.iter().find(|value| name(**value) == text);
         if value.is_none() {
             let words: Vec<_> = all.iter().map(|value| name(*value)).collect();
@@ -233,6 +230,7 @@ impl<T: Clone + Sync + Display> ValueKind for Text<T> {
     }
 
     fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
+        item.text_or(self.0.first().map(|example| format!("write it as in {example:?}")), report)?;
         item.parse(self.1, report)
     }
 }

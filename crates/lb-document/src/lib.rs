@@ -199,17 +199,29 @@ impl<'t> Item<'t> {
 
     /// The string. Reports a value of another kind.
     pub fn text(&self, report: &mut DiagnosticCollector<'_>) -> Option<&'t str> {
-        let DeValue::String(text) = self.value() else {
-            self.wrong_kind("a string", report);
-            return None;
-        };
-        Some(text)
+        self.text_or(None, report)
+    }
+
+    /// As [`Item::text`], with the correction of a value of another kind.
+    pub fn text_or(
+        &self,
+        help: impl Into<Option<String>>,
+        report: &mut DiagnosticCollector<'_>,
+    ) -> Option<&'t str> {
+        let text = self.as_str();
+        if text.is_none() {
+            self.wrong_kind_but("a string", help, report);
+        }
+        text
     }
 
     /// The elements of the list. Reports a value of another kind.
     pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let DeValue::Array(elements) = self.value() else {
-            self.wrong_kind("a list", report);
+            // A text with blanks may stand for several elements.
+            let element = self.as_str().filter(|text| !text.contains(' '));
+            let help = element.map(|text| format!("write [{}]", quote(text)));
+            self.wrong_kind_but("a list", help, report);
             return None;
         };
         Some(self.elements(elements).collect())
@@ -306,7 +318,7 @@ mod tests {
         S "s": Text<String>(&[], |text| Ok(text.to_owned())), Means("none"), "";
         L "l": FreeForm(&[]), Means("none"), "";
         T "t": FreeForm(&[]), Means("none"), "";
-        A "a": Text<SocketAddr>(&[], address), Means("none"), "";
+        A "a": Text<SocketAddr>(&["10.0.0.1:80"], address), Means("none"), "";
         C "c": Keyword<&'static str>(&["first", "second"], |word| word), Means("none"), "";
         D "d": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
         O "o": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(24)), Means("none"), "";
@@ -361,6 +373,10 @@ mod tests {
         check("s = true", "x:1:5: s must be a string, not true or false");
         check("s = 1979-05-27", "x:1:5: s must be a string, not a date or time");
         check("l = 1", "x:1:5: l must be a list, not a whole number");
+        check("l = 'a'", "x:1:5: l must be a list, not a string (write [\"a\"])");
+        check("l = 'a b'", "x:1:5: l must be a list, not a string");
+        check("a = 1", "x:1:5: a must be a string, not a whole number (write it as in \"10.0.0.1:80\")");
+        check("c = 1", "x:1:5: c must be a string, not a whole number (write \"first\" or \"second\")");
         check("t = []", "x:1:5: t must be a table, not a list");
         check(
             "c = 'frist'",

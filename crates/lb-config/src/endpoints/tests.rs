@@ -161,7 +161,7 @@ fn a_wrong_entry_is_reported_with_a_correction() {
         ("weight = 65536", "3:10: weight is 65536 (write 0 to 65535)"),
         ("weight = -1", "3:10: weight is -1 (write 0 to 65535)"),
         ("state = \"dead\"", "3:9: unknown state \"dead\" (write \"healthy\" or \"lame-duck\" or \"down\")"),
-        ("zone = 1", "3:8: zone must be a string, not a whole number"),
+        ("zone = 1", "3:8: zone must be a string, not a whole number (write it as in \"b\")"),
         (
             "agent = \"10.0.0.1\"",
             "3:9: agent \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
@@ -189,7 +189,7 @@ fn a_wrong_entry_is_reported_with_a_correction() {
         "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0\n\
          e.toml:4:10: weight is 70000 (write 0 to 65535)\n\
          e.toml:5:9: unknown state \"drain\" (did you mean lame-duck? write \"healthy\" or \"lame-duck\" or \"down\")\n\
-         e.toml:6:8: zone must be a string, not a whole number\n\
+         e.toml:6:8: zone must be a string, not a whole number (write it as in \"b\")\n\
          e.toml:8:11: endpoint 10.0.0.1:0 has no index, but the endpoint on line 3 has one (give every endpoint an index, \
          or none)\n\
          e.toml:8:11: address 10.0.0.1:0 is already on line 2\n\
