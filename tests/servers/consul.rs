@@ -230,7 +230,7 @@ fn no_connect_fails_while_another_server_has_consuls_port_or_the_token_expires()
             ok("Content-Type: text/html\r\n", "<html>It works!</html>"),
             "no X-Consul-Index, so the server is not Consul",
         ),
-        (ok(index, "<html>It works!</html>"), "expected value"),
+        (ok(index, "<html>It works!</html>"), "the text is not JSON"),
         (ok(index, &shape), "answer:1:1:"),
         (ok(index, "[]"), "Consul lists no instance"),
     ];

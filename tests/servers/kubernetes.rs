@@ -288,7 +288,7 @@ fn no_connect_fails_while_another_server_has_the_port_or_the_token_expires() {
     scene.kill_server();
     let list = json!({ "kind": "PodList", "metadata": { "resourceVersion": "9" }, "items": [] });
     let cases = [
-        (ok("Content-Type: text/html\r\n", "<html>It works!</html>\n"), "expected value at line 1"),
+        (ok("Content-Type: text/html\r\n", "<html>It works!</html>\n"), "the text is not JSON"),
         (ok("", &list.to_string()), "the answer has the kind \"PodList\", not EndpointSliceList"),
         (ok("", "{}"), "the list: missing field `metadata`"),
     ];

@@ -46,6 +46,7 @@ use json::JsonDocument;
 
 pub use consul::read_instances;
 pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS, Target, target};
+pub use json::not_json;
 pub use slices::{SlicesError, read_slices};
 
 /// The maximum size of an endpoint file in bytes: 16,384 endpoints in TOML need about 2 MiB. The

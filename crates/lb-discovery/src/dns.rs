@@ -279,10 +279,13 @@ impl Used {
         let mut notes = Vec::new();
         if self.unused.0 > 0 {
             let (count, lowest) = self.unused;
-            notes.push(format!("unused: {count} SRV records with a priority value above {lowest}"));
+            notes.push(format!(
+                "unused: {count} SRV record{} with a priority value above {lowest}",
+                plural(count)
+            ));
         }
-        notes.extend(note("targets without addresses, left out", &left_out));
-        notes.extend(note("targets with their earlier addresses", &kept));
+        notes.extend(note("without addresses, left out", &left_out));
+        notes.extend(note("with their earlier addresses", &kept));
         match (endpoints.is_empty(), notes.is_empty()) {
             (false, _) => list(&endpoints, serial, notes),
             (true, false) => Finding::Empty { why: notes.join("; ") },
@@ -304,5 +307,10 @@ fn note(what: &str, targets: &[(&String, &Missing)]) -> Option<String> {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    (!targets.is_empty()).then(|| format!("{} {what}: {reasons}{more}", targets.len()))
+    let count = targets.len();
+    (count > 0).then(|| format!("{count} target{} {what}: {reasons}{more}", plural(count)))
+}
+
+const fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }

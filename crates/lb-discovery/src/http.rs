@@ -189,6 +189,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Answer<S> {
         if !reason.is_empty() {
             text = format!("{text}: {}", quote(&reason));
         }
+        if self.status.is_redirection() {
+            text += "; redirects are not followed";
+        }
         match self.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::Refused(text),
             _ => Failure::Unreachable(text),

@@ -449,6 +449,9 @@ impl Kubernetes {
                  {verb})",
                 quote(&self.namespace)
             )),
+            status if status.is_redirection() => {
+                Failure::Unreachable(format!("{text}; redirects are not followed"))
+            }
             _ => Failure::Unreachable(text),
         }
     }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::counted;
+
 pub const SCHEMA: u32 = 1;
 
 /// The result of a request to read or query the source of a service's list at once.
@@ -42,7 +44,7 @@ impl CheckedSource {
         let Self { service, origin, endpoints, error, notes, host_names: _, unresolved, took_ms } = self;
         let result = match (error, endpoints) {
             (Some(error), _) => error.clone(),
-            (None, Some(endpoints)) => format!("ok, {endpoints} endpoints in {took_ms} ms"),
+            (None, Some(endpoints)) => format!("ok, {} in {took_ms} ms", counted(*endpoints, "endpoint")),
             (None, None) => format!("ok in {took_ms} ms"),
         };
         let notes: String = notes.iter().chain(unresolved).map(|note| format!("  note: {note}\n")).collect();

@@ -16,6 +16,7 @@ use crate::backend::{BackendStatus, ConnectLatency};
 use crate::fault::Fault;
 use crate::filter::Filter;
 use crate::load::ServiceLoadStatus;
+use crate::text::counted;
 
 pub const SCHEMA: u32 = 7;
 
@@ -464,7 +465,8 @@ impl RemoteStatus {
     pub fn describe(&self, confirmed_s: Option<u64>) -> String {
         let Self { origin, version, endpoints, next_s, .. } = self;
         let version = if version.is_empty() { String::new() } else { format!(", version {version}") };
-        let endpoints = endpoints.map_or_else(String::new, |endpoints| format!(", {endpoints} endpoints"));
+        let endpoints =
+            endpoints.map_or_else(String::new, |endpoints| format!(", {}", counted(endpoints, "endpoint")));
         let confirmed = confirmed_s
             .map_or_else(|| ", not confirmed".to_owned(), |seconds| format!(", confirmed {seconds} s ago"));
         let next = next_s.map_or_else(String::new, |seconds| format!(", next query in {seconds} s"));

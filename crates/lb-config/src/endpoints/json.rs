@@ -101,9 +101,19 @@ impl<'t> JsonDocument<'t> {
         if error.is_data() {
             report.add(span, message.replace("expected u16", "expected 0 to 65535"), help);
         } else {
-            report.add_syntax(span, message.replace("EOF", "the file ends"), help);
+            let message = not_json(error, part).unwrap_or_else(|| message.replace("EOF", "the file ends"));
+            report.add_syntax(span, message, help);
         }
     }
+}
+
+/// The message for a text that does not even begin as JSON does, such as a page in HTML; `None` for
+/// another error.
+pub fn not_json(error: &serde_json::Error, text: &str) -> Option<String> {
+    const SHOWN: usize = 30;
+    let is_first = error.is_syntax() && (error.line(), error.column()) == (1, 1);
+    let start = &text[..text.floor_char_boundary(SHOWN)];
+    is_first.then(|| format!("the text is not JSON: it begins with {}", quote(start)))
 }
 
 /// A value as a slice of the text, not parsed yet.

@@ -145,7 +145,7 @@ fn a_wrong_value_or_another_answer_is_malformed() {
         ("{}".to_owned(), "answer:1:1: the answer must be a list, not an object"),
         ("null".to_owned(), "answer:1:1: the answer must be a list, not null"),
         ("[{}".to_owned(), "answer:1:3: the file ends while parsing a list"),
-        ("<html>".to_owned(), "answer:1:1: expected value"),
+        ("<html>".to_owned(), "answer:1:1: the text is not JSON: it begins with \"<html>\""),
         (" ".to_owned(), "answer:1:1: the answer has no text"),
         (nested, "answer:1:2: an instance must be an object, not a list"),
     ];
@@ -433,8 +433,11 @@ async fn nothing_that_a_hostile_server_sends_becomes_a_list() {
             "no X-Consul-Index, so the server is not Consul",
             answer("200 OK", "", "<html><body>It works!</body></html>"),
         ),
-        ("302 Found", answer("302 Found", &to, "")),
-        ("answer:1:1: expected value", good(9, "<html><body>It works!</body></html>")),
+        ("302 Found; redirects are not followed", answer("302 Found", &to, "")),
+        (
+            "answer:1:1: the text is not JSON: it begins with \"<html><body>It works!</body></\"",
+            good(9, "<html><body>It works!</body></html>"),
+        ),
     ];
     for (why, bytes) in cases {
         let server = server(bytes).await;

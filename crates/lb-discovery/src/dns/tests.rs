@@ -329,7 +329,7 @@ fn names_in_messages_cannot_control_a_terminal() {
     let mut message = message.answer();
     message.push((name(SERVICE), Class::IN, Ttl::ZERO, rdata::Srv::new(0, 0, 80, target))).unwrap();
     let why = why_empty(read_list(&message.finish(), &srv(), false));
-    assert_eq!(why, "1 targets without addresses, left out: \\027[2j\\155 (not in the answer)");
+    assert_eq!(why, "1 target without addresses, left out: \\027[2j\\155 (not in the answer)");
 }
 
 #[test]

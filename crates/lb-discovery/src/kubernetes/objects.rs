@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use lb_common::abi::MAX_BACKENDS;
-use lb_config::endpoints::{SlicesError, read_slices};
+use lb_config::endpoints::{SlicesError, not_json, read_slices};
 use lb_document::diagnostic::quote;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -362,7 +362,7 @@ fn utf8<'t>(what: &str, bytes: &'t [u8]) -> Result<&'t str, Failure> {
 
 pub fn read<'t, T: Deserialize<'t>>(what: &str, text: &'t str) -> Result<T, Failure> {
     serde_json::from_str(text).map_err(|error| {
-        let why = error.to_string();
+        let why = not_json(&error, text).unwrap_or_else(|| error.to_string());
         // Some messages repeat a value from the text.
         let why = if why.contains(char::is_control) { quote(&why) } else { why };
         Failure::Malformed(format!("{what}: {why}"))

@@ -402,6 +402,14 @@ async fn a_server_that_lost_its_later_versions_is_listed_from_the_start() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_failure_of_a_redirect_states_that_it_is_not_followed() {
+    let redirect = b"HTTP/1.1 302 Found\r\nLocation: https://10.0.0.8/login\r\nContent-Length: 0\r\n\r\n";
+    let (_server, mut kubernetes) = provider(vec![answer(redirect)]);
+    let why = "302 Found; redirects are not followed";
+    assert_eq!(failure(&mut kubernetes).await, Failure::Unreachable(format!("{}: {why}", place())));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_missing_right_is_named_with_verb_and_resource() {
     let token = NamedTempFile::new().unwrap();
     std::fs::write(&token, "one").unwrap();

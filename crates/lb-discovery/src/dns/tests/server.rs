@@ -406,7 +406,7 @@ async fn a_target_that_loses_its_addresses_retains_them_and_one_that_never_had_a
     let (list, notes) = endpoints(&first.finding);
     assert_eq!((list.len(), after(&first)), (4, 5), "queried again soon because of the failure");
     assert!(
-        notes[0].starts_with("1 targets without addresses, left out: b4.example.com (dns b4"),
+        notes[0].starts_with("1 target without addresses, left out: b4.example.com (dns b4"),
         "{notes:?}"
     );
 

@@ -164,7 +164,7 @@ fn an_answer_that_is_not_about_this_service_is_malformed() {
         (b"{}".to_vec(), "missing field `metadata`"),
         (b"".to_vec(), "EOF"),
         (b"[]".to_vec(), "invalid length"),
-        (b"<html>".to_vec(), "expected value"),
+        (b"<html>".to_vec(), "the text is not JSON: it begins with \"<html>\""),
         (vec![0xff], "not UTF-8"),
         (
             br#"{"kind":"EndpointSliceList","metadata":{"resourceVersion":"1"}}"#.to_vec(),
