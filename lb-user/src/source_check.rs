@@ -122,7 +122,11 @@ async fn check_one(
     };
     match result {
         Ok(endpoints) => checked.endpoints = Some(endpoints),
-        Err(error) => checked.error = Some(error),
+        // The errors of a server's list begin with its origin, which `checked` already has.
+        Err(error) => {
+            let without = error.strip_prefix(&format!("{}: ", checked.origin)).map(str::to_owned);
+            checked.error = Some(without.unwrap_or(error));
+        }
     }
     checked.took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     checked
@@ -269,6 +273,7 @@ mod tests {
         assert!(why.starts_with("1 of 1 host names do not resolve: a.example"), "{why}");
         let why = checked[1].error.as_deref().unwrap();
         assert!(why.contains("none of its 1 host names resolves"), "{why}");
+        assert!(!why.starts_with(&checked[1].origin), "{why}: the origin stands before it");
         assert_eq!(check(&config).unwrap().len(), 3);
     }
 }

@@ -91,16 +91,22 @@ impl RemoteState {
         self.shrink.as_ref().filter(|shrink| !shrink.is_queried).map(|shrink| shrink.since + SHRINK_AFTER)
     }
 
+    /// When the server last confirmed a valid list.
+    pub fn confirmed(&self) -> Option<Instant> {
+        if self.invalid().is_some() { self.valid_at } else { self.latest.confirmed }
+    }
+
     /// Why the server's last answer is not a list; `None` if it is a list, or if there is no answer
     /// yet.
-    pub fn trouble(&self, now: Instant) -> Option<String> {
+    pub fn trouble(&self, now: Instant, has_list: bool) -> Option<String> {
         let age = |since: Option<Instant>| {
             let age = since.map(|since| now.saturating_duration_since(since));
             let minutes = age.map_or(0, |age| age.as_secs() / 60);
             if minutes == 0 { String::new() } else { format!(" for {minutes} min") }
         };
         let next = match self.suspension {
-            None => "the list in force stays",
+            None if has_list => "the list in force stays",
+            None => "no list is in force",
             Some(Suspension::Refuse) => "connects fail",
             Some(Suspension::Pass) => "connects go to the service's own address",
         };
@@ -170,11 +176,8 @@ impl RemoteState {
         {
             return Some(Suspension::Refuse);
         }
-        let (confirmed, otherwise) = match self.invalid() {
-            Some(invalid) => (self.valid_at, invalid.suspension),
-            None => (self.latest.confirmed, None),
-        };
-        let confirmed = confirmed.or(self.queried_since)?;
+        let otherwise = self.invalid().and_then(|invalid| invalid.suspension);
+        let confirmed = self.confirmed().or(self.queried_since)?;
         if rules.stale_after.is_none_or(|stale_after| age(confirmed) < stale_after) {
             return otherwise;
         }

@@ -128,8 +128,8 @@ impl WatchedSource {
         }
         let latest = &self.remote.latest;
         SourceStatus {
-            good_for_s: latest.confirmed.map(age),
-            error: self.remote.trouble(now).or(status.error),
+            good_for_s: self.remote.confirmed().map(age),
+            error: self.remote.trouble(now, self.feed.newest().is_some()).or(status.error),
             failures: latest.failures.max(status.failures),
             remote: Some(self.remote.status(self.source.origin.to_string(), now)),
             ..status

@@ -66,6 +66,19 @@ fn an_empty_or_failed_answer_leaves_the_list_in_force() {
 }
 
 #[test]
+fn without_a_list_the_fault_of_a_query_does_not_claim_that_one_stays() {
+    script(DNS, |stage| {
+        stage.fail_query();
+        assert_eq!(stage.error(), "no list so far: 10.0.0.53:53: no answer; no list is in force");
+        stage.answer_nothing();
+        assert_eq!(stage.error(), "empty answer (NXDOMAIN); no list is in force");
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        assert_eq!((stage.used(), stage.error()), (BACKENDS.map(str::to_owned).into(), String::new()));
+    });
+}
+
+#[test]
 fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
     script(&dns("allow = [\"10.0.0.0/24\"]"), |stage| {
         stage.answer(&BACKENDS);
@@ -82,6 +95,11 @@ fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
             stage.error(),
             "dns users.example.com port 80: 10.0.1.1:80 is not allowed: it is outside allow = [\"10.0.0.0/24\"]; the list in force stays"
         );
+        // Such an answer confirms nothing.
+        stage.pass(2 * MINUTE);
+        stage.answer(&["10.0.0.1:80", "10.0.1.1:80"]);
+        let confirmed = stage.controller().sources(stage.task(), stage.now)["users"].good_for_s;
+        assert!(confirmed.is_some_and(|seconds| seconds >= 120), "{confirmed:?}");
     });
 }
 
