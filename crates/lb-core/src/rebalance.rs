@@ -6,6 +6,10 @@
 //! than its share, idle flows of the members furthest above their shares are closed. The pool dials
 //! again, and the table decides where the new connection goes.
 //!
+//! The kernel programs readmit an ejected member only after a trial, which is a connect. If a pool
+//! does not dial, no trial happens. So when the trial of a member is due, one idle flow to another
+//! member is closed, and the connect that replaces it is the trial.
+//!
 //! Call [`Rebalance::tick`] about once per second. After it has returned a closing, call
 //! [`Rebalance::handle_outcome`] with the result; until then, `tick` returns nothing.
 
@@ -31,6 +35,10 @@ const REPLACEMENT: Duration = Duration::from_secs(10);
 
 /// How long a member is skipped if it had no flow that could be closed.
 const SKIPPED: Duration = Duration::from_secs(30);
+
+/// How long no further flow is closed for the trial of a member. So a trial that fails, or decides
+/// nothing, costs at most one flow in this time, however short the ejections are.
+const NEXT_TRIAL: Duration = MIN_AGE;
 
 /// How long a task pauses if closings fail, or if they do not help.
 const PAUSE: Duration = Duration::from_mins(10);
@@ -116,11 +124,24 @@ pub struct MemberFlows {
     pub entries: u32,
     /// The task's open flows to it.
     pub open: u32,
-    /// Whether connects may choose it, and it is not in slow start. Other members neither gain nor
-    /// lose flows.
-    pub is_warm: bool,
+    /// Whether it can gain flows.
+    pub state: MemberState,
     /// Whether it has reached `active_limit`.
     pub is_at_limit: bool,
+}
+
+/// Whether a member can gain flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// Connects may choose it, and it is not in slow start.
+    Warm,
+    /// It is ejected, and the time of the ejection is over: a connect may be its trial.
+    TrialDue {
+        /// The number of trials that it has had.
+        trials: u64,
+    },
+    /// It is unavailable for another reason, or in slow start. It neither gains nor loses flows.
+    Held,
 }
 
 /// Connections to close now.
@@ -130,6 +151,8 @@ pub struct Closing {
     pub address: SocketAddr,
     /// The most connections to close, at least 1.
     pub most: u32,
+    /// The ejected member whose trial must be the next connect. `most` is 1 then.
+    pub trial: Option<SocketAddr>,
 }
 
 /// The result of a closing.
@@ -143,12 +166,89 @@ pub enum ClosingOutcome {
     Failed,
 }
 
+/// What a task does now, or why it closes nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RebalanceState {
+    /// No member has so few flows that others are closed.
+    #[default]
+    Even,
+    /// The service is in panic.
+    Panic,
+    /// Flows are closed at the permitted rate, so that members gain flows.
+    Refilling,
+    /// A flow is closed, so that its replacement can be the trial of an ejected member.
+    Trial,
+    /// A flow was closed for the trial of an ejected member, and no other may be closed yet.
+    AwaitsTrial,
+    /// The pool has not replaced the flows that were closed last.
+    NotDialled,
+    /// No flow of the members above their shares is idle and old enough.
+    NothingIdle,
+    /// The last closing has failed.
+    Failed,
+    /// Many flows were closed, and the members below their shares have gained none.
+    NoEffect,
+}
+
+impl RebalanceState {
+    /// All states.
+    pub const ALL: [Self; 9] = [
+        Self::Even,
+        Self::Panic,
+        Self::Refilling,
+        Self::Trial,
+        Self::AwaitsTrial,
+        Self::NotDialled,
+        Self::NothingIdle,
+        Self::Failed,
+        Self::NoEffect,
+    ];
+
+    /// The name in status.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Even => "even",
+            Self::Panic => "panic",
+            Self::Refilling => "refilling",
+            Self::Trial => "trial",
+            Self::AwaitsTrial => "awaits-trial",
+            Self::NotDialled => "not-dialled",
+            Self::NothingIdle => "nothing-idle",
+            Self::Failed => "failed",
+            Self::NoEffect => "no-effect",
+        }
+    }
+}
+
+/// A member with so few flows that others are closed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ShortMember {
+    /// The member.
+    pub address: SocketAddr,
+    /// The task's open flows to it.
+    pub open: u32,
+    /// Its share of the task's open flows, in flows.
+    pub share: f64,
+}
+
+/// The state of a task's decisions, as of the last tick.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RebalanceView {
+    /// What the task does, or why it closes nothing.
+    pub state: RebalanceState,
+    /// The members that should gain flows, or the ejected member whose trial is due.
+    pub short: Vec<ShortMember>,
+    /// When the task tries again, if it waits for a time.
+    pub retry_at: Option<Duration>,
+}
+
 /// One task's decisions for one service.
 #[derive(Clone, Debug)]
 pub struct Rebalance {
     rules: RebalanceRules,
     task: Task,
-    /// The closings that the rate permits now. They grow only while a member is refilled.
+    /// The closings that the rate permits now. They grow only while a member is refilled, or a flow
+    /// is to be closed for a trial.
     permits: f64,
     /// The time of the last tick.
     ticked: Option<Duration>,
@@ -158,14 +258,27 @@ pub struct Rebalance {
     /// The most open flows that the refilled members have had together, and the number of closings
     /// since.
     progress: (u64, u64),
-    /// The closing whose outcome is not known yet, with the number of open flows before it.
-    pending: Option<(Closing, u64)>,
+    /// The closing whose outcome is not known yet.
+    pending: Option<PendingClosing>,
     /// The number of open flows before the last closing, and the time until which the next closing
     /// waits for it.
     awaited: Option<(u64, Duration)>,
     /// The members without a flow that can be closed, each with the time until which it is skipped.
     skipped: BTreeMap<SocketAddr, Duration>,
-    paused_until: Duration,
+    /// The members for whose trials flows were closed.
+    tried: BTreeMap<SocketAddr, Tried>,
+    /// Why the task pauses, and until when.
+    pause: (RebalanceState, Duration),
+    view: RebalanceView,
+}
+
+/// A flow was closed for the trial of a member.
+#[derive(Clone, Copy, Debug)]
+struct Tried {
+    /// The number of trials that the member had had before.
+    trials: u64,
+    /// Until when no further flow is closed for it.
+    until: Duration,
 }
 
 impl Rebalance {
@@ -181,7 +294,9 @@ impl Rebalance {
             pending: None,
             awaited: None,
             skipped: BTreeMap::new(),
-            paused_until: Duration::ZERO,
+            tried: BTreeMap::new(),
+            pause: (RebalanceState::Even, Duration::ZERO),
+            view: RebalanceView::default(),
         }
     }
 
@@ -206,65 +321,152 @@ impl Rebalance {
         !self.refilled.is_empty()
     }
 
+    /// What the task does, or why it closes nothing, as of the last tick.
+    pub const fn view(&self) -> &RebalanceView {
+        &self.view
+    }
+
     /// Decides whether to close connections now, and whose. Each address may occur only once.
     pub fn tick(&mut self, now: Duration, members: &[MemberFlows], is_panic: bool) -> Option<Closing> {
         let passed = now.saturating_sub(self.ticked.replace(now).unwrap_or(now));
-        let pool = Pool::of(members);
+        let pool = Pool::of(members, None);
         self.update_refilled(&pool, is_panic);
-        if self.refilled.is_empty() {
+        self.skipped.retain(|_, until| *until > now);
+        self.update_tried(now, members);
+        let trial = if is_panic { None } else { self.due_trial(members) };
+        let wants_trial = trial.as_ref().is_some_and(|due| due.tried.is_none());
+        if self.refilled.is_empty() && !wants_trial {
             self.permits = self.permits.min(Self::phase(self.task));
             self.awaited = None;
+            self.view = match trial {
+                Some(due) => RebalanceView {
+                    state: RebalanceState::AwaitsTrial,
+                    short: vec![due.pool.short(due.member)],
+                    // If the trial has not begun, no time ends the wait.
+                    retry_at: due.tried.filter(|tried| tried.trials != due.trials).map(|tried| tried.until),
+                },
+                None if is_panic => RebalanceView { state: RebalanceState::Panic, ..Default::default() },
+                None => RebalanceView::default(),
+            };
             return None;
         }
         self.refill_permits(passed);
-        self.skipped.retain(|_, until| *until > now);
-        let is_awaited = self.awaited.is_some_and(|(open, until)| pool.open < open && until > now);
-        if self.pending.is_some() || is_awaited || self.paused_until > now {
-            return None;
+        let trial = trial.filter(|_| wants_trial);
+        self.view = RebalanceView { state: RebalanceState::Refilling, short: Vec::new(), retry_at: None };
+        if let Some(due) = &trial {
+            self.view.state = RebalanceState::Trial;
+            self.view.short.push(due.pool.short(due.member));
+        } else {
+            let refilled = pool.members.iter().filter(|member| self.refilled.contains(&member.address));
+            self.view.short.extend(refilled.map(|member| pool.short(member)));
         }
-        if self.is_futile(&pool) {
-            self.paused_until = now + PAUSE;
+        match self.decide(now, &pool, trial.as_ref()) {
+            Ok(closing) => {
+                let closing = closing?;
+                self.permits -= f64::from(closing.most);
+                let trials = trial.map_or(0, |due| due.trials);
+                self.pending = Some(PendingClosing { closing, open: pool.open, trials });
+                Some(closing)
+            }
+            Err((state, retry_at)) => {
+                (self.view.state, self.view.retry_at) = (state, Some(retry_at));
+                None
+            }
+        }
+    }
+
+    /// The next closing, if the rate permits one and no earlier one is in progress.
+    ///
+    /// # Errors
+    /// Why nothing can be closed, and until when.
+    fn decide(
+        &mut self,
+        now: Duration,
+        pool: &Pool<'_>,
+        trial: Option<&DueTrial<'_>>,
+    ) -> Result<Option<Closing>, (RebalanceState, Duration)> {
+        if self.pending.is_some() {
+            return Ok(None);
+        }
+        if self.pause.1 > now {
+            return Err(self.pause);
+        }
+        if let Some((open, until)) = self.awaited
+            && pool.open < open
+            && until > now
+        {
+            return Err((RebalanceState::NotDialled, until));
+        }
+        if let Some(due) = trial {
+            let donor = self.donor(&due.pool)?;
+            let closing = Closing { address: donor.address, most: 1, trial: Some(due.member.address) };
+            return Ok((floor(self.permits) > 0).then_some(closing));
+        }
+        if self.is_futile(pool) {
+            self.pause = (RebalanceState::NoEffect, now + PAUSE);
             self.progress.1 = 0;
-            return None;
+            return Err(self.pause);
         }
-        let closing = self.choose(&pool)?;
-        self.permits -= f64::from(closing.most);
-        self.pending = Some((closing, pool.open));
-        Some(closing)
+        let donor = self.donor(pool)?;
+        let refilled = pool.members.iter().filter(|member| self.refilled.contains(&member.address));
+        let wanted =
+            |member: &&MemberFlows| pool.share(member).div_ceil(pool.entries) - u128::from(member.open);
+        let wanted: u128 = refilled.map(wanted).sum();
+        let most = pool.excess(donor).unsigned_abs().div_ceil(pool.entries).min(wanted);
+        let most = u32::try_from(most).unwrap_or(u32::MAX).min(floor(self.permits));
+        Ok((most > 0).then_some(Closing { address: donor.address, most, trial: None }))
+    }
+
+    /// The member furthest above its share, among those that may have idle flows.
+    ///
+    /// # Errors
+    /// If there is none, and until when.
+    fn donor<'m>(&self, pool: &Pool<'m>) -> Result<&'m MemberFlows, (RebalanceState, Duration)> {
+        let is_donor = |member: &&MemberFlows| {
+            pool.excess(member) > 0
+                && !self.refilled.contains(&member.address)
+                && !self.skipped.contains_key(&member.address)
+        };
+        let donors = pool.members.iter().copied().filter(is_donor);
+        let donor = donors.max_by_key(|member| (pool.excess(member), std::cmp::Reverse(member.address)));
+        let until = self.skipped.values().min();
+        donor.ok_or((RebalanceState::NothingIdle, until.copied().unwrap_or_default()))
     }
 
     /// Handles the result of the closing that [`Self::tick`] returned last.
     pub fn handle_outcome(&mut self, now: Duration, outcome: ClosingOutcome) {
-        let Some((closing, open)) = self.pending.take() else { return };
+        let Some(PendingClosing { closing, open, trials }) = self.pending.take() else { return };
         let closed = match outcome {
             ClosingOutcome::Closed(closed) => closed.min(closing.most),
             ClosingOutcome::Postponed | ClosingOutcome::Failed => 0,
         };
         self.permits += f64::from(closing.most - closed);
-        self.progress.1 += u64::from(closed);
+        match closing.trial {
+            Some(address) if closed > 0 => {
+                self.tried.insert(address, Tried { trials, until: now + NEXT_TRIAL });
+            }
+            Some(_) => {}
+            None => self.progress.1 += u64::from(closed),
+        }
         match outcome {
             ClosingOutcome::Closed(0) => {
                 self.skipped.insert(closing.address, now + SKIPPED);
             }
             ClosingOutcome::Closed(_) => self.awaited = Some((open, now + REPLACEMENT)),
             ClosingOutcome::Postponed => {}
-            ClosingOutcome::Failed => self.paused_until = now + PAUSE,
+            ClosingOutcome::Failed => self.pause = (RebalanceState::Failed, now + PAUSE),
         }
     }
 
     /// Updates the set of refilled members.
     fn update_refilled(&mut self, pool: &Pool<'_>, is_panic: bool) {
-        let below = u128::from(self.rules.below_thousandths);
         let is_refilled = |member: &&&MemberFlows| {
             // A member stays refilled until it has reached the limit, and not only until it is no
             // longer far below it. In small pools, the difference is a large part of the share.
-            let deficit = if self.refilled.contains(&member.address) { 0 } else { MIN_DEFICIT };
-            let open = u128::from(member.open);
-            let limit = pool.share(member) * below;
-            let is_below = if deficit == 0 {
-                open * pool.entries * 1000 < limit
+            let is_below = if self.refilled.contains(&member.address) {
+                u128::from(member.open) * pool.entries * 1000 < self.limit(pool, member)
             } else {
-                (open + deficit) * pool.entries * 1000 <= limit
+                self.is_far_below(pool, member)
             };
             is_below && !member.is_at_limit
         };
@@ -292,23 +494,64 @@ impl Rebalance {
         u128::from(self.progress.1) * u128::from(entries) > FUTILE * pool.entries
     }
 
-    /// The next closing, if the rate permits one.
-    fn choose(&self, pool: &Pool<'_>) -> Option<Closing> {
-        let is_donor = |member: &&&MemberFlows| {
-            pool.excess(member) > 0
-                && !self.refilled.contains(&member.address)
-                && !self.skipped.contains_key(&member.address)
-        };
-        let donors = pool.members.iter().filter(is_donor);
-        let donor = donors.max_by_key(|member| (pool.excess(member), std::cmp::Reverse(member.address)))?;
-        let refilled = pool.members.iter().filter(|member| self.refilled.contains(&member.address));
-        let wanted =
-            |member: &&MemberFlows| pool.share(member).div_ceil(pool.entries) - u128::from(member.open);
-        let wanted: u128 = refilled.map(wanted).sum();
-        let most = pool.excess(donor).unsigned_abs().div_ceil(pool.entries).min(wanted);
-        let most = u32::try_from(most).unwrap_or(u32::MAX).min(floor(self.permits));
-        (most > 0).then_some(Closing { address: donor.address, most })
+    /// The limit below which a member is refilled, in thousandths of a flow, times the sum of
+    /// entries.
+    fn limit(&self, pool: &Pool<'_>, member: &MemberFlows) -> u128 {
+        pool.share(member) * u128::from(self.rules.below_thousandths)
     }
+
+    fn is_far_below(&self, pool: &Pool<'_>, member: &MemberFlows) -> bool {
+        (u128::from(member.open) + MIN_DEFICIT) * pool.entries * 1000 <= self.limit(pool, member)
+    }
+
+    /// Forgets the closings for trials that have begun, and for members that have left, after the
+    /// time until the next closing.
+    fn update_tried(&mut self, now: Duration, members: &[MemberFlows]) {
+        let has_begun = |tried: &Tried, state| match state {
+            MemberState::TrialDue { trials } => trials != tried.trials,
+            MemberState::Warm => true,
+            // A trial that is running decides later.
+            MemberState::Held => false,
+        };
+        self.tried.retain(|address, tried| {
+            let member = members.iter().find(|member| member.address == *address);
+            tried.until > now || member.is_some_and(|member| !has_begun(tried, member.state))
+        });
+    }
+
+    /// The ejected member whose trial is due, and which would be far below its share if it were
+    /// readmitted. Members for which a flow may be closed come first.
+    fn due_trial<'m>(&self, members: &'m [MemberFlows]) -> Option<DueTrial<'m>> {
+        let due = members.iter().filter_map(|member| {
+            let MemberState::TrialDue { trials } = member.state else { return None };
+            let tried = self.tried.get(&member.address).copied();
+            let pool = Pool::of(members, Some(member.address));
+            let is_wanted = !member.is_at_limit && member.entries > 0 && self.is_far_below(&pool, member);
+            is_wanted.then_some(DueTrial { pool, member, trials, tried })
+        });
+        due.min_by_key(|due| due.tried.is_some())
+    }
+}
+
+/// A closing whose outcome is not known yet.
+#[derive(Clone, Copy, Debug)]
+struct PendingClosing {
+    closing: Closing,
+    /// The number of open flows before it.
+    open: u64,
+    /// The number of trials before it of the member whose trial it should cause.
+    trials: u64,
+}
+
+/// An ejected member whose trial is due.
+struct DueTrial<'m> {
+    /// The members that take part if it is readmitted.
+    pool: Pool<'m>,
+    member: &'m MemberFlows,
+    /// The number of trials that it has had.
+    trials: u64,
+    /// The last closing for its trial, if that forbids another one.
+    tried: Option<Tried>,
 }
 
 /// The members that take part, and their sums.
@@ -321,8 +564,12 @@ struct Pool<'m> {
 }
 
 impl<'m> Pool<'m> {
-    fn of(members: &'m [MemberFlows]) -> Self {
-        let members: Vec<_> = members.iter().filter(|member| member.is_warm && member.entries > 0).collect();
+    /// The warm members, and an ejected one as if it were readmitted.
+    fn of(members: &'m [MemberFlows], readmitted: Option<SocketAddr>) -> Self {
+        let takes_part = |member: &&MemberFlows| {
+            (member.state == MemberState::Warm || Some(member.address) == readmitted) && member.entries > 0
+        };
+        let members: Vec<_> = members.iter().filter(takes_part).collect();
         let mut pool = Self { members, entries: 1, open: 0 };
         pool.entries = u128::from(pool.sum(|_| true, |member| member.entries).max(1));
         pool.open = pool.sum(|_| true, |member| member.open);
@@ -343,6 +590,12 @@ impl<'m> Pool<'m> {
     fn excess(&self, member: &MemberFlows) -> i128 {
         let open = u128::from(member.open) * self.entries;
         open.cast_signed() - self.share(member).cast_signed()
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a number of flows for people")]
+    fn short(&self, member: &MemberFlows) -> ShortMember {
+        let share = self.share(member) as f64 / self.entries as f64;
+        ShortMember { address: member.address, open: member.open, share }
     }
 }
 
@@ -370,7 +623,7 @@ mod tests {
             address: address(number),
             entries: 4,
             open: *open,
-            is_warm: true,
+            state: MemberState::Warm,
             is_at_limit: false,
         };
         open.iter().enumerate().map(member).collect()
@@ -387,7 +640,9 @@ mod tests {
         let mut closings = Vec::new();
         for second in seconds {
             let now = Duration::from_secs(second);
-            if let Some(Closing { address: SocketAddr::V4(at), most }) = rebalance.tick(now, members, false) {
+            if let Some(Closing { address: SocketAddr::V4(at), most, .. }) =
+                rebalance.tick(now, members, false)
+            {
                 closings.push((second, usize::from(at.ip().octets()[3]), most));
                 rebalance.handle_outcome(now, outcome);
             }
@@ -475,7 +730,7 @@ mod tests {
             change(&mut members[0]);
             first(FAST, &members)
         };
-        assert_eq!(changed(|member| member.is_warm = false), None);
+        assert_eq!(changed(|member| member.state = MemberState::Held), None);
         assert_eq!(changed(|member| member.is_at_limit = true), None);
         assert_eq!(changed(|member| member.entries = 0), None);
         let mut rebalance = Rebalance::new(FAST, ALONE);
@@ -518,7 +773,7 @@ mod tests {
         let mut rebalance = Rebalance::new(FAST, ALONE);
         assert_eq!(rebalance.tick(SECOND, &members(&[0, 10, 10, 10]), false), None);
         let closing = rebalance.tick(2 * SECOND, &members(&[0, 10, 10, 10]), false);
-        assert_eq!(closing, Some(Closing { address: address(1), most: 3 }));
+        assert_eq!(closing, Some(Closing { address: address(1), most: 3, trial: None }));
         let (fewer, same) = (members(&[0, 8, 10, 10]), members(&[0, 9, 11, 10]));
         assert_eq!(rebalance.tick(3 * SECOND, &same, false), None, "the outcome is not known");
         rebalance.handle_outcome(3 * SECOND, ClosingOutcome::Closed(2));
@@ -542,5 +797,117 @@ mod tests {
         let useless = seconds(ClosingOutcome::Closed(1));
         assert_eq!((useless[..121].to_vec(), useless[121]), ((1..=121).collect(), 722));
         assert_eq!(seconds(ClosingOutcome::Postponed).len(), 799, "each is tried again");
+    }
+
+    /// The state of an ejected member whose trial is due.
+    const DUE: MemberState = MemberState::TrialDue { trials: 0 };
+
+    /// A pool with a member that is ejected and has no flows.
+    fn with_ejected(state: MemberState) -> Vec<MemberFlows> {
+        let mut members = members(&[0, 9, 8, 7]);
+        members[0].state = state;
+        members
+    }
+
+    #[test]
+    fn one_flow_is_closed_for_the_trial_of_an_ejected_member() {
+        let first = |members: &[MemberFlows], is_panic| {
+            let mut rebalance = Rebalance::new(FAST, ALONE);
+            assert_eq!(rebalance.tick(SECOND, members, is_panic), None);
+            rebalance.tick(2 * SECOND, members, is_panic)
+        };
+        let due = with_ejected(DUE);
+        let closing = Closing { address: address(1), most: 1, trial: Some(address(0)) };
+        assert_eq!(first(&due, false), Some(closing));
+        assert_eq!(first(&due, true), None, "panic");
+        assert_eq!(first(&with_ejected(MemberState::Held), false), None, "it is still ejected");
+        // The share is 6, and 4 flows are one too many for a trial, as they are for refilling.
+        for (open, is_closed) in [([2, 8, 7, 7], true), ([3, 7, 7, 7], false)] {
+            let mut members = members(&open);
+            members[0].state = DUE;
+            assert_eq!(first(&members, false).is_some(), is_closed, "{open:?}");
+        }
+        for change in
+            [|one: &mut MemberFlows| one.is_at_limit = true, |one: &mut MemberFlows| one.entries = 0]
+        {
+            let mut members = due.clone();
+            change(&mut members[0]);
+            assert_eq!(first(&members, false), None);
+        }
+        // A trial comes before refilling, and the refilled member loses nothing.
+        let mut members = members(&[0, 1, 20, 19]);
+        members[0].state = DUE;
+        assert_eq!(first(&members, false), Some(Closing { address: address(2), ..closing }));
+    }
+
+    #[test]
+    fn no_second_flow_is_closed_for_a_trial_that_has_not_begun() {
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        let due = with_ejected(DUE);
+        assert_eq!(closings(&mut rebalance, 0..10_000, &due, ClosingOutcome::Closed(1)), [(1, 1, 1)]);
+        let short = ShortMember { address: address(0), open: 0, share: 6.0 };
+        let view = RebalanceView { state: RebalanceState::AwaitsTrial, short: vec![short], retry_at: None };
+        assert_eq!(*rebalance.view(), view);
+        // Without a closing, there was no attempt: each of the donors is tried again.
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        let tried = closings(&mut rebalance, 0..62, &due, ClosingOutcome::Closed(0));
+        assert_eq!(tried, [(1, 1, 1), (2, 2, 1), (3, 3, 1), (31, 1, 1), (32, 2, 1), (33, 3, 1), (61, 1, 1)]);
+    }
+
+    #[test]
+    fn trials_that_fail_at_once_cost_at_most_one_flow_per_minute() {
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        let mut closed = Vec::new();
+        let mut trials = 0;
+        for second in 0..3_600 {
+            let now = second * SECOND;
+            // The trial fails, and the next ejection is over, before the next tick.
+            if rebalance.tick(now, &with_ejected(MemberState::TrialDue { trials }), false).is_some() {
+                rebalance.handle_outcome(now, ClosingOutcome::Closed(1));
+                trials += 1;
+                closed.push(second);
+            }
+        }
+        assert_eq!(closed, (0..60).map(|number| 1 + 60 * number).collect::<Vec<_>>());
+        assert_eq!(rebalance.view().retry_at, Some(3_601 * SECOND));
+    }
+
+    #[test]
+    fn a_readmitted_member_is_refilled() {
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        assert_eq!(
+            closings(&mut rebalance, 0..5, &with_ejected(DUE), ClosingOutcome::Closed(1)),
+            [(1, 1, 1)]
+        );
+        let mut readmitted = with_ejected(MemberState::Warm);
+        (readmitted[0].open, readmitted[1].open) = (1, 8);
+        assert_eq!(closings(&mut rebalance, 5..6, &readmitted, ClosingOutcome::Closed(2)), [(5, 1, 2)]);
+        assert_eq!(rebalance.view().state, RebalanceState::Refilling);
+    }
+
+    #[test]
+    fn the_view_has_the_reason_why_nothing_is_closed() {
+        let view = |members: &[MemberFlows], outcome, seconds: u64| {
+            let mut rebalance = Rebalance::new(FAST, ALONE);
+            closings(&mut rebalance, 0..seconds, members, outcome);
+            let RebalanceView { state, short, retry_at } = rebalance.view().clone();
+            (state, short.len(), retry_at)
+        };
+        let uneven = members(&[0, 12, 11, 1]);
+        let closed = ClosingOutcome::Closed(1);
+        assert_eq!(view(&members(&[6; 4]), closed, 5), (RebalanceState::Even, 0, None));
+        assert_eq!(view(&uneven, ClosingOutcome::Postponed, 5), (RebalanceState::Refilling, 2, None));
+        let idle = ClosingOutcome::Closed(0);
+        assert_eq!(view(&uneven, idle, 5), (RebalanceState::NothingIdle, 2, Some(31 * SECOND)));
+        assert_eq!(view(&uneven, ClosingOutcome::Failed, 5), (RebalanceState::Failed, 2, Some(601 * SECOND)));
+        let (state, _, retry_at) = view(&members(&[0, 12, 12, 12]), closed, 700);
+        assert_eq!((state, retry_at > Some(600 * SECOND)), (RebalanceState::NoEffect, true));
+        let mut rebalance = Rebalance::new(FAST, ALONE);
+        closings(&mut rebalance, 0..2, &uneven, closed);
+        rebalance.tick(2 * SECOND, &members(&[0, 11, 11, 1]), false);
+        let RebalanceView { state, retry_at, .. } = *rebalance.view();
+        assert_eq!((state, retry_at), (RebalanceState::NotDialled, Some(11 * SECOND)));
+        rebalance.tick(3 * SECOND, &uneven, true);
+        assert_eq!(rebalance.view().state, RebalanceState::Panic);
     }
 }

@@ -2,7 +2,8 @@
 //! gives the backend its share again, and at what cost.
 //!
 //! Each task holds a pool with a fixed number of connections, all of them idle, and dials again at
-//! once when one is closed. The daemon's own code decides: [`lb_core::rebalance`] selects the
+//! once when one is closed. No backend is ejected: the restarted one is unavailable while it is
+//! away, and then returns. The daemon's own code decides: [`lb_core::rebalance`] selects the
 //! connections to close; the tables and the kernel's choice (in [`SimulatedClient`]) select the
 //! backends of new connections.
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::membership::Memberships;
-use lb_core::rebalance::{ClosingOutcome, MIN_AGE, MemberFlows, Rebalance, RebalanceRules};
+use lb_core::rebalance::{ClosingOutcome, MIN_AGE, MemberFlows, MemberState, Rebalance, RebalanceRules};
 use lb_core::service::{Policy, Service, Subset, Task};
 use lb_core::subset::random::SplitMix64;
 
@@ -253,7 +254,7 @@ impl Pool {
             address: address(backend),
             entries: self.client.entries()[slot as usize],
             open: self.client.links[slot as usize].map_or(0, |link| link.flows),
-            is_warm: !(self.is_away && backend == RESTARTED),
+            state: if self.is_away && backend == RESTARTED { MemberState::Held } else { MemberState::Warm },
             is_at_limit: false,
         };
         let members: Vec<MemberFlows> = self.slots().map(member).collect();

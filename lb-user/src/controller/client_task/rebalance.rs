@@ -2,10 +2,14 @@
 
 use std::time::Instant;
 
+use lb_common::abi::{EjectionPhase, Usable};
+use lb_common::ejection::is_over;
+use lb_common::ticks::tick;
 use lb_core::control::Hold;
+use lb_core::health::Health;
 use lb_core::ids::Slot;
 use lb_core::plan::entries_by_slot;
-use lb_core::rebalance::{ClosingOutcome, MemberFlows, Rebalance};
+use lb_core::rebalance::{ClosingOutcome, MemberFlows, MemberState, Rebalance};
 
 use super::ClientTask;
 use super::control::is_available;
@@ -14,8 +18,9 @@ use crate::closing::{CloseOrder, DEFAULT_RATE};
 impl ClientTask {
     /// Compares the open flows of each service with `rebalance` to the members' shares, and returns
     /// what to close now: connections of one backend of one service, or nothing. If `is_closing`,
-    /// the client is losing connections already, so nothing is returned. `tick` is the number of
-    /// this tick; each tick begins with another service.
+    /// the client is losing connections already, so nothing is returned. If the closing is for the
+    /// trial of an ejected backend, the next connect is the trial from now on. `tick` is the number
+    /// of this tick; each tick begins with another service.
     pub fn rebalance(&mut self, is_closing: bool, tick: u32, now: Instant) -> Option<CloseOrder> {
         let services = &self.client.services;
         self.rebalances.retain(|name, _| {
@@ -42,6 +47,10 @@ impl ClientTask {
                 rebalance.handle_outcome(at, ClosingOutcome::Postponed);
                 continue;
             }
+            // Otherwise the redial might not be the trial: after a failed trial, the programs let
+            // as many connects precede the next one as there are available backends.
+            let trial = closing.trial.and_then(|address| self.balancer.slot(position, address));
+            self.datapath.try_at_once(&trial.map(|at| at.slot).into_iter().collect::<Vec<_>>());
             order = Some(CloseOrder {
                 service: service.name.clone(),
                 backend: closing.address,
@@ -80,14 +89,39 @@ impl ClientTask {
         let member = |(address, _): &(std::net::SocketAddr, u64)| {
             let slot = self.balancer.slot(position, *address)?.slot;
             let open = flows_of(slot);
+            let is_ejected = row.usable.get(address) == Some(&(Usable::UnlessEjected, Health::Ejected));
+            let state = if is_available(row, *address) && !is_starting(*address) {
+                MemberState::Warm
+            } else if is_ejected {
+                self.due_trial(slot).unwrap_or(MemberState::Held)
+            } else {
+                MemberState::Held
+            };
             Some(MemberFlows {
                 address: *address,
                 entries: entries.get(&slot).copied().unwrap_or(0),
                 open,
-                is_warm: is_available(row, *address) && !is_starting(*address),
+                state,
                 is_at_limit: limit.is_some_and(|limit| open >= limit),
             })
         };
         row.members.iter().filter_map(member).collect()
+    }
+
+    /// The state of an ejected backend whose trial is due; `None` if its trial may not begin now,
+    /// or if its counters cannot be read.
+    fn due_trial(&self, slot: Slot) -> Option<MemberState> {
+        let (tables, now_ns) = (self.datapath.tables(), self.datapath.kernel().now_ns());
+        let view = tables.slot(slot)?;
+        let rules = self.datapath.applied().services.get(&view.service)?.ejection;
+        let is_due = view.is_ejected
+            && view.ejection.phase == EjectionPhase::Ejected as u8
+            && is_over(view.ejection.at, rules, tick(now_ns))
+            && view.lame_until_ns <= now_ns;
+        if !is_due {
+            return None;
+        }
+        let trials = tables.counts(slot).ok()?.sums.trials;
+        Some(MemberState::TrialDue { trials })
     }
 }
