@@ -21,7 +21,9 @@ use lb_view::backend::BackendHealth;
 use lb_view::fault::Fault;
 use lb_view::load::ServiceLoadStatus;
 use lb_view::overrides::Override;
-use lb_view::status::{DaemonStatus, InterfaceStatus, Reclaim, SourceStatus, UnusedEndpoints};
+use lb_view::status::{
+    DaemonStatus, InterfaceStatus, RebalanceStatus, Reclaim, SourceStatus, UnusedEndpoints,
+};
 
 use crate::closing::CloseCause;
 use crate::window::Lately;
@@ -115,6 +117,8 @@ pub struct ClientFacts {
     pub closed: BTreeMap<(String, CloseCause), u64>,
     /// The state of weights that change although the list does not, for each service, by name.
     pub loads: BTreeMap<String, ServiceLoadStatus>,
+    /// What each service with `rebalance` does, by name.
+    pub rebalances: BTreeMap<String, RebalanceStatus>,
     /// The runs of the programs of each hook; empty if the kernel has not counted them.
     pub runs: Vec<(&'static str, Runs)>,
     /// The samples of the client's counters; `None` if no daemon takes samples.

@@ -77,6 +77,7 @@ pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
                 service.ejection = EjectionMode::CausesUnknown;
             }
             service.load = facts.loads.get(&service.name).cloned();
+            service.rebalance = facts.rebalances.get(&service.name).cloned();
             service.is_panic = facts.panics.contains(&service.name);
             service.unused = facts.unused.get(&service.name).copied();
             service.not_chosen = not_chosen(facts.lists.get(&service.name), &service.backends);
@@ -203,6 +204,7 @@ fn of_service(
         unused: None,
         not_chosen: Vec::new(),
         load: None,
+        rebalance: None,
         name: view.name,
         address: view.address,
         protocol: view.protocol.name().to_owned(),

@@ -18,7 +18,7 @@ use crate::filter::Filter;
 use crate::load::ServiceLoadStatus;
 use crate::text::counted;
 
-pub const SCHEMA: u32 = 7;
+pub const SCHEMA: u32 = 8;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StatusDocument {
@@ -295,6 +295,10 @@ pub struct ServiceStatus {
     /// the service has neither, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
+    /// The state of `rebalance`; `None` if the service has none, without a daemon, and before the
+    /// daemon's first look at the flows.
+    #[serde(default)]
+    pub rebalance: Option<RebalanceStatus>,
     /// In the order of their slots.
     pub backends: Vec<BackendStatus>,
 }
@@ -334,9 +338,33 @@ impl ServiceStatus {
             unused: None,
             not_chosen: Vec::new(),
             load: None,
+            rebalance: None,
             backends,
         }
     }
+}
+
+/// What `rebalance` does for one service at one client task, or why it closes nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RebalanceStatus {
+    /// The [name](lb_core::rebalance::RebalanceState::name) of its state.
+    pub state: String,
+    /// The backends that should get connections, or the ejected one whose trial is due.
+    pub backends: Vec<ShortBackend>,
+    /// Seconds until the next attempt; `None` if no time must pass before it.
+    pub retry_s: Option<u64>,
+    /// The connections that `rebalance` has closed since the daemon started.
+    pub closed: u64,
+}
+
+/// A backend with fewer connections than its share.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ShortBackend {
+    pub address: SocketAddr,
+    /// Its open flows.
+    pub open: u32,
+    /// Its share of the task's open flows, in flows.
+    pub share: f64,
 }
 
 /// An endpoint that no connect may choose.

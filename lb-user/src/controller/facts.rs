@@ -85,6 +85,7 @@ impl Controller {
             unavailable: client_task.unavailable(now),
             probes: self.probe_views(client_task),
             loads: client_task.loads(),
+            rebalances: client_task.rebalance_views(now),
             overrides: self.overrides_of(client_task),
             closed: client_task.closed.clone(),
             // If the run times of programs cannot be read, the facts lack only these.

@@ -7,12 +7,15 @@ use std::fmt::Write as _;
 use lb_common::abi::{BackendState, Outcome};
 use lb_common::ending::Ending;
 use lb_core::health::Health;
+use lb_core::rebalance::RebalanceState;
 
 use super::load::describe as load_in_words;
 use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, counted, percent, wrap};
 use crate::backend::{BackendStatus, ConnectLatency, LONGEST_US};
-use crate::status::{ClientStatus, EjectionMode, NotChosen, ServiceStatus, StatusDocument};
+use crate::status::{
+    ClientStatus, EjectionMode, NotChosen, RebalanceStatus, ServiceStatus, ShortBackend, StatusDocument,
+};
 
 pub fn status(status: &StatusDocument, style: Style) -> String {
     let mut text = String::new();
@@ -114,6 +117,9 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     if let Some(load) = &service.load {
         let _ = writeln!(text, "  {}", load_in_words(load));
     }
+    if let Some(rebalance) = &service.rebalance {
+        let _ = writeln!(text, "  {}", rebalance_in_words(rebalance));
+    }
     if let Some(source) = &service.source
         && let Some(remote) = &source.remote
     {
@@ -197,6 +203,36 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     let notes = reason.into_iter().chain(ejection).chain(probe).chain(place);
     let notes: Vec<String> = notes.chain(failures(backend, is_watched)).collect();
     TableRow { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
+}
+
+/// What `rebalance` does, or why it closes nothing.
+fn rebalance_in_words(rebalance: &RebalanceStatus) -> String {
+    const SHOWN: usize = 4;
+    let RebalanceStatus { state, backends, retry_s, closed } = rebalance;
+    let short = |one: &ShortBackend| format!("{}, {} of {:.0} flows", one.address, one.open, one.share);
+    let more = match backends.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("; {more} more"),
+    };
+    let short = backends.iter().take(SHOWN).map(short).collect::<Vec<_>>().join("; ") + &more;
+    let state = RebalanceState::ALL.into_iter().find(|known| known.name() == state);
+    let text = match state {
+        Some(RebalanceState::Even) => "no backend has too few flows".to_owned(),
+        Some(RebalanceState::Panic) => "closes nothing in panic".to_owned(),
+        Some(RebalanceState::Refilling) | None => format!("refilling {short}"),
+        Some(RebalanceState::Trial) => format!("closing a connection for the trial of {short}"),
+        Some(RebalanceState::AwaitsTrial) => {
+            format!("closed a connection for the trial of {short}")
+        }
+        Some(RebalanceState::NotDialled) => {
+            format!("waiting until the client has replaced closed connections ({short})")
+        }
+        Some(RebalanceState::NothingIdle) => format!("no idle connection to close for {short}"),
+        Some(RebalanceState::Failed) => format!("closing failed, see the log ({short})"),
+        Some(RebalanceState::NoEffect) => format!("paused, closings brought no flows to {short}"),
+    };
+    let retry = retry_s.map_or_else(String::new, |seconds| format!("; retry in {seconds} s"));
+    format!("rebalance: {text}{retry}; {} closed", counted(*closed, "connection"))
 }
 
 /// The first endpoints that the list excludes, and the number of the others.
@@ -376,6 +412,45 @@ mod tests {
                255.255.255.250:65535  drained (operator)     65535   75.0 %  75.0 %  131072  123456789  1.3ms  773us  197ms\n  \
                255.255.255.251:65535             healthy  4 (50 %)  100.0 %       -       0          0      -      -      -\n",
         );
+    }
+
+    #[test]
+    fn the_state_of_rebalance_names_the_backends_with_too_few_flows() {
+        let short = |port: u16| ShortBackend { address: ([127, 0, 0, 1], port).into(), open: 3, share: 6.25 };
+        let check = |state: RebalanceState, backends, retry_s, expected: &str| {
+            let state = state.name().to_owned();
+            let status =
+                RebalanceStatus { state, backends: (0..backends).map(short).collect(), retry_s, closed: 12 };
+            assert_eq!(rebalance_in_words(&status), format!("rebalance: {expected}; 12 connections closed"));
+        };
+        check(RebalanceState::Even, 0, None, "no backend has too few flows");
+        check(RebalanceState::Panic, 0, None, "closes nothing in panic");
+        check(RebalanceState::Refilling, 1, None, "refilling 127.0.0.1:0, 3 of 6 flows");
+        check(
+            RebalanceState::NothingIdle,
+            6,
+            Some(20),
+            "no idle connection to close for 127.0.0.1:0, 3 of 6 flows; 127.0.0.1:1, 3 of 6 flows; \
+             127.0.0.1:2, 3 of 6 flows; 127.0.0.1:3, 3 of 6 flows; 2 more; retry in 20 s",
+        );
+        for state in RebalanceState::ALL {
+            let status = RebalanceStatus {
+                state: state.name().to_owned(),
+                backends: vec![short(1)],
+                retry_s: None,
+                closed: 0,
+            };
+            let names_it = rebalance_in_words(&status).contains("127.0.0.1:1, 3 of 6 flows");
+            assert_eq!(names_it, !matches!(state, RebalanceState::Even | RebalanceState::Panic), "{state:?}");
+        }
+        let mut service = service();
+        let state = RebalanceState::Refilling.name().to_owned();
+        service.rebalance =
+            Some(RebalanceStatus { state, backends: vec![short(1)], retry_s: None, closed: 1 });
+        let mut text = String::new();
+        one_service(&mut text, &service, Style::default());
+        let line = "\n  rebalance: refilling 127.0.0.1:1, 3 of 6 flows; 1 connection closed\n";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

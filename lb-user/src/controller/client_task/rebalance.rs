@@ -1,5 +1,6 @@
 //! Idle connections that are closed so that the pools of a client spread over all backends again.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use lb_common::abi::{EjectionPhase, Usable};
@@ -9,11 +10,12 @@ use lb_core::control::Hold;
 use lb_core::health::Health;
 use lb_core::ids::Slot;
 use lb_core::plan::entries_by_slot;
-use lb_core::rebalance::{ClosingOutcome, MemberFlows, MemberState, Rebalance};
+use lb_core::rebalance::{ClosingOutcome, MemberFlows, MemberState, Rebalance, RebalanceView};
+use lb_view::status::{RebalanceStatus, ShortBackend};
 
 use super::ClientTask;
 use super::control::is_available;
-use crate::closing::{CloseOrder, DEFAULT_RATE};
+use crate::closing::{CloseCause, CloseOrder, DEFAULT_RATE};
 
 impl ClientTask {
     /// Compares the open flows of each service with `rebalance` to the members' shares, and returns
@@ -123,5 +125,26 @@ impl ClientTask {
         }
         let trials = tables.counts(slot).ok()?.sums.trials;
         Some(MemberState::TrialDue { trials })
+    }
+
+    /// The part of status that shows what each service with `rebalance` does, by its name.
+    pub fn rebalance_views(&self, now: Instant) -> BTreeMap<String, RebalanceStatus> {
+        let at = self.clock.monotonic(now);
+        let view = |(name, rebalance): (&String, &Rebalance)| {
+            let RebalanceView { state, short, retry_at } = rebalance.view();
+            let short = short.iter().map(|member| ShortBackend {
+                address: member.address,
+                open: member.open,
+                share: member.share,
+            });
+            let status = RebalanceStatus {
+                state: state.name().to_owned(),
+                backends: short.collect(),
+                retry_s: retry_at.map(|retry_at| retry_at.saturating_sub(at).as_secs()),
+                closed: self.closed.get(&(name.clone(), CloseCause::Rebalance)).copied().unwrap_or(0),
+            };
+            (name.clone(), status)
+        };
+        self.rebalances.iter().map(view).collect()
     }
 }

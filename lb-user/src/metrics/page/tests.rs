@@ -174,6 +174,7 @@ fn client() -> ClientMetrics {
             probes: BTreeMap::from([(("users".to_owned(), "[2001:db8::1]:80".parse().unwrap()), probe())]),
             sources: BTreeMap::from([("users".to_owned(), source)]),
             loads: BTreeMap::from([("users".to_owned(), load())]),
+            rebalances: BTreeMap::new(),
             overrides: Vec::new(),
             closed: [(("users".to_owned(), CloseCause::Operator), 48)].into(),
             runs: vec![("connect4", Runs { time_ns: 1_000, count: 2 })],
