@@ -5,12 +5,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_view::closing::{CloseAnswer, CloseCounts, CloseRefusal};
+use lb_view::text::{self, Style};
 
 use super::closing::{self, answer, is_close};
 use super::stage::{BACKENDS, SECOND, Stage, address, script};
 use crate::closing::{CloseCause, CloseJob, Requester};
 
 const REBALANCE: &str = "rebalance = { rate = \"100/s\", idle = \"7s\" }\nejection = \"off\"";
+/// With the default ejection.
+const EJECTING: &str = "rebalance = { rate = \"100/s\", idle = \"7s\" }";
 /// Longer than a daemon needs to apply a list while operations of the kernel fail.
 const APPLIED: Duration = Duration::from_secs(30);
 
@@ -80,9 +83,37 @@ fn finish(stage: &mut Stage, job: &CloseJob) {
     stage.close_all();
     stage.open = others;
     for _ in 0..count {
-        stage.connect().expect("a backend");
+        // A trial may fail.
+        assert!((0..2).any(|_| stage.connect().is_ok()));
     }
     stage.finish_hung();
+}
+
+/// A pool of 30 connections to all three backends. Then the third stops, the programs eject it, and
+/// the pool dials the others.
+fn lose_a_backend(stage: &mut Stage) {
+    stage.stop_faults();
+    while stage.open.len() < 30 {
+        stage.connect().expect("a backend");
+    }
+    stage.pass(120 * SECOND);
+    assert_eq!(jobs(stage).len(), 0, "the pool is even");
+    let lost = address(BACKENDS[2]);
+    let (ended, others) = std::mem::take(&mut stage.open).into_iter().partition(|flow| flow.backend == lost);
+    stage.open = ended;
+    stage.close_all();
+    stage.open = others;
+    stage.dead.insert(lost);
+    assert_eq!(stage.dial(60), 5);
+    while stage.open.len() < 30 {
+        stage.connect().expect("the backend is ejected");
+    }
+}
+
+/// The state of `rebalance` in status: its name, and the backends that it names.
+fn shown(stage: &Stage) -> (String, Vec<SocketAddr>) {
+    let rebalance = stage.service().rebalance.expect("the service has it");
+    (rebalance.state, rebalance.backends.into_iter().map(|short| short.address).collect())
 }
 
 fn open(stage: &Stage) -> BTreeMap<SocketAddr, usize> {
@@ -179,6 +210,105 @@ fn a_daemon_that_cannot_close_connections_pauses() {
 }
 
 #[test]
+fn a_connection_is_closed_for_the_trial_of_an_ejected_backend_and_then_it_is_refilled() {
+    script(EJECTING, |stage| {
+        stage.closes = closed;
+        stage.hangs = is_close;
+        lose_a_backend(stage);
+        let lost = address(BACKENDS[2]);
+        stage.dead.clear();
+        stage.pass(2 * SECOND);
+        assert_eq!(shown(stage), ("even".to_owned(), Vec::new()));
+        let job = next_job(stage, 10).expect("the ejection is over");
+        assert_eq!((job.order.most, job.order.backend == lost), (Some(1), false));
+        assert_eq!(shown(stage), ("trial".to_owned(), vec![lost]));
+        assert!(stage.slot(lost).is_ejected);
+        finish(stage, &job);
+        assert_eq!(open(stage)[&lost], 1, "the connect that replaces it is the trial");
+        assert!(!stage.slot(lost).is_ejected);
+        let mut sum = 1;
+        while let Some(job) = next_job(stage, 60) {
+            assert_eq!(shown(stage), ("refilling".to_owned(), vec![lost]));
+            sum += job.order.most.expect("a limit");
+            finish(stage, &job);
+        }
+        let open = open(stage);
+        assert!(open.values().all(|open| (8..=11).contains(open)), "{open:?}");
+        let text = text::status(&stage.status(), Style::default());
+        let line = format!("  rebalance: no backend has too few flows; {sum} connections closed\n");
+        assert!(text.contains(&line), "{text}");
+    });
+}
+
+#[test]
+fn trials_that_fail_cost_one_connection_each_and_come_more_and_more_rarely() {
+    script(EJECTING, |stage| {
+        stage.closes = closed;
+        stage.hangs = is_close;
+        lose_a_backend(stage);
+        let lost = address(BACKENDS[2]);
+        let (start, mut begun) = (stage.now, Vec::new());
+        while stage.now < start + 1_800 * SECOND {
+            let Some(job) = next_job(stage, 400) else { break };
+            begun.push((stage.now - start).as_secs());
+            assert_eq!(job.order.most, Some(1));
+            finish(stage, &job);
+            // Each redial is a trial at once: the programs do not wait for other connects first.
+            assert_eq!(stage.backend(BACKENDS[2]).trials, begun.len() as u64);
+            let open = open(stage);
+            assert!(open.len() == 2 && open.values().all(|open| (14..=16).contains(open)), "{open:?}");
+        }
+        // The ejections last 5 s, 10 s, 20 s, ... 300 s, and between two closings is a minute.
+        assert!((6..=12).contains(&begun.len()), "{begun:?}");
+        assert!(begun.windows(2).all(|pair| pair[1] - pair[0] >= 60), "{begun:?}");
+        let last = begun.windows(2).next_back().expect("several");
+        assert!((270..=340).contains(&(last[1] - last[0])), "{begun:?}");
+        // When the backend works again, the next trial readmits it.
+        stage.dead.clear();
+        let job = next_job(stage, 400).expect("a job");
+        finish(stage, &job);
+        assert!(!stage.slot(lost).is_ejected);
+    });
+}
+
+#[test]
+fn a_pool_that_does_not_dial_again_loses_one_connection_for_a_trial() {
+    script(EJECTING, |stage| {
+        stage.closes = closed;
+        stage.hangs = is_close;
+        lose_a_backend(stage);
+        assert!(next_job(stage, 60).is_some());
+        stage.finish_hung();
+        assert!(next_job(stage, 1_200).is_none());
+        assert_eq!(shown(stage), ("awaits-trial".to_owned(), vec![address(BACKENDS[2])]));
+    });
+}
+
+#[test]
+fn no_connection_is_closed_for_the_trial_of_a_backend_that_fails_its_probe() {
+    script(&format!("{EJECTING}\nhealth = {{ probe = \"tcp\" }}"), |stage| {
+        stage.closes = closed;
+        stage.hangs = is_close;
+        stage.find(&BACKENDS, true);
+        stage.stop_faults();
+        let lost = address(BACKENDS[2]);
+        stage.dead.insert(lost);
+        while stage.open.len() < 30 || !stage.slot(lost).is_ejected {
+            // Bound: each third connect reaches the backend until it is ejected.
+            let _ = stage.connect();
+        }
+        stage.find(&BACKENDS[2..], false);
+        assert!(next_job(stage, 900).is_none());
+        stage.dead.clear();
+        stage.find(&BACKENDS[2..], true);
+        let job = next_job(stage, 60).expect("the probe succeeds");
+        assert_eq!(job.order.most, Some(1));
+        finish(stage, &job);
+        assert!(!stage.slot(lost).is_ejected);
+    });
+}
+
+#[test]
 fn nothing_is_closed_unless_it_is_configured() {
     script("ejection = \"off\"", |stage| {
         add_a_backend(stage);
@@ -191,5 +321,7 @@ fn nothing_is_closed_unless_it_is_configured() {
         stage.pass(APPLIED);
         stage.finish_hung();
         assert!(next_job(stage, 120).is_none());
+        stage.stop_faults();
+        assert_eq!(stage.service().rebalance, None);
     });
 }
