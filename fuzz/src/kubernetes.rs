@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use lb_config::discovery::{ClusterIpOrigin, Family, KubernetesSettings, found_address};
+use lb_config::discovery::{ClusterIpOrigin, IpFamily, KubernetesSettings, found_address};
 
 use lb_config::endpoints::{self, ListContext};
 use lb_core::service::Protocol;
@@ -78,7 +78,7 @@ pub fn service(text: &[u8]) {
     let settings = KubernetesSettings { server: "10.0.0.9:6443".to_owned(), token: None, tls: None };
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         for port in [None, Some("http"), Some("80")] {
-            for family in [None, Some(Family::Ipv4), Some(Family::Ipv6)] {
+            for family in [None, Some(IpFamily::Ipv4), Some(IpFamily::Ipv6)] {
                 let wanted = ClusterIpOrigin {
                     namespace: "shop".to_owned(),
                     service: "users".to_owned(),
@@ -93,7 +93,7 @@ pub fn service(text: &[u8]) {
                         let text = str::from_utf8(&snapshot.text).expect("an address is text");
                         let address: SocketAddr = text.parse().expect("an address");
                         assert_eq!(found_address(text), Ok(address), "a service may have this address");
-                        assert!(family.is_none_or(|family| family == Family::of(address.ip())));
+                        assert!(family.is_none_or(|family| family == IpFamily::of(address.ip())));
                         assert_eq!((snapshot.endpoints, &*snapshot.version), (1, objects.version()));
                     }
                     Ok(other) => panic!("a Service is an address or a failure: {other:?}"),

@@ -185,12 +185,13 @@ fn consul(text: &[u8]) {
     for is_ipv6 in [false, true] {
         match endpoints::read_instances(text, "users", is_ipv6) {
             Ok((entries, notes)) => {
-                let targets: BTreeSet<&endpoints::Target> =
+                let targets: BTreeSet<&endpoints::ListedAddress> =
                     entries.iter().filter_map(|one| one.target.as_ref()).collect();
                 assert_eq!(targets.len(), entries.len(), "no two entries have the same address or name");
                 assert!(targets.iter().all(|target| match target {
-                    endpoints::Target::Address(address) => address.is_ipv6() == is_ipv6 && address.port() > 0,
-                    endpoints::Target::Host(_, port) => *port > 0,
+                    endpoints::ListedAddress::Address(address) =>
+                        address.is_ipv6() == is_ipv6 && address.port() > 0,
+                    endpoints::ListedAddress::Host(_, port) => *port > 0,
                 }));
                 notes.iter().for_each(|note| cannot_be_obeyed(note));
             }

@@ -251,7 +251,7 @@ pub struct ClusterIpOrigin {
     /// The name or the number of the port; `None` if the service has one port with this protocol.
     pub port: Option<String>,
     /// `None`: that of the service's first cluster IP.
-    pub family: Option<Family>,
+    pub family: Option<IpFamily>,
     pub settings: KubernetesSettings,
 }
 
@@ -270,12 +270,12 @@ impl fmt::Display for ClusterIpOrigin {
 
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
+pub enum IpFamily {
     Ipv4,
     Ipv6,
 }
 
-impl Family {
+impl IpFamily {
     pub const ALL: [Self; 2] = [Self::Ipv4, Self::Ipv6];
 
     pub const fn name(self) -> &'static str {

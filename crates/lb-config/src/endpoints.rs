@@ -45,7 +45,7 @@ use hosts::Expanded;
 use json::JsonDocument;
 
 pub use consul::read_instances;
-pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS, Target, target};
+pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS, ListedAddress, target};
 pub use json::not_json;
 pub use slices::{SlicesError, read_slices};
 
@@ -56,7 +56,7 @@ pub const MAX_FILE_BYTES: usize = 4 << 20;
 section! {
     keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
 
-    ADDRESS "address": Text<Target>(&["10.0.0.1:8080", "users.example.com:8080"], target), Required,
+    ADDRESS "address": Text<ListedAddress>(&["10.0.0.1:8080", "users.example.com:8080"], target), Required,
         "IP address and port, of the same address family as the service; or host name and port: one endpoint for each address of the name";
     INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of the address"),
         "the endpoint's number in the service; given to all endpoints or to none";
@@ -314,7 +314,7 @@ pub struct ListEntry {
     /// The position of its address, or of the whole entry if it has no address.
     pub span: Range<usize>,
     /// The address at which the endpoint listens, or its host name.
-    pub target: Option<Target>,
+    pub target: Option<ListedAddress>,
     pub index: Index,
     pub weight: u16,
     /// The state that the list gives it.
@@ -326,7 +326,7 @@ pub struct ListEntry {
 
 impl ListEntry {
     /// An endpoint with this address, and defaults for everything else.
-    pub fn bare(span: Range<usize>, target: Option<Target>) -> Self {
+    pub fn bare(span: Range<usize>, target: Option<ListedAddress>) -> Self {
         Self {
             span,
             target,
@@ -372,7 +372,7 @@ pub fn check(
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());
     for ListEntry { span, target, index, weight, state, zone, agent } in entries {
-        let Some(Target::Address(address)) = target else { continue };
+        let Some(ListedAddress::Address(address)) = target else { continue };
         let (index_span, index) = match index {
             Index::Given(span, index) => (span, index),
             Index::Absent | Index::Wrong(_) => (span.clone(), free.next().unwrap_or(MAX_INDEXES)),
@@ -389,17 +389,17 @@ pub fn check(
     }
 }
 
-fn is_resolved(target: &Target, resolved: &BTreeMap<SocketAddr, String>) -> bool {
-    matches!(target, Target::Address(address) if resolved.contains_key(address))
+fn is_resolved(target: &ListedAddress, resolved: &BTreeMap<SocketAddr, String>) -> bool {
+    matches!(target, ListedAddress::Address(address) if resolved.contains_key(address))
 }
 
 // An entry with an unreadable address or a host name is in no list, but another entry may have the
 // same index or the same name. The list itself detects equal indexes of two entries that have
 // addresses.
 fn check_names(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
-    let mut named: BTreeMap<&Target, &Range<usize>> = BTreeMap::new();
+    let mut named: BTreeMap<&ListedAddress, &Range<usize>> = BTreeMap::new();
     for entry in entries {
-        let Some(target @ Target::Host(..)) = &entry.target else { continue };
+        let Some(target @ ListedAddress::Host(..)) = &entry.target else { continue };
         match named.get(target) {
             Some(first) => {
                 let message = format!("{target} is already on line {}", report.line(first));
@@ -416,7 +416,7 @@ fn check_indexes_without_address(entries: &[ListEntry], report: &mut DiagnosticC
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
     for entry in entries {
         let Index::Given(span, index) = &entry.index else { continue };
-        let has_address = matches!(entry.target, Some(Target::Address(_)));
+        let has_address = matches!(entry.target, Some(ListedAddress::Address(_)));
         let Some((first, is_listed)) = seen.get_mut(index) else {
             seen.insert(*index, (span, has_address));
             continue;

@@ -19,7 +19,7 @@ use lb_core::subset::Algorithm;
 
 use super::admin::group;
 use super::discovery::{
-    DnsTransport, Family, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, source_name,
+    DnsTransport, IpFamily, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, source_name,
 };
 use super::metrics::loopback;
 use super::probe::{ProbeWord, request_path};
@@ -178,7 +178,7 @@ section! {
          it. See [kubernetes.md](../guide/kubernetes.md#the-address-of-a-service)";
     PORT "port": FreeForm(&["\"http\"", "80"]), Means("the only port of the Service with this `protocol`"),
         "the name or number of the Service's port";
-    FAMILY "family": Keyword<Family>(&Family::ALL, Family::name), Means("the family of the Service's first \
+    FAMILY "family": Keyword<IpFamily>(&IpFamily::ALL, IpFamily::name), Means("the family of the Service's first \
                                                                          cluster IP"),
         "which cluster IP of a dual-stack Service. To balance both, write two services";
 }

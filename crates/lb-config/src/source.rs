@@ -19,7 +19,7 @@ use super::keys::backends::{
 use super::keys::path;
 use super::keys::service::BACKENDS;
 use super::{EndpointSource, ListFile, NamedFile, NamedList, RemoteSource};
-use crate::endpoints::{self, ListContext, ListEntry, NO_HOSTS, Target};
+use crate::endpoints::{self, ListContext, ListEntry, ListedAddress, NO_HOSTS};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table};
@@ -182,7 +182,7 @@ fn read_static(
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
     let items = list.list(report)?;
-    let targets: Vec<(Range<usize>, Option<Target>)> =
+    let targets: Vec<(Range<usize>, Option<ListedAddress>)> =
         items.iter().map(|item| (item.span(), item.parse(endpoints::target, report))).collect();
     let texts: Option<Vec<String>> =
         targets.iter().map(|(_, target)| Some(target.as_ref()?.to_string())).collect();

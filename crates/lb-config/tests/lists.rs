@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use lb_config::endpoints::{
-    ListContext, ListEntry, NO_HOSTS, Parsed, SlicesError, Target, parse, read_instances, read_slices,
+    ListContext, ListEntry, ListedAddress, NO_HOSTS, Parsed, SlicesError, parse, read_instances, read_slices,
 };
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use proptest::prelude::*;
@@ -583,7 +583,7 @@ fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
     let slices: Vec<String> = root["items"].as_array().unwrap().iter().map(Value::to_string).collect();
     let texts = || slices.iter().map(|slice| ("one of them", slice.as_str()));
     let (entries, notes) = read_slices(texts(), Some("http"), false).unwrap();
-    let of = |address: &Target, index: Option<u32>, state, zone: &Option<String>| {
+    let of = |address: &ListedAddress, index: Option<u32>, state, zone: &Option<String>| {
         format!("{address} {index:?} {state:?} {zone:?}")
     };
     let mut separate: Vec<String> = entries
@@ -595,7 +595,7 @@ fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
     let mut together: Vec<String> = endpoints
         .map(|e| {
             of(
-                &Target::Address(e.address),
+                &ListedAddress::Address(e.address),
                 has_indexes.then_some(e.index),
                 e.state,
                 &e.zone.as_ref().map(ToString::to_string),
@@ -609,9 +609,9 @@ fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
     let (of_v6, _) = read_slices(texts(), Some("http"), true).unwrap();
     assert!(
         !of_v6.is_empty()
-            && of_v6
-                .iter()
-                .all(|entry| matches!(entry.target, Some(Target::Address(address)) if address.is_ipv6()))
+            && of_v6.iter().all(
+                |entry| matches!(entry.target, Some(ListedAddress::Address(address)) if address.is_ipv6())
+            )
     );
 
     assert_eq!(read_slices([], None, false).unwrap().0.len(), 0, "no slices are no fault");

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use lb_config::endpoints::{ListEntry, Target};
+use lb_config::endpoints::{ListEntry, ListedAddress};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use serde_json::{Map, Value, json};
 
@@ -53,7 +53,7 @@ impl Default for Listed {
 
 impl Listed {
     /// An entry of a list that was read, by its address; `None` if it has none.
-    pub fn of(entry: ListEntry) -> Option<(Target, Self)> {
+    pub fn of(entry: ListEntry) -> Option<(ListedAddress, Self)> {
         let ListEntry { target, index, weight, state, zone, agent, .. } = entry;
         Some((target?, Self { index: index.number(), weight, state, zone, agent }))
     }
@@ -72,8 +72,8 @@ pub fn render_list(list: &EndpointList) -> Arc<[u8]> {
     render(&list.as_slice().iter().map(listed).collect())
 }
 
-/// Renders a list in the format `file_sd`. The keys are addresses, or [`Target`]s. Values that are
-/// the defaults of endpoint files are left out.
+/// Renders a list in the format `file_sd`. The keys are addresses, or [`ListedAddress`]s. Values
+/// that are the defaults of endpoint files are left out.
 pub fn render<T: Display>(endpoints: &BTreeMap<T, Listed>) -> Arc<[u8]> {
     let groups: Vec<Value> = endpoints.iter().map(|(target, listed)| group(target, listed)).collect();
     let mut text = serde_json::to_vec_pretty(&groups).expect("maps with text as keys can be written");

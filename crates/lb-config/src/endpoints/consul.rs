@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 
 use super::json::{JsonDocument, JsonValue};
 use super::shape::{LeftOut, OneService, merge};
-use super::{Index, ListEntry, MAX_FILE_BYTES, Target, file_sd};
+use super::{Index, ListEntry, ListedAddress, MAX_FILE_BYTES, file_sd};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase", expecting = "an instance")]
@@ -234,15 +234,15 @@ impl InstanceReader<'_> {
         port: i64,
         is_ipv6: bool,
         report: &mut DiagnosticCollector<'_>,
-    ) -> Option<Target> {
+    ) -> Option<ListedAddress> {
         let text = value.text_of(value.name, report)?;
         let number = u16::try_from(port).unwrap_or(0);
-        let why = match Target::of(&text, number) {
+        let why = match ListedAddress::of(&text, number) {
             Err(_) => "not an IP address or a host name",
-            Ok(Target::Address(SocketAddr::V4(_))) if is_ipv6 => {
+            Ok(ListedAddress::Address(SocketAddr::V4(_))) if is_ipv6 => {
                 "an IPv4 address, but the service has an IPv6 address"
             }
-            Ok(Target::Address(SocketAddr::V6(_))) if !is_ipv6 => {
+            Ok(ListedAddress::Address(SocketAddr::V6(_))) if !is_ipv6 => {
                 "an IPv6 address, but the service has an IPv4 address"
             }
             Ok(target) if number > 0 => return Some(target),
@@ -258,7 +258,7 @@ fn target_in_file(
     address: &JsonValue<'_>,
     port: i64,
     report: &mut DiagnosticCollector<'_>,
-) -> Option<Target> {
+) -> Option<ListedAddress> {
     let number = u16::try_from(port);
     let target = address.target_at(number.unwrap_or(0), report);
     if number.is_err() {

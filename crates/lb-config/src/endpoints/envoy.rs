@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 
 use super::json::JsonValue;
 use super::shape::{LeftOut, merge};
-use super::{Index, ListEntry, Target};
+use super::{Index, ListEntry, ListedAddress};
 
 const TYPE: &str = "envoy.config.endpoint.v3.ClusterLoadAssignment";
 
@@ -177,8 +177,8 @@ pub fn read(
 }
 
 /// Names an endpoint in a note.
-fn shown(target: Option<&Target>) -> String {
-    target.map_or_else(|| "an endpoint".to_owned(), Target::to_string)
+fn shown(target: Option<&ListedAddress>) -> String {
+    target.map_or_else(|| "an endpoint".to_owned(), ListedAddress::to_string)
 }
 
 /// The endpoints of a locality, each with its weight, and the weight of the locality itself if it

@@ -95,7 +95,7 @@ fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticColl
         };
         let at = || format!("{} on line {}", quote(text), report.line(span));
         with = with.or_else(|| Some(at()));
-        let mut labels = Labels::default();
+        let mut labels = GroupLabels::default();
         match (LABELS[label], group.targets.len(), labels.take(label, text)) {
             (_, _, Err((message, _))) => return Some(format!("{message} on line {}", report.line(span))),
             ("index", 2.., Ok(())) => return Some(format!("{} has {} targets", at(), group.targets.len())),
@@ -161,7 +161,7 @@ impl<'t> TargetGroup<'t> {
     /// Returns an entry for each target. A wrong label is reported, and the entry is made as if the
     /// label were absent.
     fn entries(&self, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
-        let mut labels = Labels::default();
+        let mut labels = GroupLabels::default();
         for (label, name) in LABELS.into_iter().enumerate() {
             let Some((span, text)) = self.own[label].as_ref().or(self.plain[label].as_ref()) else {
                 continue;
@@ -179,7 +179,7 @@ impl<'t> TargetGroup<'t> {
             report.add(span.clone(), message, "write a separate group for each target".to_owned());
             labels.index = None;
         }
-        let Labels { index_span, index, weight, state, zone, agent } = labels;
+        let GroupLabels { index_span, index, weight, state, zone, agent } = labels;
         let entry = |target: &JsonValue<'_>| {
             let listed = JsonValue { name: "target", ..*target }.target(report);
             let index = index_span.clone().map_or(Index::Absent, |span| Index::read(span, index));
@@ -193,7 +193,7 @@ impl<'t> TargetGroup<'t> {
 
 /// The values of a group's labels.
 #[derive(Default)]
-struct Labels {
+struct GroupLabels {
     index_span: Option<Range<usize>>,
     index: Option<u32>,
     weight: Option<u16>,
@@ -202,7 +202,7 @@ struct Labels {
     agent: Option<SocketAddr>,
 }
 
-impl Labels {
+impl GroupLabels {
     /// Parses the value of the label at this position of [`LABELS`], and stores it.
     fn take(&mut self, label: usize, text: &str) -> Result<(), (String, Option<String>)> {
         match LABELS[label] {

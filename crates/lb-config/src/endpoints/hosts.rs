@@ -31,13 +31,13 @@ pub static NO_HOSTS: HostAddresses = BTreeMap::new();
 
 /// The place in a list at which an endpoint listens: an address or a host name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Target {
+pub enum ListedAddress {
     Address(SocketAddr),
     /// A host name in lower case, without a dot at its end, and a port.
     Host(String, u16),
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for ListedAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(address) => address.fmt(f),
@@ -46,7 +46,7 @@ impl fmt::Display for Target {
     }
 }
 
-impl Target {
+impl ListedAddress {
     /// Parses `IP:port`, `[IPv6]:port` or `name:port`.
     ///
     /// # Errors
@@ -93,9 +93,10 @@ impl Target {
     }
 }
 
-/// As [`Target::parse`], but the message begins with the quoted text.
-pub fn target(text: &str) -> Result<Target, Refusal> {
-    Target::parse(text).map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
+/// As [`ListedAddress::parse`], but the message begins with the quoted text.
+pub fn target(text: &str) -> Result<ListedAddress, Refusal> {
+    ListedAddress::parse(text)
+        .map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
 }
 
 const LOCALHOST: &str = "is this host itself, which DNS servers do not know";
@@ -137,15 +138,15 @@ pub fn expand(
     let mut by_address: BTreeMap<SocketAddr, usize> = BTreeMap::new();
     let (mut doubles, mut missing) = (BTreeSet::new(), BTreeSet::new());
     let (named, listed): (Vec<ListEntry>, Vec<ListEntry>) =
-        entries.into_iter().partition(|entry| matches!(entry.target, Some(Target::Host(..))));
+        entries.into_iter().partition(|entry| matches!(entry.target, Some(ListedAddress::Host(..))));
     for entry in listed {
-        if let Some(Target::Address(address)) = entry.target {
+        if let Some(ListedAddress::Address(address)) = entry.target {
             by_address.entry(address).or_insert(expanded.entries.len());
         }
         expanded.entries.push(entry);
     }
     for entry in named {
-        let Some(Target::Host(name, port)) = &entry.target else { continue };
+        let Some(ListedAddress::Host(name, port)) = &entry.target else { continue };
         expanded.hosts.insert(name.clone());
         // The list is refused because of its length.
         if expanded.entries.len() > MAX_BACKENDS as usize {
@@ -163,7 +164,7 @@ pub fn expand(
         }
         for ip in found {
             let address = SocketAddr::new(*ip, *port);
-            let one = ListEntry { target: Some(Target::Address(address)), ..entry.clone() };
+            let one = ListEntry { target: Some(ListedAddress::Address(address)), ..entry.clone() };
             match by_address.get(&address) {
                 None => {
                     expanded.resolved.insert(address, name.clone());

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use lb_document::NotAnAddress;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 
-use super::Target;
+use super::ListedAddress;
 use super::yaml::{self, SourceMapping};
 
 /// A JSON text, or a YAML text converted to JSON.
@@ -252,9 +252,9 @@ impl<'t> JsonValue<'t> {
     }
 
     /// Reads an IP address or a host name without a port, and adds the port.
-    pub fn target_at(&self, port: u16, report: &mut DiagnosticCollector<'_>) -> Option<Target> {
+    pub fn target_at(&self, port: u16, report: &mut DiagnosticCollector<'_>) -> Option<ListedAddress> {
         let text = self.text_of(self.name, report)?;
-        let target = Target::of(&text, port);
+        let target = ListedAddress::of(&text, port);
         target
             .map_err(|why| {
                 let message = format!("{} {} {why}", self.name, quote(&text));
@@ -264,9 +264,9 @@ impl<'t> JsonValue<'t> {
     }
 
     /// Reads an IP address or a host name, with a port.
-    pub fn target(&self, report: &mut DiagnosticCollector<'_>) -> Option<Target> {
+    pub fn target(&self, report: &mut DiagnosticCollector<'_>) -> Option<ListedAddress> {
         let text = self.text_of(self.name, report)?;
-        match Target::parse(&text) {
+        match ListedAddress::parse(&text) {
             Ok(target) => Some(target),
             Err(NotAnAddress { why, help }) => {
                 report.add(self.span(), format!("{} {} {why}", self.name, quote(&text)), help);
@@ -286,8 +286,8 @@ pub struct JsonElements<'t>(Vec<&'t RawValue>);
 
 impl<'de> Deserialize<'de> for JsonElements<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
+        struct ElementsVisitor;
+        impl<'de> Visitor<'de> for ElementsVisitor {
             type Value = JsonElements<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -305,7 +305,7 @@ impl<'de> Deserialize<'de> for JsonElements<'de> {
                 Ok(JsonElements(elements))
             }
         }
-        deserializer.deserialize_seq(InOrder)
+        deserializer.deserialize_seq(ElementsVisitor)
     }
 }
 
@@ -315,8 +315,8 @@ pub struct JsonMembers<'t>(Vec<(&'t RawValue, &'t RawValue)>);
 
 impl<'de> Deserialize<'de> for JsonMembers<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-        impl<'de> Visitor<'de> for InOrder {
+        struct MembersVisitor;
+        impl<'de> Visitor<'de> for MembersVisitor {
             type Value = JsonMembers<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -334,6 +334,6 @@ impl<'de> Deserialize<'de> for JsonMembers<'de> {
                 Ok(JsonMembers(members))
             }
         }
-        deserializer.deserialize_map(InOrder)
+        deserializer.deserialize_map(MembersVisitor)
     }
 }

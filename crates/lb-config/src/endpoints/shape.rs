@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::json::JsonValue;
-use super::{ListContext, ListEntry, Target, consul, envoy, file_sd, slices};
+use super::{ListContext, ListEntry, ListedAddress, consul, envoy, file_sd, slices};
 
 /// The keys that identify the shape. They are keys of the whole file or, if the file is a list, of
 /// its first element.
@@ -197,8 +197,8 @@ pub fn is_better(entry: &ListEntry, other: &ListEntry) -> bool {
 /// an endpoint twice while the endpoint moves from one part of the list to another.
 pub fn merge(entries: Vec<ListEntry>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     let mut merged: Vec<ListEntry> = Vec::with_capacity(entries.len());
-    let mut by_target: BTreeMap<Target, usize> = BTreeMap::new();
-    let mut doubles: BTreeSet<Target> = BTreeSet::new();
+    let mut by_target: BTreeMap<ListedAddress, usize> = BTreeMap::new();
+    let mut doubles: BTreeSet<ListedAddress> = BTreeSet::new();
     for entry in entries {
         let known = entry.target.as_ref().and_then(|target| by_target.get_key_value(target));
         let Some((target, at)) = known.map(|(target, at)| (target.clone(), *at)) else {

@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 
 use super::json::{JsonDocument, JsonValue};
 use super::shape::{LeftOut, OneService, merge, some_of};
-use super::{Index, ListContext, ListEntry, Target};
+use super::{Index, ListContext, ListEntry, ListedAddress};
 
 /// The `kind` of a slice.
 pub const KIND: &str = "EndpointSlice";
@@ -335,7 +335,7 @@ impl<'a> EndpointSliceReader<'a> {
         let target = if is_name {
             first.target_at(port, report)?
         } else {
-            Target::Address(SocketAddr::new(first.ip(report)?, port))
+            ListedAddress::Address(SocketAddr::new(first.ip(report)?, port))
         };
         let Some(state) = conditions.unwrap_or_default().state() else {
             self.left_out.add("not ready", target);

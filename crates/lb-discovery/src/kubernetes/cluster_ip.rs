@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use lb_config::discovery::{ClusterIpOrigin, Family, found_address};
+use lb_config::discovery::{ClusterIpOrigin, IpFamily, found_address};
 use lb_document::diagnostic::quote;
 use serde::Deserialize;
 
@@ -59,7 +59,7 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
         ));
     }
     let is_wanted = |ip: &&&str| {
-        let ip = ip.parse().map(Family::of);
+        let ip = ip.parse().map(IpFamily::of);
         wanted.family.is_none_or(|family| ip == Ok(family))
     };
     let Some(ip) = ips.iter().find(is_wanted) else {
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    fn wanted(protocol: Protocol, port: Option<&str>, family: Option<Family>) -> ClusterIpOrigin {
+    fn wanted(protocol: Protocol, port: Option<&str>, family: Option<IpFamily>) -> ClusterIpOrigin {
         let settings = KubernetesSettings { server: "10.0.0.9:6443".to_owned(), token: None, tls: None };
         let (namespace, service) = ("shop".to_owned(), "users".to_owned());
         ClusterIpOrigin { namespace, service, protocol, port: port.map(str::to_owned), family, settings }
@@ -145,15 +145,15 @@ mod tests {
         let of = |protocol, port, family| found(&spec, &wanted(protocol, port, family));
         assert_eq!(of(Protocol::Udp, None, None), "10.96.0.10:53");
         assert_eq!(of(Protocol::Tcp, Some("metrics"), None), "10.96.0.10:9153");
-        assert_eq!(of(Protocol::Tcp, Some("53"), Some(Family::Ipv4)), "10.96.0.10:53");
-        assert_eq!(of(Protocol::Tcp, Some("metrics"), Some(Family::Ipv6)), "[2001:db8::a]:9153");
+        assert_eq!(of(Protocol::Tcp, Some("53"), Some(IpFamily::Ipv4)), "10.96.0.10:53");
+        assert_eq!(of(Protocol::Tcp, Some("metrics"), Some(IpFamily::Ipv6)), "[2001:db8::a]:9153");
         for port in [None, Some("dns"), Some("54")] {
             let why = of(Protocol::Tcp, port, None);
             assert!(why.contains("its tcp ports: \"dns-tcp\", \"metrics\""), "{why}");
         }
         let old = json!({ "clusterIP": "10.96.0.10", "ports": [{ "port": 80 }] });
         assert_eq!(found(&old, &wanted(Protocol::Tcp, None, None)), "10.96.0.10:80");
-        let why = found(&old, &wanted(Protocol::Tcp, None, Some(Family::Ipv6)));
+        let why = found(&old, &wanted(Protocol::Tcp, None, Some(IpFamily::Ipv6)));
         assert_eq!(why, "Service shop/users has no cluster IP of family ipv6; its type is \"ClusterIP\"");
     }
 
