@@ -9,7 +9,7 @@ use std::time::Duration;
 use lb_config::discovery::{DnsOrigin, DnsSettings, DnsTransport};
 use lb_config::endpoints::{self, ListContext, MAX_FILE_BYTES};
 use lb_discovery::dns::read_list;
-use lb_discovery::{Finding, Snapshot};
+use lb_discovery::{DiscoveredList, Finding};
 
 /// Reads an answer as a list, and checks the endpoints of the list, or the message of the failure.
 pub fn answers(text: &[u8]) {
@@ -30,7 +30,7 @@ pub fn answers(text: &[u8]) {
     assert_eq!(read_list(message, &origin, is_ipv6), finding);
 }
 
-fn list(snapshot: &Snapshot, is_ipv6: bool) {
+fn list(snapshot: &DiscoveredList, is_ipv6: bool) {
     assert!(snapshot.endpoints > 0 && snapshot.text.len() <= MAX_FILE_BYTES);
     snapshot.notes.iter().for_each(|note| crate::cannot_be_obeyed(note));
     let ip = if is_ipv6 { "[2001:db8::1]:80" } else { "10.96.0.10:80" };

@@ -8,13 +8,13 @@ use lb_config::discovery::{ClusterIpOrigin, IpFamily, KubernetesSettings, found_
 
 use lb_config::endpoints::{self, ListContext};
 use lb_core::service::Protocol;
-use lb_discovery::objects::{Kind, MAX_BYTES, Objects};
+use lb_discovery::objects::{MAX_BYTES, ObjectKind, Objects};
 use lb_discovery::{Failure, Finding, cluster_ip};
 
 use crate::cannot_be_obeyed;
 
 /// Applies the lines, and checks the bounds of the objects that are retained.
-fn applied(kind: Kind, text: &[u8]) -> Objects {
+fn applied(kind: ObjectKind, text: &[u8]) -> Objects {
     let mut objects = Objects::new(kind, "shop", "users");
     for line in text.split(|byte| *byte == b'\n') {
         let is_page = line.windows(7).any(|part| part == b"\"items\"");
@@ -38,7 +38,7 @@ fn applied(kind: Kind, text: &[u8]) -> Objects {
 
 /// Applies the lines to the slices, and checks the list that they contain.
 pub fn watch(text: &[u8]) {
-    let slices = applied(Kind::Slices, text);
+    let slices = applied(ObjectKind::Slices, text);
     for is_ipv6 in [false, true] {
         let finding = slices.finding(Some("http"), is_ipv6);
         match &finding {
@@ -73,7 +73,7 @@ pub fn watch(text: &[u8]) {
 /// Applies the lines to the Service, and checks its address for each
 /// protocol, port and family.
 pub fn service(text: &[u8]) {
-    let objects = applied(Kind::Service, text);
+    let objects = applied(ObjectKind::Service, text);
     let Some(text) = objects.service() else { return };
     let settings = KubernetesSettings { server: "10.0.0.9:6443".to_owned(), token: None, tls: None };
     for protocol in [Protocol::Tcp, Protocol::Udp] {

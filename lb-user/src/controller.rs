@@ -96,7 +96,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Result;
 use lb_config::discovery::DnsSettings;
 use lb_core::feed::{Progress, Version};
-use lb_discovery::{Host, HostTable, Latest, Wanted};
+use lb_discovery::{DiscoveryRequest, HostName, HostTable, Latest};
 use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
 use lb_view::closing::CloseAnswer;
 use tracing::warn;
@@ -164,7 +164,7 @@ pub enum Event {
     },
     /// The newest answers of all servers, and the addresses of all host names. Arrives after each
     /// answer of a server.
-    Answered(Vec<(Wanted, Latest)>, Arc<HostTable>),
+    Answered(Vec<(DiscoveryRequest, Latest)>, Arc<HostTable>),
     /// A retry has read the files that an earlier daemon stored. A read at the start had failed.
     StoredRead(Box<StoredState>),
     /// An attempt to store files for later starts has ended.
@@ -199,14 +199,14 @@ pub enum Effect {
     /// watches replace all earlier ones. [`Event::Watched`] follows.
     Watch { cgroups: Vec<PathBuf>, directories: BTreeSet<PathBuf> },
     /// Query these servers from now on, and no others. [`Event::Answered`] follows.
-    Query(Vec<Wanted>),
+    Query(Vec<DiscoveryRequest>),
     /// Query this server at once.
-    QueryAgain(Wanted),
+    QueryAgain(DiscoveryRequest),
     /// Resolve these host names from now on, and no others. [`Event::Answered`] follows each
     /// result.
-    Resolve(BTreeSet<Host>, DnsSettings),
+    Resolve(BTreeSet<HostName>, DnsSettings),
     /// Resolve these host names at once.
-    ResolveAgain(BTreeSet<Host>),
+    ResolveAgain(BTreeSet<HostName>),
     /// Notify the service manager.
     Notify(Notice),
     /// Run this work off the event loop.

@@ -28,7 +28,7 @@ use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
 use lb_core::subset::Algorithm;
-use lb_discovery::{Failure, Host, HostTable, Wanted, render_list};
+use lb_discovery::{DiscoveryRequest, Failure, HostName, HostTable, render_list};
 use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
@@ -81,7 +81,7 @@ pub enum SourceError {
     NoAnswerYet(PathBuf),
     /// A fault of a list that has these host names.
     #[error("{}", crate::error::chain(&**error))]
-    Hosts { hosts: Arc<BTreeSet<Host>>, error: Box<SourceError> },
+    Hosts { hosts: Arc<BTreeSet<HostName>>, error: Box<SourceError> },
     #[error("{}: {count} of the list's host names have no answer yet, such as {first}", place.display())]
     Unanswered { place: PathBuf, count: usize, first: Arc<str> },
     #[error("{}: no endpoint is left: {why}", place.display())]
@@ -124,7 +124,7 @@ impl SourceError {
     }
 
     /// The host names of the list, if the fault is that some of them have no answer yet.
-    pub fn unanswered(&self) -> Option<&BTreeSet<Host>> {
+    pub fn unanswered(&self) -> Option<&BTreeSet<HostName>> {
         match self {
             Self::Hosts { hosts, error } if matches!(**error, Self::Unanswered { .. }) => Some(hosts),
             _ => None,
@@ -298,12 +298,13 @@ impl ListSource {
     }
 
     /// What to query a server for; `None` if the list does not come from one.
-    pub fn wanted(&self) -> Option<Wanted> {
+    pub fn wanted(&self) -> Option<DiscoveryRequest> {
         match &self.origin {
             ListOrigin::Static(_) | ListOrigin::File(_) => None,
-            ListOrigin::Remote(remote) => {
-                Some(Wanted::List { origin: remote.origin.clone(), is_ipv6: self.service.is_ipv6() })
-            }
+            ListOrigin::Remote(remote) => Some(DiscoveryRequest::List {
+                origin: remote.origin.clone(),
+                is_ipv6: self.service.is_ipv6(),
+            }),
         }
     }
 
@@ -370,8 +371,8 @@ impl ListSource {
         let addresses = hosts.map(|hosts| hosts.addresses(is_ipv6)).unwrap_or_default();
         let (service, services) = (Some(self.service), &*self.services);
         let reading = ListContext { path, port_name, service, services, hosts: &addresses };
-        let named = |names: BTreeSet<String>| -> Arc<BTreeSet<Host>> {
-            let host = |name: String| Host { name: name.into(), is_ipv6 };
+        let named = |names: BTreeSet<String>| -> Arc<BTreeSet<HostName>> {
+            let host = |name: String| HostName { name: name.into(), is_ipv6 };
             Arc::new(names.into_iter().map(host).collect())
         };
         let parsed = endpoints::parse(&text, &reading).map_err(|faults| {
@@ -403,7 +404,7 @@ impl ListSource {
     /// only a part of its endpoints, and a list without any endpoint.
     fn check_hosts(
         &self,
-        names: &BTreeSet<Host>,
+        names: &BTreeSet<HostName>,
         list: &EndpointList,
         hosts: &HostTable,
     ) -> Result<(), SourceError> {
@@ -413,7 +414,7 @@ impl ListSource {
             return Err(SourceError::Unanswered { place: self.place(), count, first });
         }
         if list.as_slice().is_empty() {
-            let why = |host: &Host| Some(hosts.0.get(host)?.missing.as_ref()?.why.to_string());
+            let why = |host: &HostName| Some(hosts.0.get(host)?.missing.as_ref()?.why.to_string());
             let first = names.iter().find_map(why).unwrap_or_default();
             let why = format!("none of its {} host names resolves ({first})", names.len());
             return Err(SourceError::Unresolved { place: self.place(), why });
@@ -469,7 +470,7 @@ impl ListSource {
 }
 
 /// The error of a list that has these host names.
-fn at_hosts(hosts: &Arc<BTreeSet<Host>>, error: SourceError) -> SourceError {
+fn at_hosts(hosts: &Arc<BTreeSet<HostName>>, error: SourceError) -> SourceError {
     if hosts.is_empty() {
         return error;
     }
@@ -481,7 +482,7 @@ fn at_hosts(hosts: &Arc<BTreeSet<Host>>, error: SourceError) -> SourceError {
 pub struct Contents {
     pub assignments: Assignments,
     /// The host names in the text.
-    pub hosts: Arc<BTreeSet<Host>>,
+    pub hosts: Arc<BTreeSet<HostName>>,
     /// What was known about host names when the text was parsed; empty once it is compared.
     pub table: Arc<HostTable>,
     /// The parts of the text that are ignored, with reasons.

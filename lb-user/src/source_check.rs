@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use lb_config::discovery::DnsSettings;
 use lb_config::endpoints::MAX_HOSTS;
-use lb_discovery::{Finding, HostTable, Hosts, Latest, Shared, Wanted, date_of, spawn};
+use lb_discovery::{DiscoveryRequest, Finding, HostTable, Hosts, Latest, ProviderContext, date_of, spawn};
 use lb_view::source::CheckedSource;
 use tokio::task::JoinSet;
 
@@ -51,7 +51,7 @@ fn check_all(
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a thread")?;
     let mut checked = runtime.block_on(async {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(ProviderContext::default());
         let hosts = Arc::new(Hosts::new(&shared, &Arc::default()));
         let mut checks = JoinSet::new();
         for AddressLookup { service, origin, .. } in lookups.iter().cloned() {
@@ -70,10 +70,14 @@ fn check_all(
 }
 
 /// Queries the server of a service's address.
-async fn check_address(service: String, origin: ClusterIpOrigin, shared: Arc<Shared>) -> CheckedSource {
+async fn check_address(
+    service: String,
+    origin: ClusterIpOrigin,
+    shared: Arc<ProviderContext>,
+) -> CheckedSource {
     let began = tokio::time::Instant::now();
     let place = origin.to_string();
-    let running = spawn(Wanted::Address(origin), &shared, Arc::default());
+    let running = spawn(DiscoveryRequest::Address(origin), &shared, Arc::default());
     let latest = answer(&mut running.latest.clone(), 1).await;
     let finding = latest.as_ref().and_then(|latest| latest.finding.as_ref());
     let mut notes: Vec<String> = expiry(latest.as_ref()).into_iter().collect();
@@ -97,7 +101,7 @@ async fn check_address(service: String, origin: ClusterIpOrigin, shared: Arc<Sha
 async fn check_one(
     service: String,
     source: ListSource,
-    shared: Arc<Shared>,
+    shared: Arc<ProviderContext>,
     (hosts, dns): (Arc<Hosts>, DnsSettings),
 ) -> CheckedSource {
     let origin = source.origin.to_string();
@@ -183,7 +187,10 @@ async fn parse(
 
 /// Queries a server twice, because some servers answer with a part of their list. Returns the text
 /// of the first answer, and notes.
-async fn query(wanted: Wanted, shared: &Arc<Shared>) -> (Result<Vec<u8>, String>, Vec<String>) {
+async fn query(
+    wanted: DiscoveryRequest,
+    shared: &Arc<ProviderContext>,
+) -> (Result<Vec<u8>, String>, Vec<String>) {
     let running = spawn(wanted, shared, Arc::default());
     let mut answers = running.latest.clone();
     let first = answer(&mut answers, 1).await;

@@ -16,10 +16,10 @@ use lb_document::diagnostic::quote;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::task::spawn_blocking;
 
-use crate::files::Files;
+use crate::files::FileReader;
 use crate::http::{self, Get};
 use crate::tls::{Stream, Tls};
-use crate::{Again, Failure, Finding, Listed, Queried, Snapshot, render};
+use crate::{Again, DiscoveredList, Failure, Finding, Listed, Queried, render};
 
 /// How long the server may wait for a change. If the server was restored from a backup, a question
 /// about a later index waits this long. So this time is shorter than Consul's default of 5 minutes.
@@ -37,7 +37,7 @@ pub struct Consul {
     origin: ConsulOrigin,
     is_ipv6: bool,
     tls: Option<Tls>,
-    token: Files,
+    token: FileReader,
     /// The server answers when its index exceeds this; 0: at once.
     index: u64,
     /// The last result that was a list or empty.
@@ -47,7 +47,7 @@ pub struct Consul {
 impl Consul {
     pub fn new(origin: &ConsulOrigin, is_ipv6: bool) -> Self {
         let tls = origin.settings.tls.as_ref().map(Tls::new);
-        Self { origin: origin.clone(), is_ipv6, tls, token: Files::default(), index: 0, last: None }
+        Self { origin: origin.clone(), is_ipv6, tls, token: FileReader::default(), index: 0, last: None }
     }
 
     /// Makes the server answer the next question at once.
@@ -217,7 +217,7 @@ fn finding(body: &[u8], index: u64, service: &str, is_ipv6: bool) -> Result<Find
         let why = format!("{} instances take more than {MAX_FILE_BYTES} bytes as a list", endpoints.len());
         return Err(Failure::TooLarge(why));
     }
-    Ok(Finding::List(Snapshot { text, endpoints: endpoints.len(), version: index.to_string(), notes }))
+    Ok(Finding::List(DiscoveredList { text, endpoints: endpoints.len(), version: index.to_string(), notes }))
 }
 
 #[cfg(test)]

@@ -27,12 +27,12 @@ mod resolver;
 #[cfg(test)]
 mod tests;
 
-pub use self::message::{Additional, Answer, Records, Srv};
-pub use self::resolver::{Hold, Limits, Resolver, Resolvers};
+pub use self::message::{Additional, Lookup, RecordSet, Srv};
+pub use self::resolver::{ConnectionGuard, QueryLimits, Resolver, Resolvers};
 
 use self::message::Question;
 pub use self::resolver::IN_FLIGHT;
-use crate::{Again, Failure, Finding, Listed, Queried, Shared, Snapshot, render};
+use crate::{Again, DiscoveredList, Failure, Finding, Listed, ProviderContext, Queried, render};
 
 /// The largest number of different targets in the SRV records of a name.
 const MAX_TARGETS: usize = 1000;
@@ -71,14 +71,14 @@ impl Known {
 
 /// Why a target has no addresses now.
 #[derive(Clone, Debug)]
-enum Missing {
+enum UnresolvedTarget {
     /// The server answers that it has none.
     Empty(String),
     Failed(Failure),
 }
 
 impl Dns {
-    pub fn new(origin: &DnsOrigin, is_ipv6: bool, shared: &Arc<Shared>) -> Self {
+    pub fn new(origin: &DnsOrigin, is_ipv6: bool, shared: &Arc<ProviderContext>) -> Self {
         let resolver = shared.dns.get(&origin.settings);
         Self { origin: origin.clone(), is_ipv6, resolver, known: BTreeMap::new() }
     }
@@ -96,17 +96,17 @@ impl Dns {
 
     async fn address_records(&self, port: u16) -> Result<(Finding, Duration), Failure> {
         Ok(match self.resolver.addresses(&self.origin.name, self.is_ipv6).await? {
-            Answer::Empty { why } => (Finding::Empty { why }, Duration::ZERO),
-            Answer::Records(records) => (address_list(&records, port), records.ttl),
+            Lookup::Empty { why } => (Finding::Empty { why }, Duration::ZERO),
+            Lookup::Records(records) => (address_list(&records, port), records.ttl),
         })
     }
 
     async fn service_records(&mut self) -> Result<(Finding, Duration), Failure> {
         let resolver = Arc::clone(&self.resolver);
-        let _hold = Hold::of(Arc::clone(&resolver));
+        let _hold = ConnectionGuard::of(Arc::clone(&resolver));
         let records = match resolver.srv(&self.origin.name).await? {
-            Answer::Empty { why } => return Ok((Finding::Empty { why }, Duration::ZERO)),
-            Answer::Records(records) => records,
+            Lookup::Empty { why } => return Ok((Finding::Empty { why }, Duration::ZERO)),
+            Lookup::Records(records) => records,
         };
         let used = Used::of(&records.records)
             .map_err(|failure| failure.map(|text| format!("dns {} SRV: {text}", self.origin.name)))?;
@@ -124,7 +124,7 @@ impl Dns {
             .iter()
             .filter(|(target, _)| !self.known.contains_key(*target))
             .filter_map(
-                |(_, missing)| if let Missing::Failed(failure) = missing { Some(failure) } else { None },
+                |(_, missing)| if let UnresolvedTarget::Failed(failure) = missing { Some(failure) } else { None },
             )
             .collect();
         // If the server fails after the SRV records, the incomplete list would look like the
@@ -141,9 +141,9 @@ impl Dns {
 
     /// Requests the addresses of targets, as many at a time as the resolver permits, so that other
     /// questions come in between. Returns the targets without addresses.
-    async fn ask_for(&mut self, targets: BTreeSet<String>, now: Instant) -> BTreeMap<String, Missing> {
-        let late = || Missing::Failed(Failure::Unreachable("no time was left to query for it".to_owned()));
-        let mut missing: BTreeMap<String, Missing> =
+    async fn ask_for(&mut self, targets: BTreeSet<String>, now: Instant) -> BTreeMap<String, UnresolvedTarget> {
+        let late = || UnresolvedTarget::Failed(Failure::Unreachable("no time was left to query for it".to_owned()));
+        let mut missing: BTreeMap<String, UnresolvedTarget> =
             targets.iter().map(|target| (target.clone(), late())).collect();
         let (mut waiting, mut questions) = (targets.into_iter(), JoinSet::new());
         loop {
@@ -158,15 +158,15 @@ impl Dns {
                 return missing;
             };
             match result {
-                Ok((target, Ok(Answer::Records(records)))) => {
+                Ok((target, Ok(Lookup::Records(records)))) => {
                     missing.remove(&target);
                     self.learn(target, records.records.into_iter().collect(), records.ttl, now);
                 }
-                Ok((target, Ok(Answer::Empty { why }))) => {
-                    missing.insert(target, Missing::Empty(why));
+                Ok((target, Ok(Lookup::Empty { why }))) => {
+                    missing.insert(target, UnresolvedTarget::Empty(why));
                 }
                 Ok((target, Err(failure))) => {
-                    missing.insert(target, Missing::Failed(failure));
+                    missing.insert(target, UnresolvedTarget::Failed(failure));
                 }
                 // A question that panics counts as unanswered.
                 Err(_) => {}
@@ -192,31 +192,31 @@ pub fn read_list(message: &[u8], origin: &DnsOrigin, is_ipv6: bool) -> Finding {
 fn read_answer(message: &[u8], origin: &DnsOrigin, is_ipv6: bool) -> Result<Finding, Failure> {
     if let Some(port) = origin.port {
         return Ok(match message::read(message, &Question::addresses(&origin.name, is_ipv6)?)? {
-            Answer::Empty { why } => Finding::Empty { why },
-            Answer::Records(records) => address_list(&records, port),
+            Lookup::Empty { why } => Finding::Empty { why },
+            Lookup::Records(records) => address_list(&records, port),
         });
     }
     let records = match message::read(message, &Question::srv(&origin.name)?)? {
-        Answer::Empty { why } => return Ok(Finding::Empty { why }),
-        Answer::Records(records) => records,
+        Lookup::Empty { why } => return Ok(Finding::Empty { why }),
+        Lookup::Records(records) => records,
     };
     let used = Used::of(&records.records)?;
     let added = used.added(&records, is_ipv6);
     let missing = |target: &&String| !added.contains_key(*target);
-    let why = || Missing::Empty("not in the answer".to_owned());
+    let why = || UnresolvedTarget::Empty("not in the answer".to_owned());
     let missing = used.targets.iter().filter(missing).map(|target| (target.clone(), why())).collect();
     let added = added.iter().map(|(target, addresses)| (target.as_str(), addresses)).collect();
     Ok(used.list(&added, &missing, records.serial))
 }
 
-fn address_list(records: &Records<IpAddr>, port: u16) -> Finding {
+fn address_list(records: &RecordSet<IpAddr>, port: u16) -> Finding {
     let endpoints = records.records.iter().map(|ip| (SocketAddr::new(*ip, port), Listed::default()));
     list(&endpoints.collect(), records.serial, Vec::new())
 }
 
 fn list(endpoints: &BTreeMap<SocketAddr, Listed>, serial: Option<u32>, notes: Vec<String>) -> Finding {
     let version = serial.map(|serial| serial.to_string()).unwrap_or_default();
-    Finding::List(Snapshot { text: render(endpoints), endpoints: endpoints.len(), version, notes })
+    Finding::List(DiscoveredList { text: render(endpoints), endpoints: endpoints.len(), version, notes })
 }
 
 /// The SRV records of an answer that have the lowest priority value.
@@ -248,7 +248,7 @@ impl Used {
     }
 
     /// The addresses that the answer itself contains, by their targets.
-    fn added(&self, records: &Records<Srv>, is_ipv6: bool) -> BTreeMap<String, BTreeSet<IpAddr>> {
+    fn added(&self, records: &RecordSet<Srv>, is_ipv6: bool) -> BTreeMap<String, BTreeSet<IpAddr>> {
         let added = self.targets.iter().filter_map(|target| {
             let all = &records.additional.get(target)?.addresses;
             let addresses: BTreeSet<IpAddr> =
@@ -263,7 +263,7 @@ impl Used {
     fn list(
         &self,
         addresses: &BTreeMap<&str, &BTreeSet<IpAddr>>,
-        missing: &BTreeMap<String, Missing>,
+        missing: &BTreeMap<String, UnresolvedTarget>,
         serial: Option<u32>,
     ) -> Finding {
         let mut endpoints: BTreeMap<SocketAddr, Listed> = BTreeMap::new();
@@ -297,10 +297,10 @@ impl Used {
 }
 
 /// A note that names targets, each with the reason.
-fn note(what: &str, targets: &[(&String, &Missing)]) -> Option<String> {
+fn note(what: &str, targets: &[(&String, &UnresolvedTarget)]) -> Option<String> {
     let reasons = targets.iter().take(NAMES_IN_NOTE).map(|(target, missing)| match missing {
-        Missing::Empty(why) => format!("{target} ({why})"),
-        Missing::Failed(failure) => format!("{target} ({failure})"),
+        UnresolvedTarget::Empty(why) => format!("{target} ({why})"),
+        UnresolvedTarget::Failed(failure) => format!("{target} ({failure})"),
     });
     let reasons = reasons.collect::<Vec<_>>().join(", ");
     let more = match targets.len().saturating_sub(NAMES_IN_NOTE) {

@@ -22,12 +22,12 @@ const MOST: u64 = 1 << 20;
 type Contents = Result<Vec<Vec<u8>>, String>;
 
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct FileReader {
     /// The reading that has not ended within its time.
     pending: Option<JoinHandle<Contents>>,
 }
 
-impl Files {
+impl FileReader {
     /// Returns the contents of files, in their order.
     ///
     /// # Errors

@@ -15,10 +15,10 @@ use lb_config::endpoints::{HostAddresses, MAX_HOSTS};
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::dns::{Answer, Hold, IN_FLIGHT, Resolver};
+use crate::dns::{ConnectionGuard, IN_FLIGHT, Lookup, Resolver};
 use crate::retry::Retry;
 use crate::running::SPREAD;
-use crate::{Failure, Shared};
+use crate::{Failure, ProviderContext};
 
 /// The shortest time until a name is queried again after an answer. A host has up to [`MAX_HOSTS`]
 /// names, which take 20 s at 50 questions per second.
@@ -40,7 +40,7 @@ pub const MAX_ADDRESSES: usize = 1000;
 
 /// A host name, and the address family that its list needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Host {
+pub struct HostName {
     /// In lower case, without a dot at its end.
     pub name: Arc<str>,
     pub is_ipv6: bool,
@@ -74,11 +74,11 @@ impl HostState {
 }
 
 /// The addresses that an earlier run has stored, and when that run received them.
-pub type StoredAddresses = BTreeMap<Host, (Arc<[IpAddr]>, SystemTime)>;
+pub type StoredAddresses = BTreeMap<HostName, (Arc<[IpAddr]>, SystemTime)>;
 
 /// The knowledge about all host names of the lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HostTable(pub BTreeMap<Host, HostState>);
+pub struct HostTable(pub BTreeMap<HostName, HostState>);
 
 impl HostTable {
     /// The addresses of all names of one address family.
@@ -89,21 +89,21 @@ impl HostTable {
     }
 
     /// Whether [`HostState::is_known`] holds for this name.
-    pub fn is_known(&self, host: &Host) -> bool {
+    pub fn is_known(&self, host: &HostName) -> bool {
         self.0.get(host).is_some_and(HostState::is_known)
     }
 
     /// Whether a question about this name had a result, with or without addresses.
-    pub fn is_answered(&self, host: &Host) -> bool {
+    pub fn is_answered(&self, host: &HostName) -> bool {
         self.0.get(host).is_some_and(|state| state.answered.is_some())
     }
 }
 
 /// When each name is queried, and what its answers mean. It has no clock.
 #[derive(Default)]
-struct Schedule(BTreeMap<Host, Entry>);
+struct Schedule(BTreeMap<HostName, ScheduledHost>);
 
-struct Entry {
+struct ScheduledHost {
     state: HostState,
     retry: Retry,
     /// When the next question is due; `None` while a question is in flight.
@@ -112,10 +112,11 @@ struct Entry {
 
 impl Schedule {
     /// Adds names, up to the maximum number. Their questions are due at once.
-    fn add(&mut self, hosts: BTreeSet<Host>, now: Instant) {
+    fn add(&mut self, hosts: BTreeSet<HostName>, now: Instant) {
         for host in hosts {
             if self.0.len() < MOST {
-                let new = || Entry { state: HostState::default(), retry: Retry::default(), due: Some(now) };
+                let new =
+                    || ScheduledHost { state: HostState::default(), retry: Retry::default(), due: Some(now) };
                 self.0.entry(host).or_insert_with(new);
             }
         }
@@ -126,7 +127,7 @@ impl Schedule {
     fn adopt(&mut self, stored: StoredAddresses, now: Instant) {
         self.add(stored.keys().cloned().collect(), now);
         for (host, (addresses, at)) in stored {
-            if let Some(Entry { state, .. }) = self.0.get_mut(&host)
+            if let Some(ScheduledHost { state, .. }) = self.0.get_mut(&host)
                 && state.addresses.is_empty()
             {
                 (state.addresses, state.stored) = (addresses, Some(at));
@@ -136,8 +137,8 @@ impl Schedule {
 
     /// Begins the question that is due first. If other questions are in flight, a question that is
     /// due soon also begins.
-    fn begin(&mut self, now: Instant, has_others: bool) -> Option<Host> {
-        let due = |(_, entry): &(&Host, &mut Entry)| entry.due;
+    fn begin(&mut self, now: Instant, has_others: bool) -> Option<HostName> {
+        let due = |(_, entry): &(&HostName, &mut ScheduledHost)| entry.due;
         let first = self.0.iter_mut().filter(|(_, entry)| entry.due.is_some()).min_by_key(due);
         let (host, entry) = first?;
         // A question that failed is not repeated earlier.
@@ -155,18 +156,24 @@ impl Schedule {
     }
 
     /// Notes the result of a question. `draw` is a random number in 0..1.
-    fn answered(&mut self, host: &Host, result: Result<Answer<IpAddr>, Failure>, now: Instant, draw: f64) {
+    fn answered(
+        &mut self,
+        host: &HostName,
+        result: Result<Lookup<IpAddr>, Failure>,
+        now: Instant,
+        draw: f64,
+    ) {
         // The name may have been removed in the meantime.
-        let Some(Entry { state, retry, due }) = self.0.get_mut(host) else { return };
+        let Some(ScheduledHost { state, retry, due }) = self.0.get_mut(host) else { return };
         let found = result.and_then(|answer| match answer {
-            Answer::Records(records) if records.records.len() > MAX_ADDRESSES => {
+            Lookup::Records(records) if records.records.len() > MAX_ADDRESSES => {
                 let count = records.records.len();
                 Err(Failure::TooLarge(format!("{count} addresses, but at most {MAX_ADDRESSES}")))
             }
             answer => Ok(answer),
         });
         let (delay, missing) = match found {
-            Ok(Answer::Records(records)) => {
+            Ok(Lookup::Records(records)) => {
                 retry.answered();
                 state.stored = None;
                 // In order, so that equal answers are equal.
@@ -177,7 +184,7 @@ impl Schedule {
                 }
                 (later(records.ttl.clamp(MIN_TTL, MAX_TTL), draw), None)
             }
-            Ok(Answer::Empty { why }) => {
+            Ok(Lookup::Empty { why }) => {
                 retry.answered();
                 (later(MIN_TTL, draw), Some(why))
             }
@@ -211,8 +218,8 @@ pub struct Hosts {
 }
 
 struct Inner {
-    shared: Arc<Shared>,
-    state: Mutex<State>,
+    shared: Arc<ProviderContext>,
+    state: Mutex<ResolutionState>,
     /// Notified when questions may have become due.
     wake: Notify,
     table: watch::Sender<Arc<HostTable>>,
@@ -221,7 +228,7 @@ struct Inner {
 }
 
 #[derive(Default)]
-struct State {
+struct ResolutionState {
     schedule: Schedule,
     /// The settings, and the resolver that they lead to.
     resolver: Option<(DnsSettings, Arc<Resolver>)>,
@@ -237,7 +244,7 @@ impl Drop for Hosts {
 
 impl Hosts {
     /// Notifies `news` after each result.
-    pub fn new(shared: &Arc<Shared>, news: &Arc<Notify>) -> Self {
+    pub fn new(shared: &Arc<ProviderContext>, news: &Arc<Notify>) -> Self {
         let (shared, news) = (Arc::clone(shared), Arc::clone(news));
         let (state, wake, table) = (Mutex::default(), Notify::new(), watch::Sender::default());
         Self { inner: Arc::new(Inner { shared, state, wake, table, news }), task: Mutex::default() }
@@ -249,14 +256,14 @@ impl Hosts {
     }
 
     /// Resolves only these names from now on.
-    pub fn resolve_only(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) {
+    pub fn resolve_only(&self, hosts: BTreeSet<HostName>, settings: &DnsSettings) {
         self.resolve(hosts, settings, true);
     }
 
     /// Resolves these names as well, and returns what becomes known. Runs on a runtime.
     pub fn resolve_too(
         &self,
-        hosts: BTreeSet<Host>,
+        hosts: BTreeSet<HostName>,
         settings: &DnsSettings,
     ) -> watch::Receiver<Arc<HostTable>> {
         self.resolve(hosts, settings, false);
@@ -274,7 +281,7 @@ impl Hosts {
     }
 
     /// Queries these names at once.
-    pub fn resolve_again(&self, hosts: &BTreeSet<Host>) {
+    pub fn resolve_again(&self, hosts: &BTreeSet<HostName>) {
         let now = tokio::time::Instant::now().into_std();
         let mut state = self.inner.state();
         for (host, entry) in &mut state.schedule.0 {
@@ -285,7 +292,7 @@ impl Hosts {
         self.inner.wake.notify_one();
     }
 
-    fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings, is_all: bool) {
+    fn resolve(&self, hosts: BTreeSet<HostName>, settings: &DnsSettings, is_all: bool) {
         let now = tokio::time::Instant::now().into_std();
         let mut state = self.inner.state();
         if is_all {
@@ -311,11 +318,11 @@ impl Hosts {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ResolutionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &ResolutionState) {
         self.table.send_replace(state.schedule.table());
     }
 }
@@ -329,7 +336,7 @@ async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
         if questions.is_empty() {
             hold = None;
         } else if hold.is_none() {
-            hold = inner.state().resolver.clone().map(|(_, resolver)| Hold::of(resolver));
+            hold = inner.state().resolver.clone().map(|(_, resolver)| ConnectionGuard::of(resolver));
         }
         // A finished question makes room for the next.
         let is_full = questions.len() >= IN_FLIGHT;
@@ -352,7 +359,10 @@ async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
 
 /// Begins the questions that are due, up to the maximum number in flight. Returns when the next
 /// question is due.
-fn begin(inner: &Inner, questions: &mut JoinSet<(Host, Result<Answer<IpAddr>, Failure>)>) -> Option<Instant> {
+fn begin(
+    inner: &Inner,
+    questions: &mut JoinSet<(HostName, Result<Lookup<IpAddr>, Failure>)>,
+) -> Option<Instant> {
     let mut state = inner.state();
     let (_, resolver) = state.resolver.clone()?;
     let now = tokio::time::Instant::now().into_std();

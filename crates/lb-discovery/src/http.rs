@@ -74,7 +74,10 @@ impl Get<'_> {
     ///
     /// # Errors
     /// If the answer does not begin in time, is not HTTP, or announces a body above the limit.
-    pub async fn send<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> Result<Answer<S>, Failure> {
+    pub async fn send<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> Result<HttpResponse<S>, Failure> {
         let path = self.path.split('?').next().unwrap_or_default();
         let question = format!("{}: GET {path}", self.server);
         let Ok(sent) = timeout(self.head, self.exchange(stream)).await else {
@@ -87,7 +90,7 @@ impl Get<'_> {
             return Err(too_large(&question, self.most));
         }
         let (status, headers, most) = (head.status, head.headers, self.most);
-        Ok(Answer { status, headers, question, body, connection, most })
+        Ok(HttpResponse { status, headers, question, body, connection, most })
     }
 
     async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
@@ -117,7 +120,7 @@ impl Get<'_> {
 type Connection<S> = http1::Connection<TokioIo<LimitedStream<S>>, Empty<Bytes>>;
 
 /// An answer, whose body may still be on its way.
-pub struct Answer<S: AsyncRead + AsyncWrite + Unpin> {
+pub struct HttpResponse<S: AsyncRead + AsyncWrite + Unpin> {
     pub status: StatusCode,
     pub headers: HeaderMap,
     /// The server and the request: the beginning of every failure.
@@ -128,7 +131,7 @@ pub struct Answer<S: AsyncRead + AsyncWrite + Unpin> {
     most: usize,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Answer<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> HttpResponse<S> {
     /// Returns the next part of the body; `None` at its end. There is no time limit. A call that is
     /// cancelled loses nothing.
     ///

@@ -31,9 +31,9 @@ use tokio::net::lookup_host;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use self::objects::{Event, Kind, MAX_SLICE_BYTES, Objects, Status};
-use crate::files::Files;
-use crate::http::{Answer, BODY, Get, HEAD, MOST, connect};
+use self::objects::{MAX_SLICE_BYTES, ObjectKind, Objects, Status, WatchOutcome};
+use crate::files::FileReader;
+use crate::http::{BODY, Get, HEAD, HttpResponse, MOST, connect};
 use crate::lines::Lines;
 use crate::retry::varied;
 use crate::tls::{Stream, Tls};
@@ -78,29 +78,29 @@ const MAX_ADDRESSES: usize = 8;
 /// The largest part of a refusal that is read, in bytes.
 const MAX_REFUSAL: usize = 16 << 10;
 
-type Body = Answer<Box<dyn Stream>>;
+type Body = HttpResponse<Box<dyn Stream>>;
 
-struct Watch {
+struct WatchStream {
     lines: Lines<Box<dyn Stream>>,
     /// When the last line arrived, or when the watch was opened.
     active: Instant,
     is_new: bool,
 }
 
-/// The data that a service needs.
+/// What the daemon discovers about a service, like `role` in Prometheus.
 #[derive(Clone)]
-pub enum Target {
+pub enum DiscoveryRole {
     /// Its endpoints, of one address family.
     Endpoints { port: Option<String>, is_ipv6: bool },
     /// Its address.
     Address(ClusterIpOrigin),
 }
 
-impl Target {
-    fn kind(&self) -> Kind {
+impl DiscoveryRole {
+    fn kind(&self) -> ObjectKind {
         match self {
-            Self::Endpoints { .. } => Kind::Slices,
-            Self::Address(_) => Kind::Service,
+            Self::Endpoints { .. } => ObjectKind::Slices,
+            Self::Address(_) => ObjectKind::Service,
         }
     }
 
@@ -121,21 +121,21 @@ impl Target {
 pub struct Kubernetes {
     namespace: String,
     service: String,
-    target: Target,
+    role: DiscoveryRole,
     settings: KubernetesSettings,
     /// The path of the objects of the namespace, and the part of the query that selects those of
     /// the service.
     path: String,
     selector: String,
-    dial: Dial,
+    dial: Connector,
     tls: Option<Tls>,
-    token: Files,
+    token: FileReader,
     random: fastrand::Rng,
     /// `None`: they must be listed.
     objects: Option<Objects>,
     /// The version of objects that were dropped. The next list must not be older.
     dropped: Option<String>,
-    watch: Option<Watch>,
+    watch: Option<WatchStream>,
     /// The result of the objects as they are now; `None` if they have changed since.
     current: Option<Finding>,
     /// The last result that was a list or empty.
@@ -144,38 +144,43 @@ pub struct Kubernetes {
 
 impl Kubernetes {
     pub fn new(origin: &KubernetesOrigin, is_ipv6: bool) -> Self {
-        Self::of_endpoints(origin, is_ipv6, Dial::Tcp, fastrand::Rng::new())
+        Self::of_endpoints(origin, is_ipv6, Connector::Tcp, fastrand::Rng::new())
     }
 
     pub fn of_address(origin: &ClusterIpOrigin) -> Self {
-        Self::of_service(origin, Dial::Tcp, fastrand::Rng::new())
+        Self::of_service(origin, Connector::Tcp, fastrand::Rng::new())
     }
 
-    fn of_endpoints(origin: &KubernetesOrigin, is_ipv6: bool, dial: Dial, random: fastrand::Rng) -> Self {
+    fn of_endpoints(
+        origin: &KubernetesOrigin,
+        is_ipv6: bool,
+        dial: Connector,
+        random: fastrand::Rng,
+    ) -> Self {
         let KubernetesOrigin { namespace, service, port, settings } = origin;
-        let target = Target::Endpoints { port: port.clone(), is_ipv6 };
-        Self::with((namespace, service), target, settings, dial, random)
+        let role = DiscoveryRole::Endpoints { port: port.clone(), is_ipv6 };
+        Self::with((namespace, service), role, settings, dial, random)
     }
 
-    fn of_service(origin: &ClusterIpOrigin, dial: Dial, random: fastrand::Rng) -> Self {
+    fn of_service(origin: &ClusterIpOrigin, dial: Connector, random: fastrand::Rng) -> Self {
         let ClusterIpOrigin { namespace, service, settings, .. } = origin;
-        Self::with((namespace, service), Target::Address(origin.clone()), settings, dial, random)
+        Self::with((namespace, service), DiscoveryRole::Address(origin.clone()), settings, dial, random)
     }
 
     fn with(
         (namespace, service): (&str, &str),
-        target: Target,
+        role: DiscoveryRole,
         settings: &KubernetesSettings,
-        dial: Dial,
+        dial: Connector,
         random: fastrand::Rng,
     ) -> Self {
         let (within, name) = (encode(namespace), encode(service));
-        let (path, selector) = match target.kind() {
-            Kind::Slices => (
+        let (path, selector) = match role.kind() {
+            ObjectKind::Slices => (
                 format!("/apis/discovery.k8s.io/v1/namespaces/{within}/endpointslices"),
                 format!("labelSelector=kubernetes.io%2Fservice-name%3D{name}"),
             ),
-            Kind::Service => (
+            ObjectKind::Service => (
                 format!("/api/v1/namespaces/{within}/services"),
                 format!("fieldSelector=metadata.name%3D{name}"),
             ),
@@ -183,13 +188,13 @@ impl Kubernetes {
         Self {
             namespace: namespace.to_owned(),
             service: service.to_owned(),
-            target,
+            role,
             settings: settings.clone(),
             path,
             selector,
             dial,
             tls: settings.tls.as_ref().map(Tls::new),
-            token: Files::default(),
+            token: FileReader::default(),
             random,
             objects: None,
             dropped: None,
@@ -220,7 +225,7 @@ impl Kubernetes {
     }
 
     async fn question(&mut self) -> Result<Finding, Failure> {
-        if self.objects.is_some() && self.changes().await? == Event::Expired {
+        if self.objects.is_some() && self.changes().await? == WatchOutcome::Expired {
             self.drop_objects();
             sleep(SPREAD.mul_f64(self.random.f64())).await;
         }
@@ -247,7 +252,7 @@ impl Kubernetes {
     }
 
     async fn list(&mut self) -> Result<Objects, Failure> {
-        let mut objects = Objects::new(self.target.kind(), &self.namespace, &self.service);
+        let mut objects = Objects::new(self.role.kind(), &self.namespace, &self.service);
         let mut query = match &self.dropped {
             Some(version) => {
                 format!("resourceVersion={}&resourceVersionMatch=NotOlderThan", encode(version))
@@ -274,14 +279,14 @@ impl Kubernetes {
 
     /// Waits for changes, and applies the changes that have arrived. Returns the most important of
     /// these events.
-    async fn changes(&mut self) -> Result<Event, Failure> {
+    async fn changes(&mut self) -> Result<WatchOutcome, Failure> {
         // The loop is bounded: a watch that ends is opened again, but a new one may not end.
         loop {
             let mut watch = match self.watch.take() {
                 Some(watch) => watch,
                 None => match self.open().await? {
                     Some(watch) => watch,
-                    None => return Ok(Event::Expired),
+                    None => return Ok(WatchOutcome::Expired),
                 },
             };
             let patience = if watch.is_new { SETTLED } else { SILENCE };
@@ -300,7 +305,7 @@ impl Kubernetes {
                 Err(_) if watch.is_new => {
                     watch.is_new = false;
                     self.watch = Some(watch);
-                    return Ok(Event::Confirmed);
+                    return Ok(WatchOutcome::Confirmed);
                 }
                 Err(_) if watch.lines.is_within_line() => {
                     let why = format!("a line of the watch has not ended within {SILENCE:?}");
@@ -313,7 +318,7 @@ impl Kubernetes {
 
     /// Opens a watch of the changes since the version of the objects. Returns `None` if the server
     /// no longer has these changes.
-    async fn open(&mut self) -> Result<Option<Watch>, Failure> {
+    async fn open(&mut self) -> Result<Option<WatchStream>, Failure> {
         let version = encode(self.objects.as_ref().map_or("", Objects::version));
         let seconds = varied(WATCH, WATCH_SPREAD, self.random.f64()).as_secs();
         let query =
@@ -323,7 +328,7 @@ impl Kubernetes {
         match answer.status {
             StatusCode::OK => {
                 let lines = Lines::new(answer, MAX_SLICE_BYTES);
-                Ok(Some(Watch { lines, active: Instant::now(), is_new: true }))
+                Ok(Some(WatchStream { lines, active: Instant::now(), is_new: true }))
             }
             StatusCode::GONE => Ok(None),
             _ => Err(self.refusal(answer, "watch").await),
@@ -331,20 +336,20 @@ impl Kubernetes {
     }
 
     /// Applies a line and the lines that have arrived after it.
-    async fn apply(&mut self, mut watch: Watch, first: Vec<u8>) -> Result<Event, Failure> {
-        let mut event = Event::Confirmed;
+    async fn apply(&mut self, mut watch: WatchStream, first: Vec<u8>) -> Result<WatchOutcome, Failure> {
+        let mut event = WatchOutcome::Confirmed;
         let mut drained = 0;
         let mut next = Some(first);
         while let Some(line) = next.take() {
             drained += line.len();
             let objects = self.objects.as_mut().expect("a watch begins after a list");
             match objects.apply(&line) {
-                Ok(Event::Confirmed) => {}
-                Ok(Event::Changed) => {
+                Ok(WatchOutcome::Confirmed) => {}
+                Ok(WatchOutcome::Changed) => {
                     self.current = None;
-                    event = Event::Changed;
+                    event = WatchOutcome::Changed;
                 }
-                Ok(Event::Expired) => return Ok(Event::Expired),
+                Ok(WatchOutcome::Expired) => return Ok(WatchOutcome::Expired),
                 Err(failure) => {
                     self.drop_objects();
                     return Err(failure.at(&self.place()));
@@ -372,8 +377,8 @@ impl Kubernetes {
             return Ok(current.clone());
         }
         let objects = self.objects.take().expect("they have been listed");
-        let target = self.target.clone();
-        let (finding, objects) = beside(move || (target.finding(&objects), objects)).await;
+        let role = self.role.clone();
+        let (finding, objects) = beside(move || (role.finding(&objects), objects)).await;
         self.objects = Some(objects);
         let mut finding = finding.map_err(|failure| failure.at(&self.place()))?;
         // An equal list retains its version, because not every change of a slice changes the list.
@@ -435,9 +440,9 @@ impl Kubernetes {
         if !message.is_empty() {
             text = format!("{text}: {}", one_line(&message));
         }
-        let resource = match self.target.kind() {
-            Kind::Slices => "endpointslices of discovery.k8s.io",
-            Kind::Service => "services",
+        let resource = match self.role.kind() {
+            ObjectKind::Slices => "endpointslices of discovery.k8s.io",
+            ObjectKind::Service => "services",
         };
         match answer.status {
             StatusCode::UNAUTHORIZED => Failure::Refused(match &self.settings.token {
@@ -465,14 +470,14 @@ fn one_line(message: &str) -> String {
 }
 
 /// How connections are made.
-enum Dial {
+enum Connector {
     Tcp,
     /// In tests with virtual time: the server's end of a pipe.
     #[cfg(test)]
     Memory(tokio::sync::mpsc::UnboundedSender<tokio::io::DuplexStream>),
 }
 
-impl Dial {
+impl Connector {
     async fn connect(&self, server: &str) -> Result<Box<dyn Stream>, Failure> {
         match self {
             Self::Tcp => dial(server).await,

@@ -33,11 +33,13 @@ mod running;
 
 mod tls;
 
-pub use self::hosts::{Host, HostState, HostTable, Hosts, MAX_ADDRESSES, MissingAddresses, StoredAddresses};
+pub use self::hosts::{
+    HostName, HostState, HostTable, Hosts, MAX_ADDRESSES, MissingAddresses, StoredAddresses,
+};
 pub use self::kubernetes::{cluster_ip, objects};
-pub use self::list::{Listed, Snapshot, render, render_list};
+pub use self::list::{DiscoveredList, Listed, render, render_list};
 pub use self::retry::Retry;
-pub use self::running::{Again, Latest, Queried, Running, Shared, Wanted, spawn};
+pub use self::running::{Again, DiscoveryRequest, Latest, ProviderContext, Queried, Running, spawn};
 pub use self::tls::date_of;
 
 use thiserror::Error;
@@ -46,7 +48,7 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// The complete list. It has at least one endpoint.
-    List(Snapshot),
+    List(DiscoveredList),
     /// The server answered that there are no endpoints. `why` is its answer, such as NXDOMAIN.
     Empty { why: String },
     /// There is no usable answer.

@@ -4,10 +4,10 @@
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::Failure;
-use crate::http::Answer;
+use crate::http::HttpResponse;
 
 pub struct Lines<S: AsyncRead + AsyncWrite + Unpin> {
-    answer: Answer<S>,
+    answer: HttpResponse<S>,
     /// The part of the body that has arrived and has not been dropped yet.
     buffer: Vec<u8>,
     /// The part of `buffer` before this position has been returned.
@@ -19,7 +19,7 @@ pub struct Lines<S: AsyncRead + AsyncWrite + Unpin> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
     /// `most` is the largest size of a line in bytes.
-    pub const fn new(answer: Answer<S>, most: usize) -> Self {
+    pub const fn new(answer: HttpResponse<S>, most: usize) -> Self {
         Self { answer, buffer: Vec::new(), begin: 0, searched: 0, most }
     }
 
@@ -27,7 +27,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
     /// is not returned. There is no time limit. A call that is cancelled loses nothing.
     ///
     /// # Errors
-    /// If the line is too long, or as for [`Answer::chunk`].
+    /// If the line is too long, or as for [`HttpResponse::chunk`].
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         loop {
             let rest = &self.buffer[self.searched..];

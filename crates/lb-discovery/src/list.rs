@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 /// A complete list, as a provider has found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct DiscoveredList {
     /// JSON in the format `file_sd`, see [`render`].
     pub text: Arc<[u8]>,
     /// The number of endpoints.

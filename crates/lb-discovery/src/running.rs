@@ -20,7 +20,7 @@ pub const SPREAD: f64 = 0.1;
 
 /// The question of a service to a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum DiscoveryRequest {
     /// Its list of endpoints. `is_ipv6`: whether the service has an IPv6 address. Endpoints of the
     /// other address family are left out.
     List { origin: Origin, is_ipv6: bool },
@@ -99,13 +99,13 @@ impl Latest {
 
 /// What providers share: connections to servers.
 #[derive(Default)]
-pub struct Shared {
+pub struct ProviderContext {
     pub dns: dns::Resolvers,
 }
 
 /// A provider that is running. It stops when this is dropped.
 pub struct Running {
-    pub wanted: Wanted,
+    pub wanted: DiscoveryRequest,
     pub latest: watch::Receiver<Latest>,
     refresh: Arc<Notify>,
     task: AbortHandle,
@@ -125,7 +125,7 @@ impl Drop for Running {
 }
 
 /// Starts a provider on the present runtime. It notifies `news` after each result.
-pub fn spawn(wanted: Wanted, shared: &Arc<Shared>, news: Arc<Notify>) -> Running {
+pub fn spawn(wanted: DiscoveryRequest, shared: &Arc<ProviderContext>, news: Arc<Notify>) -> Running {
     let (publish, latest) = watch::channel(Latest::default());
     let refresh = Arc::new(Notify::new());
     let provider = Provider::of(&wanted, shared);
@@ -143,10 +143,10 @@ pub(crate) enum Provider {
 }
 
 impl Provider {
-    fn of(wanted: &Wanted, shared: &Arc<Shared>) -> Self {
+    fn of(wanted: &DiscoveryRequest, shared: &Arc<ProviderContext>) -> Self {
         let (origin, is_ipv6) = match wanted {
-            Wanted::List { origin, is_ipv6 } => (origin, is_ipv6),
-            Wanted::Address(origin) => {
+            DiscoveryRequest::List { origin, is_ipv6 } => (origin, is_ipv6),
+            DiscoveryRequest::Address(origin) => {
                 return Self::Kubernetes(Box::new(kubernetes::Kubernetes::of_address(origin)));
             }
         };
@@ -251,7 +251,7 @@ mod tests {
     use tokio::time::{Instant as Virtual, sleep, sleep_until};
 
     use super::*;
-    use crate::Snapshot;
+    use crate::DiscoveredList;
 
     /// A provider without a server.
     pub enum Script {
@@ -349,7 +349,7 @@ mod tests {
     }
 
     fn list(text: &str) -> Finding {
-        Finding::List(Snapshot {
+        Finding::List(DiscoveredList {
             text: text.as_bytes().into(),
             endpoints: 1,
             version: String::new(),

@@ -28,7 +28,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::Failure;
-use crate::files::Files;
+use crate::files::FileReader;
 
 /// The longest time from the beginning of a handshake to its end.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -42,12 +42,12 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 #[derive(Debug)]
 pub struct Tls {
     settings: TlsSettings,
-    files: Files,
-    loaded: Option<Loaded>,
+    files: FileReader,
+    loaded: Option<TlsMaterial>,
 }
 
 #[derive(Debug)]
-struct Loaded {
+struct TlsMaterial {
     /// The contents from which the rest was made: of the CA, of the certificate and of the key.
     contents: Vec<Vec<u8>>,
     config: Arc<ClientConfig>,
@@ -56,7 +56,7 @@ struct Loaded {
 
 impl Tls {
     pub fn new(settings: &TlsSettings) -> Self {
-        Self { settings: settings.clone(), files: Files::default(), loaded: None }
+        Self { settings: settings.clone(), files: FileReader::default(), loaded: None }
     }
 
     /// When the first of the certificates in the files expires: a CA's, or the client's own. `None`
@@ -115,7 +115,7 @@ impl Tls {
 }
 
 /// Makes a configuration of the contents of the files.
-fn load(settings: &TlsSettings, contents: Vec<Vec<u8>>) -> Result<Loaded, String> {
+fn load(settings: &TlsSettings, contents: Vec<Vec<u8>>) -> Result<TlsMaterial, String> {
     let mut roots = RootCertStore::empty();
     let authorities = certificates(&settings.ca, &contents[0])?;
     let mut expires = earliest(&authorities);
@@ -152,7 +152,7 @@ fn load(settings: &TlsSettings, contents: Vec<Vec<u8>>) -> Result<Loaded, String
         _ => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Loaded { contents, config: Arc::new(config), expires })
+    Ok(TlsMaterial { contents, config: Arc::new(config), expires })
 }
 
 fn certificates(file: &Path, content: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {

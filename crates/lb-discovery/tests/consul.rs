@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lb_config::discovery::{ConsulOrigin, ConsulSettings, Origin};
-use lb_discovery::{Failure, Finding, Latest, Running, Shared, Wanted, spawn};
+use lb_discovery::{DiscoveryRequest, Failure, Finding, Latest, ProviderContext, Running, spawn};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -122,8 +122,8 @@ impl Agent {
     fn provider(&self, service: &str, tag: Option<&str>, token: Option<PathBuf>) -> Running {
         let settings = ConsulSettings { address: self.address(), token, tls: None };
         let origin = ConsulOrigin { service: service.to_owned(), tag: tag.map(str::to_owned), settings };
-        let wanted = Wanted::List { origin: Origin::Consul(origin), is_ipv6: false };
-        spawn(wanted, &Arc::new(Shared::default()), Arc::default())
+        let wanted = DiscoveryRequest::List { origin: Origin::Consul(origin), is_ipv6: false };
+        spawn(wanted, &Arc::new(ProviderContext::default()), Arc::default())
     }
 }
 

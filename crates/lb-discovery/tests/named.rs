@@ -10,8 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lb_config::discovery::{DnsOrigin, DnsSettings, DnsTransport, Origin};
-use lb_discovery::dns::{Limits, Resolvers};
-use lb_discovery::{Failure, Finding, Latest, Running, Shared, Snapshot, Wanted, spawn};
+use lb_discovery::dns::{QueryLimits, Resolvers};
+use lb_discovery::{
+    DiscoveredList, DiscoveryRequest, Failure, Finding, Latest, ProviderContext, Running, spawn,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -143,9 +145,9 @@ impl Named {
         let settings = DnsSettings { servers: vec![self.address], transport, min_ttl, max_ttl };
         let origin = Origin::Dns(DnsOrigin { name: name.to_owned(), port, settings });
         // A host may query as much as it wants, so that addresses of 1,000 targets take a second.
-        let limits = Limits { whole: Duration::from_secs(1), per_second: 1_000_000 };
-        let shared = Arc::new(Shared { dns: Resolvers::new(Path::new("/nonexistent"), limits) });
-        spawn(Wanted::List { origin, is_ipv6: false }, &shared, Arc::new(Notify::new()))
+        let limits = QueryLimits { whole: Duration::from_secs(1), per_second: 1_000_000 };
+        let shared = Arc::new(ProviderContext { dns: Resolvers::new(Path::new("/nonexistent"), limits) });
+        spawn(DiscoveryRequest::List { origin, is_ipv6: false }, &shared, Arc::new(Notify::new()))
     }
 
     fn srv(&self, transport: DnsTransport) -> Running {
@@ -195,7 +197,7 @@ async fn until(running: &mut Running, claim: &str, holds: impl Fn(&Finding) -> b
     found.unwrap_or_else(|| panic!("{claim}: {:?}", running.latest.borrow().finding))
 }
 
-async fn until_list_of(running: &mut Running, count: usize) -> Snapshot {
+async fn until_list_of(running: &mut Running, count: usize) -> DiscoveredList {
     let has = |finding: &Finding| matches!(finding, Finding::List(list) if list.endpoints == count);
     match until(running, &format!("a list of {count}"), has).await {
         Finding::List(list) => list,
@@ -208,7 +210,7 @@ async fn until_unreachable(running: &mut Running, why: &str) {
     until(running, why, is_so).await;
 }
 
-fn addresses(list: &Snapshot) -> BTreeSet<String> {
+fn addresses(list: &DiscoveredList) -> BTreeSet<String> {
     let groups: serde_json::Value = serde_json::from_slice(&list.text).expect("JSON");
     let target = |group: &serde_json::Value| group["targets"][0].as_str().expect("an address").to_owned();
     groups.as_array().expect("groups").iter().map(target).collect()

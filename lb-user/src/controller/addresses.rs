@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
 
-use lb_discovery::{Finding, Latest, Wanted};
+use lb_discovery::{DiscoveryRequest, Finding, Latest};
 use lb_view::fault::{Fault, FaultCode, Subject};
 use tracing::{info, warn};
 
@@ -21,15 +21,15 @@ pub struct Addresses {
     /// The newest address of each origin.
     pub known: KnownAddresses,
     /// The answers of the servers.
-    answers: Vec<(Wanted, Latest)>,
+    answers: Vec<(DiscoveryRequest, Latest)>,
     /// For each service, when the first certificate expires that connections to the server of its
     /// address need.
     expiries: BTreeMap<String, SystemTime>,
 }
 
 /// What to query a server for.
-pub fn wanted(lookup: &AddressLookup) -> Wanted {
-    Wanted::Address(lookup.origin.clone())
+pub fn wanted(lookup: &AddressLookup) -> DiscoveryRequest {
+    DiscoveryRequest::Address(lookup.origin.clone())
 }
 
 /// The address in an answer; `None` if it has none.
@@ -82,7 +82,7 @@ impl Addresses {
 impl Controller {
     /// Applies the addresses in the answers of servers. A new address takes effect through a
     /// reload.
-    pub fn take_addresses(&mut self, answers: &[(Wanted, Latest)], now: Instant) {
+    pub fn take_addresses(&mut self, answers: &[(DiscoveryRequest, Latest)], now: Instant) {
         let mut is_new = false;
         self.addresses.answers.clear();
         self.addresses.expiries.clear();

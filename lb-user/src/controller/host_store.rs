@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use lb_config::endpoints::MAX_HOSTS;
-use lb_discovery::{Host, HostState, HostTable, MAX_ADDRESSES, StoredAddresses};
+use lb_discovery::{HostName, HostState, HostTable, MAX_ADDRESSES, StoredAddresses};
 use serde::{Deserialize, Serialize};
 
 use super::Controller;
@@ -67,7 +67,7 @@ impl StoredHosts {
             // A time that does not fit counts as the oldest.
             let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(host.at));
             let value = (host.addresses.as_slice().into(), at.unwrap_or(SystemTime::UNIX_EPOCH));
-            is_valid.then(|| (Host { name: host.name.as_str().into(), is_ipv6 }, value))
+            is_valid.then(|| (HostName { name: host.name.as_str().into(), is_ipv6 }, value))
         };
         self.hosts.iter().filter_map(valid).take(MAX_HOSTS).collect()
     }
@@ -77,11 +77,11 @@ impl StoredHosts {
 #[derive(Default)]
 pub struct HostStore {
     /// The names in the file of an earlier daemon, until every list has been read.
-    pub earlier: BTreeSet<Host>,
+    pub earlier: BTreeSet<HostName>,
     /// The names in the file, until the table has their addresses.
-    adopted: BTreeSet<Host>,
+    adopted: BTreeSet<HostName>,
     /// The addresses that were written last, and when. `None`: none were written.
-    known: BTreeMap<Host, Arc<[IpAddr]>>,
+    known: BTreeMap<HostName, Arc<[IpAddr]>>,
     written: Option<Instant>,
     /// Whether there is a file.
     is_there: bool,
@@ -107,9 +107,9 @@ impl HostStore {
 
 /// The names that have addresses.
 fn with_addresses<'t>(
-    hosts: &'t BTreeSet<Host>,
+    hosts: &'t BTreeSet<HostName>,
     table: &'t HostTable,
-) -> impl Iterator<Item = (&'t Host, &'t HostState)> {
+) -> impl Iterator<Item = (&'t HostName, &'t HostState)> {
     let state = |host| Some((host, table.0.get(host)?));
     hosts.iter().filter_map(state).filter(|(_, state)| !state.addresses.is_empty())
 }
@@ -127,7 +127,7 @@ impl Controller {
         let hosts = &mut self.sources.hosts;
         let (table, store) = (&hosts.table, &mut hosts.store);
         // The table follows a change of the names a little later.
-        let is_late = |host: &Host| match table.0.get(host) {
+        let is_late = |host: &HostName| match table.0.get(host) {
             Some(state) => state.addresses.is_empty() && store.adopted.contains(host),
             None => true,
         };
@@ -146,7 +146,7 @@ impl Controller {
                 self.sources.files_to_store.remove(path);
             }
         } else if !is_equal || is_old {
-            let of = |(host, state): (&Host, &HostState)| StoredHost {
+            let of = |(host, state): (&HostName, &HostState)| StoredHost {
                 name: host.name.to_string(),
                 at: unix_seconds(received(state, now, self.wall)),
                 addresses: state.addresses.to_vec(),
@@ -173,7 +173,7 @@ mod tests {
     fn stored_addresses_are_read_by_name_and_family() {
         let read = StoredHosts::parse(TEXT).unwrap().addresses();
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-        let host = |is_ipv6| Host { name: "a.example".into(), is_ipv6 };
+        let host = |is_ipv6| HostName { name: "a.example".into(), is_ipv6 };
         let of = |ips: &[&str]| (ips.iter().map(|ip| ip.parse().unwrap()).collect::<Arc<[IpAddr]>>(), at);
         let expected = [(host(false), of(&["10.0.0.1", "10.0.0.2"])), (host(true), of(&["fd00::1"]))];
         assert_eq!(read, expected.into());
@@ -203,7 +203,7 @@ mod tests {
         let file = StoredHosts { schema: SCHEMA, hosts: invalid.into_iter().chain(many).collect() };
         let read = file.addresses();
         assert_eq!(read.len(), MAX_HOSTS);
-        let late = Host { name: "late".into(), is_ipv6: false };
+        let late = HostName { name: "late".into(), is_ipv6: false };
         assert_eq!(read[&late].1, SystemTime::UNIX_EPOCH);
         assert!(read.keys().all(|host| host.name.starts_with('n') && &*host.name != "none" || *host == late));
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lb_config::endpoints::MAX_HOSTS;
-use lb_discovery::{Host, HostState, HostTable};
+use lb_discovery::{HostName, HostState, HostTable};
 
 use super::host_store::HostStore;
 use super::sources::WatchedSource;
@@ -22,7 +22,7 @@ pub struct HostNames {
     /// The addresses of host names at the last comparison with the lists.
     pub table: Arc<HostTable>,
     /// The names that are resolved.
-    pub resolving: BTreeSet<Host>,
+    pub resolving: BTreeSet<HostName>,
     /// The addresses that are stored for later starts.
     pub store: HostStore,
 }
@@ -57,8 +57,9 @@ impl Controller {
         let (hosts, is_outdated) = match &mut result {
             Ok(contents) => {
                 let before = std::mem::take(&mut contents.table);
-                let is_outdated =
-                    |host: &Host| after.is_known(host) && is_changed(before.0.get(host), after.0.get(host));
+                let is_outdated = |host: &HostName| {
+                    after.is_known(host) && is_changed(before.0.get(host), after.0.get(host))
+                };
                 (&contents.hosts, contents.hosts.iter().any(is_outdated))
             }
             Err(error) => {
@@ -70,7 +71,7 @@ impl Controller {
         };
         let watched = &mut self.sources.watched;
         let others = watched.iter().filter(|(other, _)| *other != service);
-        let others: BTreeSet<&Host> = others.flat_map(|(_, other)| &*other.hosts).collect();
+        let others: BTreeSet<&HostName> = others.flat_map(|(_, other)| &*other.hosts).collect();
         let all = others.len() + hosts.iter().filter(|host| !others.contains(host)).count();
         let hosts = Arc::clone(hosts);
         let Some(watched) = watched.get_mut(service) else { return result };
@@ -101,7 +102,7 @@ impl Controller {
             }
         }
         let of_lists = watched.values().flat_map(|watched| &*watched.hosts);
-        let hosts: BTreeSet<Host> = of_lists.chain(&self.sources.hosts.store.earlier).cloned().collect();
+        let hosts: BTreeSet<HostName> = of_lists.chain(&self.sources.hosts.store.earlier).cloned().collect();
         // Names that are no longer needed make room for the names of a list that was refused.
         if !self.sources.hosts.resolving.is_subset(&hosts) {
             let refused = self.sources.watched.values_mut().filter(|watched| watched.lacks_hosts);
@@ -117,7 +118,7 @@ impl Controller {
         let before = std::mem::replace(&mut self.sources.hosts.table, Arc::clone(table));
         for watched in self.sources.watched.values_mut() {
             let is_known = |table: &HostTable| watched.hosts.iter().all(|host| table.is_known(host));
-            let is_changed = |host: &Host| is_changed(before.0.get(host), table.0.get(host));
+            let is_changed = |host: &HostName| is_changed(before.0.get(host), table.0.get(host));
             if is_known(table) && (!is_known(&before) || watched.hosts.iter().any(is_changed)) {
                 watched.read_again(now);
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lb_config::discovery::{OnEmpty, OnStale, RemoteRules};
-use lb_discovery::{Finding, Host, HostTable, Latest, Wanted};
+use lb_discovery::{DiscoveryRequest, Finding, HostName, HostTable, Latest};
 use lb_view::status::RemoteStatus;
 use tracing::{info, warn};
 
@@ -234,7 +234,7 @@ impl WatchedSource {
 
 impl Controller {
     /// Handles the answers of servers.
-    pub fn answered(&mut self, answers: &[(Wanted, Latest)], hosts: &Arc<HostTable>, now: Instant) {
+    pub fn answered(&mut self, answers: &[(DiscoveryRequest, Latest)], hosts: &Arc<HostTable>, now: Instant) {
         self.resolved(hosts, now);
         for watched in self.sources.watched.values_mut() {
             let Some(wanted) = watched.source.wanted() else { continue };
@@ -295,7 +295,7 @@ impl Controller {
                     && matches!(remote.latest.finding, Some(Finding::List(_)))
             } else {
                 let due = shrink.since + SHRINK_AFTER;
-                let answered = |host: &Host| self.sources.hosts.table.0.get(host)?.answered;
+                let answered = |host: &HostName| self.sources.hosts.table.0.get(host)?.answered;
                 watched.hosts.iter().all(|host| answered(host).is_some_and(|answered| answered >= due))
             };
             if is_due && is_repeated && !std::mem::replace(&mut shrink.is_repeated, true) {

@@ -12,7 +12,7 @@ use std::time::{Instant, SystemTime};
 
 use lb_config::discovery::DnsSettings;
 use lb_core::feed::{Effect as FeedEffect, Feed, Version};
-use lb_discovery::{Host, HostTable};
+use lb_discovery::{HostName, HostTable};
 use lb_view::status::SourceStatus;
 use tracing::{info, warn};
 
@@ -92,7 +92,7 @@ pub struct WatchedSource {
     /// removals and reads are used.
     pub remote: RemoteState,
     /// The host names in the list.
-    pub hosts: Arc<BTreeSet<Host>>,
+    pub hosts: Arc<BTreeSet<HostName>>,
     /// Whether the newest list was refused because of its number of host names.
     pub lacks_hosts: bool,
     /// Whether host names had other addresses when the newest list was read.

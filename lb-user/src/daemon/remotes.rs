@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lb_config::discovery::DnsSettings;
-use lb_discovery::{Host, HostTable, Hosts, Latest, Running, Shared, StoredAddresses, Wanted, spawn};
+use lb_discovery::{
+    DiscoveryRequest, HostName, HostTable, Hosts, Latest, ProviderContext, Running, StoredAddresses, spawn,
+};
 use tokio::sync::{Notify, watch};
 
 use crate::controller::Event;
@@ -13,13 +15,13 @@ use crate::controller::Event;
 /// The servers of a network.
 pub trait Servers: Send + Sync {
     /// Requests this list from now on, and returns the server's answers.
-    fn query(&self, wanted: Wanted) -> watch::Receiver<Latest>;
+    fn query(&self, wanted: DiscoveryRequest) -> watch::Receiver<Latest>;
 
     /// The known addresses of host names.
     fn host_table(&self) -> Arc<HostTable>;
 
     /// Resolves these host names as well, and returns the results.
-    fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>>;
+    fn resolve(&self, hosts: BTreeSet<HostName>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>>;
 
     /// Also resolves the names in this table. A name has its addresses in the table until it
     /// resolves.
@@ -39,7 +41,7 @@ pub async fn first(mut answers: watch::Receiver<Latest>, patience: Duration) -> 
 #[derive(Clone)]
 pub struct Remotes {
     running: Arc<Mutex<Vec<Running>>>,
-    shared: Arc<Shared>,
+    shared: Arc<ProviderContext>,
     pub hosts: Arc<Hosts>,
     /// Notified whenever a server has answered.
     pub news: Arc<Notify>,
@@ -55,7 +57,7 @@ impl Default for Remotes {
 
 impl Remotes {
     /// Requests only these lists from now on. Notifies `news`.
-    pub fn query_only(&self, wanted: Vec<Wanted>) {
+    pub fn query_only(&self, wanted: Vec<DiscoveryRequest>) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|running| wanted.contains(&running.wanted));
         for wanted in wanted {
@@ -65,7 +67,7 @@ impl Remotes {
     }
 
     /// Requests this list at once.
-    pub fn query_again(&self, wanted: &Wanted) {
+    pub fn query_again(&self, wanted: &DiscoveryRequest) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         running.iter().filter(|running| running.wanted == *wanted).for_each(Running::refresh);
     }
@@ -77,7 +79,7 @@ impl Remotes {
         Event::Answered(running.iter().map(latest).collect(), self.hosts.table())
     }
 
-    fn start(&self, running: &mut Vec<Running>, wanted: Wanted) -> watch::Receiver<Latest> {
+    fn start(&self, running: &mut Vec<Running>, wanted: DiscoveryRequest) -> watch::Receiver<Latest> {
         if let Some(running) = running.iter().find(|running| running.wanted == wanted) {
             return running.latest.clone();
         }
@@ -89,7 +91,7 @@ impl Remotes {
 }
 
 impl Servers for Remotes {
-    fn query(&self, wanted: Wanted) -> watch::Receiver<Latest> {
+    fn query(&self, wanted: DiscoveryRequest) -> watch::Receiver<Latest> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         self.start(&mut running, wanted)
     }
@@ -98,7 +100,7 @@ impl Servers for Remotes {
         self.hosts.table()
     }
 
-    fn resolve(&self, hosts: BTreeSet<Host>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>> {
+    fn resolve(&self, hosts: BTreeSet<HostName>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>> {
         self.hosts.resolve_too(hosts, settings)
     }
 

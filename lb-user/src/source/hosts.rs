@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant, SystemTime};
 
-use lb_discovery::{Host, HostTable};
+use lb_discovery::{HostName, HostTable};
 
 /// The maximum number of host names in a text.
 const SHOWN: usize = 4;
@@ -14,12 +14,12 @@ const REASON: usize = 200;
 /// Which of these names do not resolve, since when and why; `None` if all names resolve. `wall` is
 /// the time at `now`.
 pub fn unresolved(
-    hosts: &BTreeSet<Host>,
+    hosts: &BTreeSet<HostName>,
     table: &HostTable,
     now: Instant,
     wall: SystemTime,
 ) -> Option<String> {
-    let missing = |host: &Host| {
+    let missing = |host: &HostName| {
         let state = table.0.get(host)?;
         let missing = state.missing.as_ref()?;
         let age = short(now.saturating_duration_since(missing.since));
@@ -56,8 +56,8 @@ fn short(age: Duration) -> String {
 }
 
 /// The addresses of some of these names, as text; `None` if none resolves.
-pub fn resolved(hosts: &BTreeSet<Host>, table: &HostTable) -> Option<String> {
-    let addresses = |host: &Host| {
+pub fn resolved(hosts: &BTreeSet<HostName>, table: &HostTable) -> Option<String> {
+    let addresses = |host: &HostName| {
         let state = table.0.get(host).filter(|state| !state.addresses.is_empty())?;
         let shown = state.addresses.iter().take(SHOWN).map(ToString::to_string);
         let more = state.addresses.len().saturating_sub(SHOWN);

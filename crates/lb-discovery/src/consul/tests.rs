@@ -72,7 +72,7 @@ fn query_of(request: &str) -> &str {
     request.split(['?', ' ']).nth(2).unwrap()
 }
 
-fn expect_list(finding: Finding) -> Snapshot {
+fn expect_list(finding: Finding) -> DiscoveredList {
     let Finding::List(list) = finding else { panic!("{finding:?}") };
     list
 }

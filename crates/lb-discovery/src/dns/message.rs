@@ -69,8 +69,8 @@ impl std::fmt::Display for Question {
 
 /// The answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer<T> {
-    Records(Records<T>),
+pub enum Lookup<T> {
+    Records(RecordSet<T>),
     /// The name does not exist, or has no such records. `why` states which.
     Empty {
         why: String,
@@ -79,7 +79,7 @@ pub enum Answer<T> {
 
 /// The records that were requested: at least one, in no particular order. A server may repeat one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Records<T> {
+pub struct RecordSet<T> {
     pub records: Vec<T>,
     /// The shortest TTL of the records, and of the aliases that lead to them.
     pub ttl: Duration,
@@ -110,7 +110,7 @@ pub struct Srv {
 }
 
 /// A type of records that can be requested.
-pub trait Record: Sized {
+pub trait RecordData: Sized {
     /// Reads a record; `None` if it has another type.
     fn read(record: &Parsed<'_>, rtype: Rtype) -> Result<Option<Self>, ParseError>;
 }
@@ -118,7 +118,7 @@ pub trait Record: Sized {
 type Parsed<'m> = ParsedRecord<'m, [u8]>;
 type MessageName<'m> = ParsedName<&'m [u8]>;
 
-impl Record for Srv {
+impl RecordData for Srv {
     fn read(record: &Parsed<'_>, _: Rtype) -> Result<Option<Self>, ParseError> {
         let record = record.to_record::<rdata::Srv<MessageName<'_>>>()?;
         Ok(record.map(|record| {
@@ -133,7 +133,7 @@ impl Record for Srv {
     }
 }
 
-impl Record for IpAddr {
+impl RecordData for IpAddr {
     fn read(record: &Parsed<'_>, rtype: Rtype) -> Result<Option<Self>, ParseError> {
         if rtype == Rtype::A {
             Ok(record.to_record::<rdata::A>()?.map(|record| record.data().addr().into()))
@@ -148,7 +148,7 @@ impl Record for IpAddr {
 /// # Errors
 /// If it is not a usable answer: the server refuses, the message is cut or truncated, or it answers
 /// another question. The text names neither the server nor the question.
-pub fn read<T: Record>(message: &[u8], question: &Question) -> Result<Answer<T>, Failure> {
+pub fn read<T: RecordData>(message: &[u8], question: &Question) -> Result<Lookup<T>, Failure> {
     let message =
         Message::from_slice(message).map_err(|_| malformed("the answer is shorter than a header"))?;
     let header = message.header();
@@ -215,15 +215,15 @@ pub fn read<T: Record>(message: &[u8], question: &Question) -> Result<Answer<T>,
     }
     let alias = if name == question.name { String::new() } else { format!(" at {name}, its alias") };
     match (header.rcode() == Rcode::NXDOMAIN, records.is_empty()) {
-        (false, false) => Ok(Answer::Records(Records { records, ttl, serial, additional: added })),
+        (false, false) => Ok(Lookup::Records(RecordSet { records, ttl, serial, additional: added })),
         (true, false) => Err(malformed("the answer has the code NXDOMAIN, but it has records")),
-        (true, true) => Ok(Answer::Empty { why: format!("NXDOMAIN{alias}") }),
+        (true, true) => Ok(Lookup::Empty { why: format!("NXDOMAIN{alias}") }),
         // RFC 2308: an answer without records has a SOA record, or no NS record either.
         (false, true) if has_ns && serial.is_none() && !header.aa() => {
             let what = "the server refers to other name servers instead of answering";
             Err(Failure::Refused(what.to_owned()))
         }
-        (false, true) => Ok(Answer::Empty { why: format!("no {} records{alias}", question.rtype) }),
+        (false, true) => Ok(Lookup::Empty { why: format!("no {} records{alias}", question.rtype) }),
     }
 }
 

@@ -4,7 +4,7 @@
 //!
 //! Messages and the transports are those of the crate `domain`, which also matches the ids of
 //! questions and answers. Its TCP transport never ends if a server sends without pause, so each
-//! connection has a limit of bytes, and ends with its [`Link`].
+//! connection has a limit of bytes, and ends with its [`ServerConnection`].
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -31,7 +31,7 @@ use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::message::{self, Answer, Question, Record, Srv};
+use super::message::{self, Lookup, Question, RecordData, Srv};
 use crate::Failure;
 
 /// The number of questions that a resolver has in flight.
@@ -50,7 +50,7 @@ const CLOSED: &str = "the server closed the connection";
 
 /// How much the questions of a host may cost.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct QueryLimits {
     /// The longest time for a question, with all its servers. It begins when the question is in
     /// flight.
     pub whole: Duration,
@@ -58,7 +58,7 @@ pub struct Limits {
     pub per_second: usize,
 }
 
-impl Default for Limits {
+impl Default for QueryLimits {
     fn default() -> Self {
         Self { whole: Duration::from_secs(5), per_second: 50 }
     }
@@ -68,21 +68,21 @@ impl Default for Limits {
 pub struct Resolvers {
     resolv_conf: PathBuf,
     whole: Duration,
-    pace: Arc<Pace>,
+    pace: Arc<RateLimiter>,
     known: Mutex<Vec<(DnsSettings, Weak<Resolver>)>>,
 }
 
 impl Default for Resolvers {
     fn default() -> Self {
-        Self::new(Path::new("/etc/resolv.conf"), Limits::default())
+        Self::new(Path::new("/etc/resolv.conf"), QueryLimits::default())
     }
 }
 
 impl Resolvers {
     /// `resolv_conf` is read for the addresses of the servers if the settings contain none.
-    pub fn new(resolv_conf: &Path, limits: Limits) -> Self {
-        let Limits { whole, per_second } = limits;
-        let pace = Arc::new(Pace { per_second, last: Mutex::default() });
+    pub fn new(resolv_conf: &Path, limits: QueryLimits) -> Self {
+        let QueryLimits { whole, per_second } = limits;
+        let pace = Arc::new(RateLimiter { per_second, last: Mutex::default() });
         Self { resolv_conf: resolv_conf.to_owned(), whole, pace, known: Mutex::default() }
     }
 
@@ -114,22 +114,22 @@ pub struct Resolver {
     settings: DnsSettings,
     resolv_conf: PathBuf,
     whole: Duration,
-    pace: Arc<Pace>,
+    pace: Arc<RateLimiter>,
     permits: Semaphore,
-    /// The number of questions and of [`Hold`]s.
+    /// The number of questions and of [`ConnectionGuard`]s.
     users: AtomicUsize,
     /// The server of the last answer, which is queried first. So questions do not wait for an
     /// earlier server that does not answer.
     answered_last: Mutex<Option<SocketAddr>>,
     /// The connection that all questions use; `None` while there is no question. Servers permit few
     /// connections: named 150 by default.
-    link: tokio::sync::Mutex<Option<Arc<Link>>>,
+    link: tokio::sync::Mutex<Option<Arc<ServerConnection>>>,
 }
 
 /// While this exists, the resolver's connection stays open.
-pub struct Hold<R: Deref<Target = Resolver>>(R);
+pub struct ConnectionGuard<R: Deref<Target = Resolver>>(R);
 
-impl<R: Deref<Target = Resolver>> Hold<R> {
+impl<R: Deref<Target = Resolver>> ConnectionGuard<R> {
     /// Holds the connection open between questions that follow each other.
     pub fn of(resolver: R) -> Self {
         resolver.users.fetch_add(1, Ordering::AcqRel);
@@ -137,7 +137,7 @@ impl<R: Deref<Target = Resolver>> Hold<R> {
     }
 }
 
-impl<R: Deref<Target = Resolver>> Drop for Hold<R> {
+impl<R: Deref<Target = Resolver>> Drop for ConnectionGuard<R> {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
             // If the lock is taken, a new question has begun; that question closes the connection
@@ -152,7 +152,7 @@ impl<R: Deref<Target = Resolver>> Drop for Hold<R> {
 type Connection = stream::Connection<RequestMessage<Vec<u8>>, RequestMessageMulti<Vec<u8>>>;
 
 /// A TCP connection to a server.
-struct Link {
+struct ServerConnection {
     server: SocketAddr,
     connection: Connection,
     /// The number of bytes that the server has sent.
@@ -162,19 +162,19 @@ struct Link {
     transport: AbortHandle,
 }
 
-impl Drop for Link {
+impl Drop for ServerConnection {
     fn drop(&mut self) {
         self.transport.abort();
     }
 }
 
 /// The receiving half of a connection. It ends after [`MAX_CONNECTION_BYTES`].
-struct Receiver {
+struct BoundedReader {
     socket: OwnedReadHalf,
     received: Arc<AtomicU64>,
 }
 
-impl AsyncRead for Receiver {
+impl AsyncRead for BoundedReader {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -193,12 +193,12 @@ impl AsyncRead for Receiver {
 
 /// A question on a connection. If it is dropped without an answer, because there is a fault or
 /// because it takes too long, later questions get another connection.
-struct Exchange {
-    link: Arc<Link>,
+struct PendingQuery {
+    link: Arc<ServerConnection>,
     is_answered: bool,
 }
 
-impl Drop for Exchange {
+impl Drop for PendingQuery {
     fn drop(&mut self) {
         if !self.is_answered {
             self.link.is_over.store(true, Ordering::Relaxed);
@@ -211,7 +211,7 @@ impl Resolver {
     ///
     /// # Errors
     /// If no server gives a usable answer. The text is one line with every server and its fault.
-    pub async fn srv(&self, name: &str) -> Result<Answer<Srv>, Failure> {
+    pub async fn srv(&self, name: &str) -> Result<Lookup<Srv>, Failure> {
         self.query(&Question::srv(name)?).await
     }
 
@@ -219,12 +219,12 @@ impl Resolver {
     ///
     /// # Errors
     /// If no server gives a usable answer. The text is one line with every server and its fault.
-    pub async fn addresses(&self, name: &str, is_ipv6: bool) -> Result<Answer<IpAddr>, Failure> {
+    pub async fn addresses(&self, name: &str, is_ipv6: bool) -> Result<Lookup<IpAddr>, Failure> {
         self.query(&Question::addresses(name, is_ipv6)?).await
     }
 
-    async fn query<T: Record>(&self, question: &Question) -> Result<Answer<T>, Failure> {
-        let _hold = Hold::of(self);
+    async fn query<T: RecordData>(&self, question: &Question) -> Result<Lookup<T>, Failure> {
+        let _hold = ConnectionGuard::of(self);
         let _permit = self.permits.acquire().await.expect("nothing closes it");
         let start = Instant::now();
         let servers = self.servers().await.map_err(|failure| of(question, failure))?;
@@ -288,11 +288,11 @@ impl Resolver {
         let mut attempt = 1;
         loop {
             self.pace.wait().await;
-            let mut exchange = Exchange { link: self.link(server).await?, is_answered: false };
-            let connection = &exchange.link.connection;
+            let mut pending = PendingQuery { link: self.link(server).await?, is_answered: false };
+            let connection = &pending.link.connection;
             let error = match connection.get_request(question.request()).get_response().await {
                 Ok(answer) => {
-                    exchange.is_answered = true;
+                    pending.is_answered = true;
                     return Ok(answer.as_slice().to_vec());
                 }
                 Err(error) => error,
@@ -300,7 +300,7 @@ impl Resolver {
             // Some servers close a connection after one or more answers, while other questions are
             // on it. These questions are sent again. Even if the server answers only one question
             // per connection, the last question succeeds in its last attempt.
-            let has_received = exchange.link.received.load(Ordering::Relaxed) > 0;
+            let has_received = pending.link.received.load(Ordering::Relaxed) > 0;
             match failure(&error) {
                 Failure::Unreachable(_) if has_received && attempt < IN_FLIGHT => attempt += 1,
                 failure => return Err(failure),
@@ -309,7 +309,7 @@ impl Resolver {
     }
 
     /// Returns the connection to a server. If there is none, connects.
-    async fn link(&self, server: SocketAddr) -> Result<Arc<Link>, Failure> {
+    async fn link(&self, server: SocketAddr) -> Result<Arc<ServerConnection>, Failure> {
         let mut slot = self.link.lock().await;
         if let Some(link) =
             slot.as_ref().filter(|link| link.server == server && !link.is_over.load(Ordering::Relaxed))
@@ -324,23 +324,24 @@ impl Resolver {
         let mut config = stream::Config::new();
         config.set_response_timeout(2 * self.whole);
         let received = Arc::<AtomicU64>::default();
-        let read = Receiver { socket: read, received: Arc::clone(&received) };
+        let read = BoundedReader { socket: read, received: Arc::clone(&received) };
         let stream = tokio::io::join(read, write);
         let (connection, transport) = Connection::with_config(stream, config);
         let transport = tokio::spawn(transport.run()).abort_handle();
-        let link = Link { server, connection, received, is_over: AtomicBool::new(false), transport };
+        let link =
+            ServerConnection { server, connection, received, is_over: AtomicBool::new(false), transport };
         Ok(Arc::clone(slot.insert(Arc::new(link))))
     }
 }
 
 /// At most so many questions in any second.
-struct Pace {
+struct RateLimiter {
     per_second: usize,
     /// When the last questions were due, in their order.
     last: Mutex<VecDeque<Instant>>,
 }
 
-impl Pace {
+impl RateLimiter {
     async fn wait(&self) {
         let due = self.due(Instant::now());
         sleep_until(due).await;
@@ -425,7 +426,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_second_has_more_than_50_questions_and_a_pause_permits_as_many_at_once() {
-        let (pace, start) = (Pace { per_second: 50, last: Mutex::default() }, Instant::now());
+        let (pace, start) = (RateLimiter { per_second: 50, last: Mutex::default() }, Instant::now());
         let mut random = fastrand::Rng::with_seed(3);
         let mut at = Vec::new();
         for number in 0..500 {
@@ -454,7 +455,7 @@ mod tests {
         let path = folder.path().join("resolv.conf");
         let (min_ttl, max_ttl, transport) = (Duration::ZERO, Duration::MAX, DnsTransport::Tcp);
         let settings = DnsSettings { servers: Vec::new(), transport, min_ttl, max_ttl };
-        let resolver = Resolvers::new(&path, Limits::default()).get(&settings);
+        let resolver = Resolvers::new(&path, QueryLimits::default()).get(&settings);
         let server = |text: &str| vec![text.parse::<SocketAddr>().unwrap()];
         std::fs::write(&path, "nameserver 10.0.0.1").unwrap();
         assert_eq!(resolver.servers().await, Ok(server("10.0.0.1:53")));

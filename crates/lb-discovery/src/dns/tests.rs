@@ -310,7 +310,7 @@ fn the_shortest_ttl_counts_and_one_above_the_highest_is_0() {
             [alias.as_str(), "a.example.com 4000000 A 10.0.0.1", "a.example.com 3000000 A 10.0.0.2"];
         let question = Question::addresses(HOST, false).unwrap();
         match message::read::<IpAddr>(&Reply::to(HOST, Rtype::A, &records).bytes(), &question) {
-            Ok(Answer::Records(records)) => records.ttl.as_secs(),
+            Ok(Lookup::Records(records)) => records.ttl.as_secs(),
             other => panic!("{other:?}"),
         }
     };

@@ -3,23 +3,23 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::dns::Records;
+use crate::dns::RecordSet;
 
-fn host(name: &str) -> Host {
-    Host { name: name.into(), is_ipv6: false }
+fn host(name: &str) -> HostName {
+    HostName { name: name.into(), is_ipv6: false }
 }
 
-fn records(ips: &[&str], ttl: u64) -> Result<Answer<IpAddr>, Failure> {
+fn records(ips: &[&str], ttl: u64) -> Result<Lookup<IpAddr>, Failure> {
     let records = ips.iter().map(|ip| ip.parse().unwrap()).collect();
     let ttl = Duration::from_secs(ttl);
-    Ok(Answer::Records(Records { records, ttl, serial: None, additional: BTreeMap::new() }))
+    Ok(Lookup::Records(RecordSet { records, ttl, serial: None, additional: BTreeMap::new() }))
 }
 
-fn empty() -> Result<Answer<IpAddr>, Failure> {
-    Ok(Answer::Empty { why: "NXDOMAIN".to_owned() })
+fn empty() -> Result<Lookup<IpAddr>, Failure> {
+    Ok(Lookup::Empty { why: "NXDOMAIN".to_owned() })
 }
 
-fn failed() -> Result<Answer<IpAddr>, Failure> {
+fn failed() -> Result<Lookup<IpAddr>, Failure> {
     Err(Failure::Unreachable("no answer".to_owned()))
 }
 

@@ -10,7 +10,7 @@ use lb_document::diagnostic::quote;
 use serde::Deserialize;
 
 use super::objects::read;
-use crate::{Failure, Finding, Snapshot};
+use crate::{DiscoveredList, Failure, Finding};
 
 #[derive(Deserialize)]
 #[serde(expecting = "a Service")]
@@ -28,12 +28,12 @@ struct Spec {
     /// Kubernetes 1.20.
     #[serde(rename = "clusterIPs")]
     cluster_ips: Option<Vec<String>>,
-    ports: Option<Vec<Port>>,
+    ports: Option<Vec<ServicePort>>,
 }
 
 #[derive(Deserialize)]
 #[serde(expecting = "a port")]
-struct Port {
+struct ServicePort {
     name: Option<String>,
     protocol: Option<String>,
     port: u16,
@@ -72,10 +72,10 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
     let ports = spec.ports.unwrap_or_default();
     // The API leaves nothing out: a port without a protocol is a TCP port.
     let is_of_protocol =
-        |port: &&Port| port.protocol.as_deref().unwrap_or("TCP").eq_ignore_ascii_case(protocol);
-    let ports: Vec<&Port> = ports.iter().filter(is_of_protocol).collect();
+        |port: &&ServicePort| port.protocol.as_deref().unwrap_or("TCP").eq_ignore_ascii_case(protocol);
+    let ports: Vec<&ServicePort> = ports.iter().filter(is_of_protocol).collect();
     let is_named =
-        |port: &Port, name: &str| port.name.as_deref() == Some(name) || name.parse() == Ok(port.port);
+        |port: &ServicePort, name: &str| port.name.as_deref() == Some(name) || name.parse() == Ok(port.port);
     let port = match (&wanted.port, &ports[..]) {
         (None, [port]) => port,
         (Some(name), ports) if ports.iter().any(|port| is_named(port, name)) => {
@@ -99,7 +99,7 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
     found_address(&address)
         .map_err(|why| refuse(format!("has an address that cannot be balanced: {why}")))?;
     let version = version.to_owned();
-    Ok(Finding::List(Snapshot {
+    Ok(Finding::List(DiscoveredList {
         text: address.into_bytes().into(),
         endpoints: 1,
         version,

@@ -18,7 +18,7 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::{Failure, Finding, Listed, Snapshot, render};
+use crate::{DiscoveredList, Failure, Finding, Listed, render};
 
 /// The largest size of all objects, in bytes of their text and their names.
 pub const MAX_BYTES: usize = 16 << 20;
@@ -40,7 +40,7 @@ const MAX_TOKEN: usize = 4 << 10;
 /// An object, as far as it is read here.
 #[derive(Deserialize)]
 #[serde(expecting = "an object")]
-struct Object {
+struct PartialObjectMetadata {
     metadata: Metadata,
 }
 
@@ -50,12 +50,12 @@ struct Metadata {
     name: String,
     namespace: String,
     resource_version: String,
-    labels: Option<Labels>,
+    labels: Option<ObjectLabels>,
 }
 
 #[derive(Deserialize)]
 #[serde(expecting = "labels")]
-struct Labels {
+struct ObjectLabels {
     #[serde(rename = "kubernetes.io/service-name")]
     service_name: Option<String>,
 }
@@ -63,7 +63,7 @@ struct Labels {
 /// A page of a list.
 #[derive(Deserialize)]
 #[serde(expecting = "a list of objects")]
-struct Page<'t> {
+struct ListPage<'t> {
     kind: Option<String>,
     metadata: PageMetadata,
     #[serde(borrow, deserialize_with = "items")]
@@ -110,7 +110,7 @@ fn items<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<&'de RawValue
 /// A line of a watch.
 #[derive(Deserialize)]
 #[serde(expecting = "an event")]
-struct Line<'t> {
+struct WatchEvent<'t> {
     r#type: String,
     #[serde(borrow)]
     object: &'t RawValue,
@@ -126,7 +126,7 @@ pub struct Status {
 
 /// The meaning of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum WatchOutcome {
     /// An object has been added, changed or deleted.
     Changed,
     /// Nothing has changed up to a newer version.
@@ -138,14 +138,14 @@ pub enum Event {
 
 /// The kind of object that is listed and watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ObjectKind {
     /// The EndpointSlices of a service.
     Slices,
     /// The Service itself: one object, or none.
     Service,
 }
 
-impl Kind {
+impl ObjectKind {
     const fn list(self) -> &'static str {
         match self {
             Self::Slices => "EndpointSliceList",
@@ -164,7 +164,7 @@ impl Kind {
 /// The objects of one service.
 #[derive(Debug)]
 pub struct Objects {
-    kind: Kind,
+    kind: ObjectKind,
     namespace: String,
     service: String,
     /// The text of each object, by name.
@@ -176,7 +176,7 @@ pub struct Objects {
 
 impl Objects {
     /// Begins without objects.
-    pub fn new(kind: Kind, namespace: &str, service: &str) -> Self {
+    pub fn new(kind: ObjectKind, namespace: &str, service: &str) -> Self {
         let (namespace, service) = (namespace.to_owned(), service.to_owned());
         Self { kind, namespace, service, texts: BTreeMap::new(), bytes: 0, version: String::new() }
     }
@@ -198,7 +198,7 @@ impl Objects {
     /// If the text is not a page of objects of this service, or exceeds a limit. Then part of its
     /// objects may have been added.
     pub fn add_page(&mut self, text: &[u8]) -> Result<Option<String>, Failure> {
-        let page: Page<'_> = read("the list", utf8("the list", text)?)?;
+        let page: ListPage<'_> = read("the list", utf8("the list", text)?)?;
         if let kind = page.kind.unwrap_or_default()
             && kind != self.kind.list()
         {
@@ -223,13 +223,13 @@ impl Objects {
     /// If the line is not an event about objects of this service, or reports an error other than
     /// 410 (Gone), or exceeds a limit. The objects are unchanged then, but an event is missing, so
     /// they must be listed again.
-    pub fn apply(&mut self, line: &[u8]) -> Result<Event, Failure> {
-        let Line { r#type, object } = read("a line of the watch", utf8("a line of the watch", line)?)?;
+    pub fn apply(&mut self, line: &[u8]) -> Result<WatchOutcome, Failure> {
+        let WatchEvent { r#type, object } = read("a line of the watch", utf8("a line of the watch", line)?)?;
         let text = object.get();
         match &*r#type {
             "ADDED" | "MODIFIED" => {
                 self.version = self.put(text)?;
-                Ok(Event::Changed)
+                Ok(WatchOutcome::Changed)
             }
             "DELETED" => {
                 let Metadata { name, resource_version, .. } = self.object(text)?;
@@ -237,15 +237,15 @@ impl Objects {
                 if let Some(text) = self.texts.remove(&name) {
                     self.bytes -= name.len() + text.len();
                 }
-                Ok(Event::Changed)
+                Ok(WatchOutcome::Changed)
             }
             "BOOKMARK" => {
-                let object: Object = read("a bookmark", text)?;
+                let object: PartialObjectMetadata = read("a bookmark", text)?;
                 self.version = version(object.metadata.resource_version)?;
-                Ok(Event::Confirmed)
+                Ok(WatchOutcome::Confirmed)
             }
             "ERROR" => match read::<Status>("an error", text)? {
-                Status { code: 410, .. } => Ok(Event::Expired),
+                Status { code: 410, .. } => Ok(WatchOutcome::Expired),
                 Status { message, code } => {
                     Err(Failure::Unreachable(format!("the watch reports error {code}: {}", quote(&message))))
                 }
@@ -259,8 +259,8 @@ impl Objects {
         let Metadata { name, resource_version, labels, .. } = self.object(text)?;
         let what = self.kind.name();
         let service = match self.kind {
-            Kind::Slices => labels.and_then(|labels| labels.service_name).unwrap_or_default(),
-            Kind::Service => name.clone(),
+            ObjectKind::Slices => labels.and_then(|labels| labels.service_name).unwrap_or_default(),
+            ObjectKind::Service => name.clone(),
         };
         if service != self.service {
             let why = format!("{what} {} belongs to service {}", quote(&name), quote(&service));
@@ -286,7 +286,7 @@ impl Objects {
 
     fn object(&self, text: &str) -> Result<Metadata, Failure> {
         let what = self.kind.name();
-        let Object { metadata } = read(&format!("a {what}"), text)?;
+        let PartialObjectMetadata { metadata } = read(&format!("a {what}"), text)?;
         let Metadata { name, namespace, .. } = &metadata;
         if name.is_empty() {
             return Err(Failure::Malformed(format!("a {what} has no name")));
@@ -326,7 +326,7 @@ impl Objects {
             return Ok(Finding::Empty { why: self.why_empty(&notes) });
         }
         let endpoints: BTreeMap<_, _> = entries.into_iter().filter_map(Listed::of).collect();
-        Ok(Finding::List(Snapshot {
+        Ok(Finding::List(DiscoveredList {
             text: render(&endpoints),
             endpoints: endpoints.len(),
             version: self.version.clone(),

@@ -180,7 +180,7 @@ impl Server {
         Kubernetes::of_endpoints(&origin, false, self.accept(), fastrand::Rng::with_seed(seed))
     }
 
-    fn accept(self: &Arc<Self>) -> Dial {
+    fn accept(self: &Arc<Self>) -> Connector {
         let (accept, mut connections) = mpsc::unbounded_channel();
         let server = Arc::downgrade(self);
         let accepting = tokio::spawn(async move {
@@ -189,7 +189,7 @@ impl Server {
             }
         });
         *self.accepting.lock().unwrap() = Some(accepting.abort_handle());
-        Dial::Memory(accept)
+        Connector::Memory(accept)
     }
 }
 

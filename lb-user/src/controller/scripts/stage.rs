@@ -18,7 +18,8 @@ use lb_core::limits::Limits;
 use lb_core::reports::Name;
 use lb_core::service::Protocol;
 use lb_discovery::{
-    Failure, Finding, Host, HostTable, Latest, MissingAddresses, Snapshot, StoredAddresses, Wanted,
+    DiscoveredList, DiscoveryRequest, Failure, Finding, HostName, HostTable, Latest, MissingAddresses,
+    StoredAddresses,
 };
 use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
 use lb_host::store::StoreError;
@@ -226,7 +227,7 @@ pub struct ScriptedServers(Mutex<ServersState>);
 
 struct ServersState {
     finding: Finding,
-    queried: Vec<(Wanted, watch::Sender<Latest>)>,
+    queried: Vec<(DiscoveryRequest, watch::Sender<Latest>)>,
     /// The server's answers about host names: addresses, or why there are none. For a name with
     /// `None` there is no answer; for a name that is not in the map the answer is NXDOMAIN.
     named: BTreeMap<String, Option<Result<Vec<IpAddr>, String>>>,
@@ -238,7 +239,7 @@ struct ServersState {
 
 impl ServersState {
     /// Answers questions about these host names.
-    fn resolve(&mut self, hosts: &BTreeSet<Host>) {
+    fn resolve(&mut self, hosts: &BTreeSet<HostName>) {
         let mut table = HostTable::clone(&self.hosts.borrow());
         for host in hosts {
             let state = table.0.entry(host.clone()).or_default();
@@ -285,20 +286,21 @@ impl ScriptedServers {
         state.finding = finding;
     }
 
-    fn query_only(&self, wanted: &[Wanted]) {
+    fn query_only(&self, wanted: &[DiscoveryRequest]) {
         self.state().queried.retain(|(other, _)| wanted.contains(other));
         wanted.iter().for_each(|wanted| drop(self.query(wanted.clone())));
     }
 
     fn answers(&self) -> Event {
         let state = self.state();
-        let latest =
-            |(wanted, sender): &(Wanted, watch::Sender<Latest>)| (wanted.clone(), sender.borrow().clone());
+        let latest = |(wanted, sender): &(DiscoveryRequest, watch::Sender<Latest>)| {
+            (wanted.clone(), sender.borrow().clone())
+        };
         let hosts = Arc::clone(&state.hosts.borrow());
         Event::Answered(state.queried.iter().map(latest).collect(), hosts)
     }
 
-    fn resolve_only(&self, hosts: &BTreeSet<Host>) {
+    fn resolve_only(&self, hosts: &BTreeSet<HostName>) {
         let mut state = self.state();
         let mut table = HostTable::clone(&state.hosts.borrow());
         table.0.retain(|host, _| hosts.contains(host));
@@ -307,7 +309,7 @@ impl ScriptedServers {
         state.resolve(&new);
     }
 
-    fn resolve_again(&self, hosts: &BTreeSet<Host>, now: Instant) {
+    fn resolve_again(&self, hosts: &BTreeSet<HostName>, now: Instant) {
         let mut state = self.state();
         state.now = now;
         state.resolve(hosts);
@@ -324,7 +326,7 @@ impl ScriptedServers {
 }
 
 impl Servers for ScriptedServers {
-    fn query(&self, wanted: Wanted) -> watch::Receiver<Latest> {
+    fn query(&self, wanted: DiscoveryRequest) -> watch::Receiver<Latest> {
         let mut state = self.state();
         if let Some((_, sender)) = state.queried.iter().find(|(other, _)| *other == wanted) {
             return sender.subscribe();
@@ -340,7 +342,7 @@ impl Servers for ScriptedServers {
         Arc::clone(&self.state().hosts.borrow())
     }
 
-    fn resolve(&self, hosts: BTreeSet<Host>, _: &DnsSettings) -> watch::Receiver<Arc<HostTable>> {
+    fn resolve(&self, hosts: BTreeSet<HostName>, _: &DnsSettings) -> watch::Receiver<Arc<HostTable>> {
         let mut state = self.state();
         state.resolve(&hosts);
         state.hosts.subscribe()
@@ -644,7 +646,7 @@ pub struct Stage {
     pub wire: Wire,
     servers: Arc<ScriptedServers>,
     /// The lists for which the daemon has queried again.
-    pub queried_again: Vec<Wanted>,
+    pub queried_again: Vec<DiscoveryRequest>,
     /// The cgroup of the client `web`.
     pub place: FakeCgroup,
     pub controller: Option<Controller>,
@@ -1102,7 +1104,7 @@ impl Stage {
         self.listed.extend(backends.iter().map(|backend| address(backend)));
         let groups: Vec<String> =
             backends.iter().map(|backend| format!("{{\"targets\": [\"{backend}\"]}}")).collect();
-        self.find_out(Finding::List(Snapshot {
+        self.find_out(Finding::List(DiscoveredList {
             text: format!("[{}]", groups.join(",")).into_bytes().into(),
             endpoints: backends.len(),
             version: String::new(),
@@ -1128,7 +1130,7 @@ impl Stage {
     /// Lets the server answer once with the address of a service.
     pub fn answer_address(&mut self, address: &str) {
         let text = address.as_bytes().into();
-        self.find_out(Finding::List(Snapshot {
+        self.find_out(Finding::List(DiscoveredList {
             text,
             endpoints: 1,
             version: String::new(),

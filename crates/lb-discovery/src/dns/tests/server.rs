@@ -165,8 +165,8 @@ fn framed(message: &[u8]) -> Vec<u8> {
 
 /// A provider with state of its own. `whole` is the time for a question.
 fn provider(origin: DnsOrigin, servers: &[SocketAddr], transport: DnsTransport, whole: Duration) -> Dns {
-    let limits = Limits { whole, ..Limits::default() };
-    let shared = Shared { dns: Resolvers::new(Path::new("/nonexistent"), limits) };
+    let limits = QueryLimits { whole, ..QueryLimits::default() };
+    let shared = ProviderContext { dns: Resolvers::new(Path::new("/nonexistent"), limits) };
     Dns::new(&DnsOrigin { settings: settings(servers, transport), ..origin }, false, &Arc::new(shared))
 }
 

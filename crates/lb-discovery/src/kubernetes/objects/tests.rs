@@ -36,7 +36,7 @@ fn event(kind: &str, object: &Value) -> Vec<u8> {
 }
 
 fn listed(items: &[Value]) -> Objects {
-    let mut slices = Objects::new(Kind::Slices, "shop", "users");
+    let mut slices = Objects::new(ObjectKind::Slices, "shop", "users");
     assert_eq!(slices.add_page(&page("1", None, items)), Ok(None));
     slices
 }
@@ -74,19 +74,23 @@ fn count(slices: &Objects) -> Result<usize, Failure> {
 
 #[test]
 fn pages_and_events_make_one_list() {
-    let mut slices = Objects::new(Kind::Slices, "shop", "users");
+    let mut slices = Objects::new(ObjectKind::Slices, "shop", "users");
     let first = page("5", Some("more"), &[slice("a", "3", &["10.0.0.1", "10.0.0.2"])]);
     assert_eq!(slices.add_page(&first), Ok(Some("more".to_owned())));
     assert_eq!(slices.add_page(&page("5", Some(""), &[slice("b", "4", &["10.0.0.3"])])), Ok(None));
     assert_eq!(addresses(&slices), ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080"]);
 
     let events = [
-        (event("ADDED", &slice("c", "6", &["10.0.0.4"])), Event::Changed, "6"),
-        (event("MODIFIED", &slice("a", "7", &["10.0.0.5"])), Event::Changed, "7"),
-        (event("DELETED", &slice("b", "8", &["10.0.0.3"])), Event::Changed, "8"),
-        (event("DELETED", &slice("unknown", "9", &[])), Event::Changed, "9"),
-        (event("BOOKMARK", &json!({ "metadata": { "resourceVersion": "12" } })), Event::Confirmed, "12"),
-        (event("ERROR", &json!({ "code": 410, "message": "too old" })), Event::Expired, "12"),
+        (event("ADDED", &slice("c", "6", &["10.0.0.4"])), WatchOutcome::Changed, "6"),
+        (event("MODIFIED", &slice("a", "7", &["10.0.0.5"])), WatchOutcome::Changed, "7"),
+        (event("DELETED", &slice("b", "8", &["10.0.0.3"])), WatchOutcome::Changed, "8"),
+        (event("DELETED", &slice("unknown", "9", &[])), WatchOutcome::Changed, "9"),
+        (
+            event("BOOKMARK", &json!({ "metadata": { "resourceVersion": "12" } })),
+            WatchOutcome::Confirmed,
+            "12",
+        ),
+        (event("ERROR", &json!({ "code": 410, "message": "too old" })), WatchOutcome::Expired, "12"),
     ];
     for (line, expected, version) in events {
         assert_eq!(slices.apply(&line), Ok(expected));
@@ -178,7 +182,8 @@ fn an_answer_that_is_not_about_this_service_is_malformed() {
         (page("1", None, &[json!(7)]), "expected an object"),
     ];
     for (text, why) in lists {
-        let Err(Failure::Malformed(reason)) = Objects::new(Kind::Slices, "shop", "users").add_page(&text)
+        let Err(Failure::Malformed(reason)) =
+            Objects::new(ObjectKind::Slices, "shop", "users").add_page(&text)
         else {
             panic!("{why}")
         };
@@ -207,7 +212,7 @@ fn an_answer_that_is_not_about_this_service_is_malformed() {
 fn no_more_than_the_limits_is_retained() {
     let mut large = slice("large", "1", &[]);
     large["padding"] = json!("x".repeat(MAX_SLICE_BYTES));
-    let too_large = |result: Result<Event, Failure>| matches!(result, Err(Failure::TooLarge(_)));
+    let too_large = |result: Result<WatchOutcome, Failure>| matches!(result, Err(Failure::TooLarge(_)));
     assert!(too_large(listed(&[]).apply(&event("ADDED", &large))));
 
     let mut half = slice("", "1", &[]);
@@ -226,14 +231,14 @@ fn no_more_than_the_limits_is_retained() {
     assert_eq!(added, MAX_BYTES / (MAX_SLICE_BYTES / 2) - 1, "each takes a little more than its padding");
     // Objects that were replaced or deleted do not count.
     half["metadata"]["name"] = json!("slice-0");
-    assert_eq!(slices.apply(&event("MODIFIED", &half)), Ok(Event::Changed));
-    assert_eq!(slices.apply(&event("DELETED", &half)), Ok(Event::Changed));
-    assert_eq!(slices.apply(&event("ADDED", &half)), Ok(Event::Changed));
+    assert_eq!(slices.apply(&event("MODIFIED", &half)), Ok(WatchOutcome::Changed));
+    assert_eq!(slices.apply(&event("DELETED", &half)), Ok(WatchOutcome::Changed));
+    assert_eq!(slices.apply(&event("ADDED", &half)), Ok(WatchOutcome::Changed));
 
     let long = slice("a", &"9".repeat(MAX_VERSION + 1), &[]);
     assert!(too_large(listed(&[]).apply(&event("ADDED", &long))));
     let token = "x".repeat(MAX_TOKEN + 1);
-    let result = Objects::new(Kind::Slices, "shop", "users").add_page(&page("1", Some(&token), &[]));
+    let result = Objects::new(ObjectKind::Slices, "shop", "users").add_page(&page("1", Some(&token), &[]));
     assert!(matches!(result, Err(Failure::TooLarge(_))));
 }
 

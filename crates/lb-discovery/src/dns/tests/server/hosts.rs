@@ -6,23 +6,23 @@ use lb_config::endpoints::MAX_HOSTS;
 use tokio::time::timeout;
 
 use super::*;
-use crate::{Host, HostState, HostTable, Hosts};
+use crate::{HostName, HostState, HostTable, Hosts};
 
-fn named(name: &str, is_ipv6: bool) -> Host {
-    Host { name: name.into(), is_ipv6 }
+fn named(name: &str, is_ipv6: bool) -> HostName {
+    HostName { name: name.into(), is_ipv6 }
 }
 
-fn names(range: std::ops::Range<usize>) -> BTreeSet<Host> {
+fn names(range: std::ops::Range<usize>) -> BTreeSet<HostName> {
     range.map(|number| named(&format!("n{number}.example.com"), false)).collect()
 }
 
 fn resolving(per_second: usize) -> Hosts {
-    let dns = Resolvers::new(Path::new("/none"), Limits { whole: DEADLINE, per_second });
-    Hosts::new(&Arc::new(Shared { dns }), &Arc::default())
+    let dns = Resolvers::new(Path::new("/none"), QueryLimits { whole: DEADLINE, per_second });
+    Hosts::new(&Arc::new(ProviderContext { dns }), &Arc::default())
 }
 
 /// The states of these names once all of them are known.
-async fn known(hosts: &Hosts, wanted: &BTreeSet<Host>, at: &DnsSettings) -> Arc<HostTable> {
+async fn known(hosts: &Hosts, wanted: &BTreeSet<HostName>, at: &DnsSettings) -> Arc<HostTable> {
     let mut table = hosts.resolve_too(wanted.clone(), at);
     let is_known = |table: &Arc<HostTable>| wanted.iter().all(|host| table.is_known(host));
     let known = timeout(4 * DEADLINE, table.wait_for(is_known)).await.expect("all names have an answer");
@@ -55,7 +55,7 @@ async fn each_name_and_family_is_asked_once_for_all_lists() {
     .await;
     let hosts = resolving(1000);
     let settings = settings(&[server.address], DnsTransport::Tcp);
-    let wanted: BTreeSet<Host> = [("both", false), ("both", true), ("empty", false), ("closed", false)]
+    let wanted: BTreeSet<HostName> = [("both", false), ("both", true), ("empty", false), ("closed", false)]
         .map(|(name, is_ipv6)| named(&format!("{name}.example.com"), is_ipv6))
         .into();
     for _ in 0..2 {
@@ -114,7 +114,7 @@ async fn more_names_than_three_times_those_of_all_lists_are_not_asked() {
     let server = Server::start(|seen| answer(seen, &["10.0.0.1"])).await;
     let (hosts, settings) = (resolving(100_000), settings(&[server.address], DnsTransport::Tcp));
     let all = names(0..4 * MAX_HOSTS);
-    let first: BTreeSet<Host> = all.iter().take(3 * MAX_HOSTS).cloned().collect();
+    let first: BTreeSet<HostName> = all.iter().take(3 * MAX_HOSTS).cloned().collect();
     drop(hosts.resolve_too(all.clone(), &settings));
     let table = known(&hosts, &first, &settings).await;
     assert_eq!(table.0.len(), 3 * MAX_HOSTS);
