@@ -40,7 +40,7 @@ use factor::{Factor, Factors};
 use feedback::Feedback;
 use flows::{Flows, Life};
 use publication::{Proposal, distance, threshold};
-use slow_start::Readiness;
+use slow_start::MemberAvailability;
 
 /// The time between two calls of [`Control::tick`].
 pub const TICK: Duration = Duration::from_secs(1);
@@ -304,7 +304,7 @@ pub struct Control {
     rules: ControlRules,
     switch: Switch,
     law: LawState,
-    readiness: Readiness,
+    readiness: MemberAvailability,
     holds: BTreeMap<SocketAddr, Hold>,
     reporting: Reporting,
     /// The latest factors of the law.
@@ -327,7 +327,7 @@ impl Control {
             rules,
             switch: Switch::On,
             law: LawState::new(rules.law),
-            readiness: Readiness::default(),
+            readiness: MemberAvailability::default(),
             holds: BTreeMap::new(),
             reporting: Reporting::default(),
             wanted: Factors::default(),

@@ -41,7 +41,7 @@ pub trait List: Clone {
 
 /// The action that the caller must take after a reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect<L> {
+pub enum FeedAction<L> {
     /// Deliver the list to every client that uses the service, and pass the result to
     /// [`Feed::delivered`].
     Deliver(L),
@@ -82,7 +82,7 @@ pub enum ListDecision<L> {
 #[derive(Clone, Debug)]
 pub struct Reloaded<L> {
     /// The effect of the reading.
-    pub effect: Option<Effect<L>>,
+    pub effect: Option<FeedAction<L>>,
     /// The newest list so far, to be delivered again, because the reading of the reload failed or
     /// is older.
     pub retained: Option<L>,
@@ -144,7 +144,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         number: u64,
         version: Version<S>,
         result: Option<Result<L, ReadFailure>>,
-    ) -> Option<Effect<L>> {
+    ) -> Option<FeedAction<L>> {
         if number < self.reading {
             return None;
         }
@@ -159,9 +159,9 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
                 // force, to replace the waiting list.
                 let is_awaited = self.computing.take().is_some() | self.refused.take().is_some();
                 if is_awaited || !is_in_force {
-                    return Some(Effect::Deliver(list));
+                    return Some(FeedAction::Deliver(list));
                 }
-                was_bad.then_some(Effect::GoodAgain)
+                was_bad.then_some(FeedAction::GoodAgain)
             }
             Err(fault) => self.fail(fault, is_another),
         }
@@ -176,19 +176,19 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
 
     /// Notes that the file system does not answer. Until the file system answers again, only the
     /// first call is reported and counted.
-    pub fn mark_hung(&mut self, fault: String) -> Option<Effect<L>> {
+    pub fn mark_hung(&mut self, fault: String) -> Option<FeedAction<L>> {
         let is_new = self.progress.mark_hung();
         is_new.then(|| {
             self.failures += 1;
             self.refused_by.clear();
             self.fault = Some(fault.clone());
-            Effect::Failed(fault)
+            FeedAction::Failed(fault)
         })
     }
 
     /// Notes that the file cannot be used. A fault is logged once, and counted once per version of
     /// the file.
-    fn fail(&mut self, fault: ReadFailure, is_another: bool) -> Option<Effect<L>> {
+    fn fail(&mut self, fault: ReadFailure, is_another: bool) -> Option<FeedAction<L>> {
         let (fault, is_another) = match fault {
             ReadFailure::Hung(fault) => return self.mark_hung(fault),
             // Repeated attempts count as one fault.
@@ -202,7 +202,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.failures += u64::from(is_new || is_another);
         self.refused_by.clear();
         self.fault = Some(fault.clone());
-        is_new.then_some(Effect::Failed(fault))
+        is_new.then_some(FeedAction::Failed(fault))
     }
 
     /// Decides about a list after its delivery. The list is in force when every client has accepted
@@ -275,7 +275,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
             Ok(list) => {
                 feed.good(now, is_another);
                 (feed.computing, feed.refused) = (None, None);
-                Reloaded { effect: Some(Effect::Deliver(list)), retained: None, wants_last_good: false }
+                Reloaded { effect: Some(FeedAction::Deliver(list)), retained: None, wants_last_good: false }
             }
             Err(fault) => {
                 let effect = feed.fail(fault, is_another);

@@ -104,7 +104,7 @@ pub enum Why {
 
 /// A stored verdict. `T` is a time of any clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict<T> {
+pub struct HealthVerdict<T> {
     /// The backend's health.
     pub health: Health,
     /// The witness.
@@ -189,7 +189,7 @@ pub fn list_verdict<T>(endpoint: &Endpoint) -> Option<ReportedVerdict<T>> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendEvidence<T> {
     /// At most one per witness.
-    verdicts: Vec<Verdict<T>>,
+    verdicts: Vec<HealthVerdict<T>>,
     /// The time since which the backend has been available, or unavailable.
     since: T,
     is_available: bool,
@@ -224,7 +224,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
                 Some(known) if known.health == health && !is_over(known.until, now) => known.since,
                 _ => now,
             };
-            self.verdicts.push(Verdict { health, who, why, since, until });
+            self.verdicts.push(HealthVerdict { health, who, why, since, until });
             self.verdicts.sort_by_key(|verdict| verdict.who);
         }
         self.pass(now);
@@ -290,7 +290,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
 
     /// The verdict that counts: the worst verdict, and the oldest if several are equally bad.
     /// `None` without a verdict.
-    pub fn worst(&self) -> Option<&Verdict<T>> {
+    pub fn worst(&self) -> Option<&HealthVerdict<T>> {
         self.verdicts.iter().max_by(|a, b| a.health.cmp(&b.health).then(b.since.cmp(&a.since)))
     }
 
@@ -331,7 +331,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
     /// duck, because connects read that report and its expiry time from the verdict array. A report
     /// in the state word would never expire if the daemon died.
     pub fn without_own_word(&self) -> (Health, bool) {
-        let is_own = |verdict: &&Verdict<T>| verdict.who == Who::Report && verdict.health == Health::LameDuck;
+        let is_own =
+            |verdict: &&HealthVerdict<T>| verdict.who == Who::Report && verdict.health == Health::LameDuck;
         let others = self.verdicts.iter().filter(|verdict| !is_own(verdict)).map(|verdict| verdict.health);
         let is_lame_duck = others.clone().any(|health| health == Health::LameDuck);
         (others.max().unwrap_or(Health::Healthy), is_lame_duck)
@@ -361,7 +362,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
     }
 
     /// All verdicts.
-    pub fn verdicts(&self) -> &[Verdict<T>] {
+    pub fn verdicts(&self) -> &[HealthVerdict<T>] {
         &self.verdicts
     }
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use lb_core::feed::{Delivered, Effect, Feed, List, ListDecision, ReadFailure, ReadTurn, Version};
+use lb_core::feed::{Delivered, Feed, FeedAction, List, ListDecision, ReadFailure, ReadTurn, Version};
 use proptest::prelude::*;
 
 /// A list: its contents, its reading, and whether the client's membership has been computed.
@@ -57,7 +57,7 @@ fn refused() -> Delivered {
 fn in_force() -> Tested {
     let mut feed = Tested::default();
     let effect = feed.read(at(1), 1, version(1), Some(Ok(list(1, 1))));
-    assert_eq!(effect, Some(Effect::Deliver(list(1, 1))));
+    assert_eq!(effect, Some(FeedAction::Deliver(list(1, 1))));
     let next = feed.delivered(list(1, 1), Delivered::default());
     assert_eq!(next, ListDecision::InForce { was_refused: false, refused: None });
     feed
@@ -69,7 +69,7 @@ fn at(seconds: u64) -> Duration {
 
 #[test]
 fn each_result_of_a_reading_has_its_effect() {
-    let failed = |text: &str| Some(Effect::Failed(text.to_owned()));
+    let failed = |text: &str| Some(FeedAction::Failed(text.to_owned()));
     // For each reading: the version, the result, the effect, and the number of failures so far.
     let readings = [
         (1, None, None, 0),
@@ -81,8 +81,8 @@ fn each_result_of_a_reading_has_its_effect() {
         (4, Some(Err(ReadFailure::Unread("EMFILE".to_owned()))), None, 3),
         (5, Some(Err(ReadFailure::Hung("hangs".to_owned()))), failed("hangs"), 4),
         (5, Some(Err(ReadFailure::Hung("hangs".to_owned()))), None, 4),
-        (6, Some(Ok(list(1, 10))), Some(Effect::GoodAgain), 4),
-        (7, Some(Ok(list(2, 11))), Some(Effect::Deliver(list(2, 11))), 4),
+        (6, Some(Ok(list(1, 10))), Some(FeedAction::GoodAgain), 4),
+        (7, Some(Ok(list(2, 11))), Some(FeedAction::Deliver(list(2, 11))), 4),
     ];
     let mut feed = in_force();
     for (number, (stamp, result, effect, failures)) in (2..).zip(readings) {
@@ -135,7 +135,7 @@ fn a_list_refused_during_a_reload_is_delivered_again() {
 #[test]
 fn a_reload_delivers_the_file_or_else_the_list_in_force() {
     let (feed, reloaded) = Tested::reload(Some(in_force()), true, at(2), 2, version(1), Ok(list(1, 2)));
-    assert_eq!(reloaded.effect, Some(Effect::Deliver(list(1, 2))));
+    assert_eq!(reloaded.effect, Some(FeedAction::Deliver(list(1, 2))));
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(3), 3, version(2), Err(faulty("gone")));
     assert_eq!((reloaded.retained, reloaded.wants_last_good), (Some(list(1, 1)), false));
     // This counts as one failure, however often the configuration is read.
@@ -309,13 +309,13 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, (_, stamp, _): Reading, effect: Option<Effect<Listed>>) {
+    fn carry_out(&mut self, (_, stamp, _): Reading, effect: Option<FeedAction<Listed>>) {
         match effect {
-            Some(Effect::Deliver(list)) => self.deliver(list),
-            Some(Effect::Failed(_)) => {
+            Some(FeedAction::Deliver(list)) => self.deliver(list),
+            Some(FeedAction::Failed(_)) => {
                 self.bad.insert(stamp);
             }
-            Some(Effect::GoodAgain) | None => {}
+            Some(FeedAction::GoodAgain) | None => {}
         }
     }
 

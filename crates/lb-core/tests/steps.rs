@@ -13,7 +13,7 @@ use lb_common::abi::{
 use lb_common::pick::{How, Pick, Tables, choose};
 use lb_core::balancer::{self, Adopted, Fact};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
-use lb_core::health::{Health, Verdict, Who, Why};
+use lb_core::health::{Health, HealthVerdict, Who, Why};
 use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::membership::Membership;
@@ -328,7 +328,7 @@ fn an_unusable_backend_has_a_verdict_with_reason_and_time() {
     for (now, members, since, usable) in cases {
         balancer.handle(at(now), delivered(&services, 0, list(0, &members))).expect("the plan fits");
         let verdict = balancer.standing(second).and_then(|standing| standing.worst().copied());
-        let expected = since.map(|since| Verdict {
+        let expected = since.map(|since| HealthVerdict {
             health: Health::LameDuck,
             who: Who::Source,
             why: Why::State,

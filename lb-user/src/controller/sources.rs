@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use lb_config::discovery::DnsSettings;
-use lb_core::feed::{Effect as FeedEffect, Feed, Version};
+use lb_core::feed::{Feed, FeedAction, Version};
 use lb_discovery::{HostName, HostTable};
 use lb_view::status::SourceStatus;
 use tracing::{info, warn};
@@ -341,10 +341,10 @@ impl Controller {
         self.resolve_hosts(now);
     }
 
-    fn carry_out(&mut self, service: &str, effect: Option<FeedEffect<Contents>>, now: Instant) {
+    fn carry_out(&mut self, service: &str, effect: Option<FeedAction<Contents>>, now: Instant) {
         match effect {
             None => {}
-            Some(FeedEffect::Deliver(contents)) => {
+            Some(FeedAction::Deliver(contents)) => {
                 let after = contents.assignments.list();
                 let endpoints = after.as_slice().len();
                 let before = self.sources.watched.get(service).and_then(|file| file.feed.newest());
@@ -354,12 +354,12 @@ impl Controller {
                 }
                 self.deliver(service, contents, now);
             }
-            Some(FeedEffect::GoodAgain) => {
+            Some(FeedAction::GoodAgain) => {
                 let source =
                     self.sources.watched.get(service).map(|watched| watched.source.origin.to_string());
                 info!(service, source, "the endpoint list can be used again; it is unchanged");
             }
-            Some(FeedEffect::Failed(error)) => {
+            Some(FeedAction::Failed(error)) => {
                 warn!(service, error, "the endpoint list cannot be used; the present list stays in force");
             }
         }

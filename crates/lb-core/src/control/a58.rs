@@ -25,7 +25,7 @@ const PENALTY: f64 = 1.0;
 
 /// The law's memory of a member.
 #[derive(Clone, Copy, Debug)]
-struct Remembered {
+struct LastWeight {
     weight: f64,
     updated: Duration,
     /// The arrival of the first report of the current blackout; `None` after an expiration.
@@ -34,7 +34,7 @@ struct Remembered {
 
 /// The weights of one row.
 #[derive(Clone, Debug, Default)]
-pub struct A58(BTreeMap<SocketAddr, Remembered>);
+pub struct A58(BTreeMap<SocketAddr, LastWeight>);
 
 /// The weight that the gRFC computes from a report; 0 without requests or utilization.
 fn weight(ReceivedReport { load, .. }: &ReceivedReport) -> f64 {
@@ -91,7 +91,7 @@ impl A58 {
             return;
         }
         let since = since.unwrap_or(report.at);
-        self.0.insert(address, Remembered { weight: new, updated: report.at, since: Some(since) });
+        self.0.insert(address, LastWeight { weight: new, updated: report.at, since: Some(since) });
     }
 
     /// The weight that counts now; `None` if it is unknown, in its blackout, or expired.

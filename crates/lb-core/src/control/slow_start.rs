@@ -16,16 +16,16 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// The time since which each member of a row is available.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness {
+pub struct MemberAvailability {
     /// `None` for unavailable members, and zero for members that were available at the first call.
     since: ByAddress<Option<Duration>>,
     has_begun: bool,
     /// Whether a member was added or changed its availability since the last
-    /// [`Readiness::take_changed`].
+    /// [`MemberAvailability::take_changed`].
     has_changed: bool,
 }
 
-impl Readiness {
+impl MemberAvailability {
     /// Updates the members and their availability. Members that are available at the first call
     /// count as having been available for long, so that a starting daemon puts no member into slow
     /// start. Returns the members that were added or changed their availability since the last
@@ -112,7 +112,7 @@ mod tests {
     /// The part of the member at port 2 after calls with these availabilities. `None` means that it
     /// is not in the row.
     fn part(looks: &[(u64, Option<bool>)], at: u64) -> f64 {
-        let mut readiness = Readiness::default();
+        let mut readiness = MemberAvailability::default();
         for (second, second_is) in looks {
             let others = [(address(1), true)].into_iter();
             let row = others.chain(second_is.map(|is_available| (address(2), is_available)));
@@ -136,14 +136,14 @@ mod tests {
     #[test]
     fn the_next_daemon_resumes_slow_starts() {
         let row = |is_available| [(address(1), true), (address(2), is_available)].into_iter();
-        let mut before = Readiness::default();
+        let mut before = MemberAvailability::default();
         before.look(s(100), [(address(1), true)].into_iter());
         before.look(s(101), row(true));
         let starting = before.starting(WINDOW, s(106));
         assert_eq!(starting, BTreeMap::from([(address(2), s(5))]));
         assert_eq!(before.starting(WINDOW, s(121)), BTreeMap::new(), "the slow start is over");
         let part_after = |now, looks: &[(u64, bool)], resumed: u64| {
-            let mut after = Readiness::default();
+            let mut after = MemberAvailability::default();
             for (second, is_available) in looks.iter().take_while(|(second, _)| *second < resumed) {
                 after.look(s(*second), row(*is_available));
             }
@@ -161,7 +161,7 @@ mod tests {
         is(part_after(108, &[(108, false)], 108), 0.1);
         is(part_after(113, &[(105, false), (107, true)], 108), 0.3);
         // A slow start that is over does not begin again on a host that has just booted.
-        let mut booted = Readiness::default();
+        let mut booted = MemberAvailability::default();
         booted.resume(&BTreeMap::from([(address(2), s(7_200))]), WINDOW, s(1));
         booted.look(s(1), row(true));
         is(booted.part(address(2), WINDOW, s(1)), 1.0);
