@@ -62,14 +62,14 @@ impl CloseCause {
 
 /// The receiver of a job's result.
 #[derive(Debug)]
-pub enum Requester {
+pub enum CloseRequester {
     /// An operator, who waits for the answer.
     Operator(PeerCredentials, Reply<CloseAnswer>),
     /// The daemon itself.
     Daemon(CloseCause),
 }
 
-impl Requester {
+impl CloseRequester {
     /// Waits until the requester has given up.
     pub async fn gone(&mut self) {
         match self {
@@ -109,7 +109,7 @@ pub struct CloseJob {
 }
 
 /// The turns of a job: at most `rate` per second, in batches.
-struct Pace {
+struct BatchLimiter {
     rate: u32,
     tick: u64,
     /// The turns in this tick.
@@ -118,7 +118,7 @@ struct Pace {
     left: u64,
 }
 
-impl Pace {
+impl BatchLimiter {
     fn new(rate: u32, most: Option<u64>) -> Self {
         Self { rate, tick: 0, used: 0, left: most.unwrap_or(u64::MAX) }
     }
@@ -179,7 +179,7 @@ fn counted(
         .map_err(unknown)?;
     let request =
         CloseRequest { service: service.clone(), backend, begun_until_ns: *begun_until_ns, idle, is_dry_run };
-    let mut pace = Pace::new(rate, most);
+    let mut pace = BatchLimiter::new(rate, most);
     let mut clients = unread;
     for (target, snapshot) in &read {
         let name = &target.pins.client;
@@ -232,7 +232,7 @@ mod tests {
 
     /// The number of turns before each wait of a job, with as many turns as it can get.
     fn batches(rate: u32) -> Vec<u64> {
-        let (mut pace, mut batches) = (Pace::new(rate, None), vec![0]);
+        let (mut pace, mut batches) = (BatchLimiter::new(rate, None), vec![0]);
         let mut turns = 0;
         let mut wait = |time| {
             assert_eq!(time, TICK);
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_job_ends_when_its_requester_gives_up() {
-        let mut pace = Pace::new(100, None);
+        let mut pace = BatchLimiter::new(100, None);
         let mut waits = 0;
         let mut wait = |_| {
             waits += 1;
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_job_has_at_most_its_number_of_turns() {
-        let mut pace = Pace::new(10, Some(25));
+        let mut pace = BatchLimiter::new(10, Some(25));
         assert_eq!((0..).take_while(|_| pace.turn(&mut |_| true)).count(), 25);
         assert_eq!(pace.tick, 24, "one turn per tick");
     }

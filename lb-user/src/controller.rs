@@ -125,12 +125,12 @@ pub use self::register::Stores;
 use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
 use self::sources::Sources;
-pub use self::sources::{FirstRead, InForce, ListPurpose, Reading, complete, sources};
+pub use self::sources::{FirstRead, ListInForce, ListPurpose, Reading, complete, sources};
 pub use self::state_files::{StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState};
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::ControllerQuery;
 use crate::assignments::Consumer;
-use crate::closing::{CloseJob, CloseOrder, Requester};
+use crate::closing::{CloseJob, CloseOrder, CloseRequester};
 use crate::config::Config;
 use crate::source::{Contents, ListSource, NoAnswer, SourceError, Stamp};
 
@@ -185,7 +185,7 @@ pub enum Event {
     /// A search for the network namespaces of clients has ended.
     NamespacesFound(Vec<NamespaceFound>),
     /// A job that closes connections has ended.
-    FlowsClosed(CloseOrder, CloseAnswer, Requester),
+    FlowsClosed(CloseOrder, CloseAnswer, CloseRequester),
     /// A process has sent a query, through the socket or the metrics port.
     Query(ControllerQuery),
     /// Probes or reports have changed the health of a backend.
@@ -262,7 +262,7 @@ pub enum BackgroundWork {
     /// Search for the network namespaces of these clients, which are given by name.
     SearchNamespaces(Vec<(String, Search)>),
     /// Close connections. The work ends early when the requester gives up.
-    Close(CloseJob, Requester),
+    Close(CloseJob, CloseRequester),
 }
 
 impl From<BackgroundWork> for Effect {

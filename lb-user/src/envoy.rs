@@ -18,7 +18,7 @@ use crate::explain::may_be_chosen;
 
 /// An endpoint in a file. The weight is at least 1, because Envoy rejects 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EnvoyEndpoint {
+pub struct EnvoyLbEndpoint {
     pub address: SocketAddr,
     pub weight: u32,
     pub health: EnvoyHealth,
@@ -56,7 +56,7 @@ impl EnvoyHealth {
 pub fn endpoints<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     position: usize,
-) -> Option<Vec<EnvoyEndpoint>> {
+) -> Option<Vec<EnvoyLbEndpoint>> {
     let (service, schedule) = balancer.schedule(position)?;
     let (row, (_, _, in_use)) = (balancer.row(position)?, balancer.services().nth(position)?);
     let entries = entries_by_slot(schedule);
@@ -82,13 +82,13 @@ pub fn endpoints<T: Copy + Ord + Add<Duration, Output = T>>(
             EnvoyHealth::Unhealthy
         }
     };
-    let endpoint = |(address, weight)| EnvoyEndpoint { address, weight, health: health(address) };
+    let endpoint = |(address, weight)| EnvoyLbEndpoint { address, weight, health: health(address) };
     Some(weights.into_iter().map(endpoint).collect())
 }
 
 /// The text of a service's file. Equal endpoints give equal bytes.
-pub fn render(service: &str, endpoints: &[EnvoyEndpoint]) -> Vec<u8> {
-    let endpoint = |EnvoyEndpoint { address, weight, health }: &EnvoyEndpoint| -> Value {
+pub fn render(service: &str, endpoints: &[EnvoyLbEndpoint]) -> Vec<u8> {
+    let endpoint = |EnvoyLbEndpoint { address, weight, health }: &EnvoyLbEndpoint| -> Value {
         let socket = json!({ "address": address.ip().to_string(), "port_value": address.port() });
         json!({
             "endpoint": { "address": { "socket_address": socket } },
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn endpoints_become_a_response_of_eds() {
-        let endpoint = |address: &str, weight, health| EnvoyEndpoint {
+        let endpoint = |address: &str, weight, health| EnvoyLbEndpoint {
             address: address.parse().unwrap(),
             weight,
             health,

@@ -189,15 +189,15 @@ impl Serialize for FlowReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         /// Serializes one flow after another, so that the texts of all flows are never in memory
         /// together.
-        struct Flows<'a>(&'a FlowReport);
-        impl Serialize for Flows<'_> {
+        struct FlowSequence<'a>(&'a FlowReport);
+        impl Serialize for FlowSequence<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_seq(self.0.iter())
             }
         }
         let mut document = serializer.serialize_struct("Flows", 4)?;
         document.serialize_field("schema", &SCHEMA)?;
-        document.serialize_field("flows", &Flows(self))?;
+        document.serialize_field("flows", &FlowSequence(self))?;
         document.serialize_field("leaving", &self.leaving)?;
         document.serialize_field("unreadable", &self.unreadable)?;
         document.end()

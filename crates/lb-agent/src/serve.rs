@@ -126,8 +126,11 @@ pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> R
     });
     let control = control.transpose()?;
     let wall = SystemTime::now();
-    let StoredState { incarnation, lame_duck_lists, lame_duck_store } =
-        if is_host { StoredState::of(&config.state, wall).await } else { StoredState::nothing(wall, None) };
+    let StoredAgentState { incarnation, lame_duck_lists, lame_duck_store } = if is_host {
+        StoredAgentState::of(&config.state, wall).await
+    } else {
+        StoredAgentState::nothing(wall, None)
+    };
     let (now, secret) = (Instant::now(), secret()?);
     let mut server = Server {
         reports: Reports::new(incarnation, secret, now),
@@ -169,14 +172,14 @@ pub async fn start(config: AgentConfig, role: Role, reread: Option<Reread>) -> R
 }
 
 /// The state that earlier agents have stored.
-struct StoredState {
+struct StoredAgentState {
     incarnation: u32,
     lame_duck_lists: LameDuckLists,
     /// Stores changes of the state. Stores nothing if the earlier state cannot be read.
     lame_duck_store: LameDuckStore,
 }
 
-impl StoredState {
+impl StoredAgentState {
     /// Time limit for reading the directory. An agent without its state is better than no reports.
     const WITHIN: Duration = Duration::from_secs(5);
 

@@ -21,7 +21,7 @@ use lb_view::overrides::{
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
-use self::closing::Ending;
+use self::closing::CloseResult;
 use super::close::{self, CloseOptions, Rate};
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, DaemonEnded, OverrideAction, quoted};
@@ -134,8 +134,8 @@ pub struct WeightOptions {
 }
 
 impl DrainOptions {
-    fn change(&self) -> Change<'_> {
-        Change {
+    fn change(&self) -> OverrideCommand<'_> {
+        OverrideCommand {
             action: OverrideAction::Drain,
             service: &self.service,
             backends: &self.backends,
@@ -191,7 +191,7 @@ fn percent(text: &str) -> Result<u16, String> {
 }
 
 /// A change that the daemon should make.
-struct Change<'o> {
+struct OverrideCommand<'o> {
     action: OverrideAction,
     service: &'o str,
     backends: &'o [String],
@@ -203,7 +203,7 @@ struct Change<'o> {
     dry_run: bool,
 }
 
-impl Change<'_> {
+impl OverrideCommand<'_> {
     fn path(&self) -> String {
         let mut path = format!(
             "/v1/overrides/{}?action={}&backends={}",
@@ -281,7 +281,7 @@ pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, Co
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if options.close.is_some() {
         // Nothing is drained if the daemon or its kernel cannot close connections.
-        let planned = Change { dry_run: true, ..change }.request(&paths)?;
+        let planned = OverrideCommand { dry_run: true, ..change }.request(&paths)?;
         let known = planned.overrides.iter().map(|one| one.of.scope.backend);
         if let Some(backend) = planned.changed.iter().copied().chain(known).next() {
             runtime.block_on(close::check(&paths, options.closing(backend)))?;
@@ -328,9 +328,9 @@ async fn close_and_wait(
             }
         }
         match closing::close(paths, options, &scopes, interrupts.next()).await? {
-            Ending::Closed => {}
-            Ending::Incomplete => is_complete = false,
-            Ending::Early(code) => return Ok(code),
+            CloseResult::Closed => {}
+            CloseResult::Incomplete => is_complete = false,
+            CloseResult::Early(code) => return Ok(code),
         }
     }
     let mut code = 0;
@@ -355,7 +355,7 @@ async fn close_and_wait(
 /// # Errors
 /// If no daemon answers, or the daemon refuses this.
 pub fn undrain(options: &UndrainOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
-    let change = Change {
+    let change = OverrideCommand {
         action: OverrideAction::Undrain,
         service: &options.service,
         backends: &options.backends,
@@ -374,7 +374,7 @@ pub fn undrain(options: &UndrainOptions, files: &PathOptions) -> Result<ExitCode
 /// # Errors
 /// If no daemon answers, or the daemon refuses this.
 pub fn weigh(options: &WeightOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
-    let change = Change {
+    let change = OverrideCommand {
         action: OverrideAction::Weight,
         service: &options.service,
         backends: std::slice::from_ref(&options.backend),

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
 use crate::api::Reply;
-use crate::closing::{CloseCause, CloseJob, CloseOrder, MAX_OPERATOR_JOBS, MAX_OWN_JOBS, Requester};
+use crate::closing::{CloseCause, CloseJob, CloseOrder, CloseRequester, MAX_OPERATOR_JOBS, MAX_OWN_JOBS};
 use crate::controller::client_task::ClientTask;
 
 /// If a job has left connections open, its requester may continue the job for this time before
@@ -110,7 +110,7 @@ impl Controller {
             begun_until_ns: begun_ns,
             order,
         };
-        self.effects.push(BackgroundWork::Close(job, Requester::Operator(who, answer)).into());
+        self.effects.push(BackgroundWork::Close(job, CloseRequester::Operator(who, answer)).into());
     }
 
     /// Whether the list contains the backend, or an override exists for it. The backend need not be
@@ -168,7 +168,8 @@ impl Controller {
         let running = self.closing.own.iter().filter(|job| job.waiting.is_none()).count();
         let waiting = self.closing.own.iter_mut().filter(|job| job.waiting.is_some());
         for OwnJob { cause, waiting, .. } in waiting.take(MAX_OWN_JOBS - running) {
-            let job = waiting.take().map(|job| BackgroundWork::Close(job, Requester::Daemon(*cause)).into());
+            let job =
+                waiting.take().map(|job| BackgroundWork::Close(job, CloseRequester::Daemon(*cause)).into());
             self.effects.extend(job);
         }
     }
@@ -178,14 +179,14 @@ impl Controller {
         &mut self,
         order: CloseOrder,
         result: CloseAnswer,
-        requester: Requester,
+        requester: CloseRequester,
         now: Instant,
     ) {
         let (cause, user, process, is_canceled) = match &requester {
-            Requester::Operator(who, answer) => {
+            CloseRequester::Operator(who, answer) => {
                 (CloseCause::Operator, Some(who.user), Some(who.process), answer.is_closed())
             }
-            Requester::Daemon(cause) => (*cause, None, None, false),
+            CloseRequester::Daemon(cause) => (*cause, None, None, false),
         };
         let CloseOrder { service, backend, client, idle, rate, is_dry_run, most: _ } = order;
         let mut left = 0;
@@ -226,7 +227,7 @@ impl Controller {
             }
         }
         match requester {
-            Requester::Operator(_, answer) => {
+            CloseRequester::Operator(_, answer) => {
                 let key = (service, backend);
                 if left == 0 || is_canceled {
                     self.closing.of_operators.remove(&key);
@@ -235,7 +236,7 @@ impl Controller {
                 }
                 answer.send(result);
             }
-            Requester::Daemon(cause) => {
+            CloseRequester::Daemon(cause) => {
                 let client_task = client.as_deref().and_then(|client| self.clients.task_mut(client));
                 match (cause, client_task) {
                     (CloseCause::BackendLoss, Some(client_task)) if left > 0 => {

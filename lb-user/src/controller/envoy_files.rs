@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
-use crate::envoy::{self, EnvoyEndpoint};
+use crate::envoy::{self, EnvoyLbEndpoint};
 
 /// The maximum number of files in one piece of background work. The work must end within the time
 /// that the event loop waits for a file system.
@@ -48,7 +48,7 @@ pub fn path(state: &Path) -> PathBuf {
 }
 
 /// Files with their new content; `None` if the file is to be removed.
-pub type EnvoyChanges = BTreeMap<EnvoyFile, Option<Arc<[EnvoyEndpoint]>>>;
+pub type EnvoyChanges = BTreeMap<EnvoyFile, Option<Arc<[EnvoyLbEndpoint]>>>;
 
 /// The result for each file of a piece of work: why the file could not be written or removed.
 pub type EnvoyResults = BTreeMap<EnvoyFile, Option<String>>;
@@ -65,7 +65,7 @@ pub struct EnvoyFiles {
 #[derive(Default)]
 struct KnownFile {
     /// The content that the file should have; `None` if the file should not exist.
-    wanted: Option<Arc<[EnvoyEndpoint]>>,
+    wanted: Option<Arc<[EnvoyLbEndpoint]>>,
     /// Whether an earlier daemon has written the file, so that its content is not known.
     is_adopted: bool,
     /// Whether the content was handed to a piece of work that has not failed.
@@ -74,7 +74,7 @@ struct KnownFile {
 }
 
 impl EnvoyFiles {
-    fn set(&mut self, file: EnvoyFile, wanted: Option<Vec<EnvoyEndpoint>>) {
+    fn set(&mut self, file: EnvoyFile, wanted: Option<Vec<EnvoyLbEndpoint>>) {
         let known = self.known.entry(file).or_default();
         if known.is_adopted || known.wanted.as_deref() != wanted.as_deref() {
             known.is_adopted = false;

@@ -433,7 +433,7 @@ impl Controller {
 }
 
 /// The changes that a request makes.
-struct Wanted {
+struct OverrideChanges {
     named: Vec<SocketAddr>,
     /// The new override of each key; `None` removes it.
     changes: Vec<(Key, Option<Override>)>,
@@ -446,7 +446,7 @@ impl Controller {
         service: &str,
         request: &OverrideRequest,
         who: &PeerCredentials,
-    ) -> Result<Wanted, String> {
+    ) -> Result<OverrideChanges, String> {
         let client = request.client.as_deref();
         let ends_it = request.action == OverrideAction::Undrain || request.percent == Some(100);
         let has_service = |task: &&ClientTask| task.position(service).is_some();
@@ -556,7 +556,7 @@ impl Controller {
                 ));
             }
         }
-        Ok(Wanted { named, changes })
+        Ok(OverrideChanges { named, changes })
     }
 
     /// The backend with the address or index that an operator has written.

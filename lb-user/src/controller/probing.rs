@@ -46,7 +46,7 @@ use crate::probes::ConnectTarget;
 pub struct Probing {
     /// The probes that client tasks needed when the targets were last set. If they need the same
     /// probes again, there is nothing to do.
-    wanted: Vec<Wanted>,
+    wanted: Vec<ServiceProbes>,
     /// How often the targets were set.
     aimed: u64,
     network: Box<dyn Network>,
@@ -189,12 +189,12 @@ impl Probing {
 
     /// Sets the targets of connect probes, and returns the backends that are to be polled for
     /// reports.
-    fn aim(&mut self, wanted: Vec<Wanted>) -> Targets {
+    fn aim(&mut self, wanted: Vec<ServiceProbes>) -> Targets {
         let mut targets = Targets::new();
         let mut names = BTreeSet::new();
         let mut connected = BTreeMap::new();
         let mut disagreements = Disagreements::default();
-        for Wanted { service, protocol, probe, candidates } in &wanted {
+        for ServiceProbes { service, protocol, probe, candidates } in &wanted {
             for candidate in candidates {
                 let ProbeKind::Report { keys, idle_interval } = &probe.kind else {
                     if let Some(target) = connect_target(probe, candidate.address) {
@@ -335,7 +335,7 @@ impl Probing {
     }
 
     /// Whether these probes and polls are set up completely, so that there is nothing to retry.
-    fn has_done(&self, wanted: &[Wanted]) -> bool {
+    fn has_done(&self, wanted: &[ServiceProbes]) -> bool {
         let is_open = self.error.is_none() && self.receive_error.is_none();
         let is_steady = self.register.as_ref().is_none_or(Register::is_steady);
         is_open && is_steady && self.unregistered.is_none() && self.wanted == wanted
@@ -367,7 +367,7 @@ fn warn_of_news(known: &mut Option<String>, error: Option<String>) {
 
 /// The backends that the daemon probes for a service of a client task, and how it probes them.
 #[derive(PartialEq, Eq)]
-struct Wanted {
+struct ServiceProbes {
     service: String,
     protocol: Protocol,
     probe: ProbeConfig,
@@ -450,7 +450,7 @@ impl Controller {
 
     /// Probes the backends that clients use now.
     fn aim(&mut self, now: Instant) {
-        let wanted: Vec<Wanted> = self.clients.tasks.iter().flat_map(wanted_by).collect();
+        let wanted: Vec<ServiceProbes> = self.clients.tasks.iter().flat_map(wanted_by).collect();
         let gone = if self.probing.has_done(&wanted) {
             Vec::new()
         } else {
@@ -567,13 +567,13 @@ impl Controller {
     }
 }
 
-fn wanted_by(client_task: &ClientTask) -> impl Iterator<Item = Wanted> {
+fn wanted_by(client_task: &ClientTask) -> impl Iterator<Item = ServiceProbes> {
     let services = client_task.client.services.iter().enumerate();
     services.filter_map(|(position, configured)| {
         let probe = configured.probe.clone()?;
         let candidates = client_task.candidates(position);
         let service = configured.service.name.clone();
-        Some(Wanted { service, protocol: configured.service.protocol, probe, candidates })
+        Some(ServiceProbes { service, protocol: configured.service.protocol, probe, candidates })
     })
 }
 
@@ -605,7 +605,7 @@ mod tests {
 
     /// A service that requests reports with keys of these ids. Each candidate is given as the port
     /// of a backend at 10.0.0.1, and whether the backend is active.
-    fn wanted(keys: &[u16], candidates: &[(u16, bool)]) -> Wanted {
+    fn wanted(keys: &[u16], candidates: &[(u16, bool)]) -> ServiceProbes {
         let numbered = |id: u16| Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) };
         let keys = Keys::new(numbered(keys[0]), keys.get(1).copied().map(numbered));
         let kind = ProbeKind::Report { keys, idle_interval: 15 * SECOND };
@@ -615,7 +615,7 @@ mod tests {
             agent: None,
             is_active: *is_active,
         });
-        Wanted {
+        ServiceProbes {
             service: "users".to_owned(),
             protocol: Protocol::Tcp,
             probe,
@@ -624,7 +624,7 @@ mod tests {
     }
 
     /// The polled backends: port, key ids and interval.
-    fn aimed(probing: &mut Probing, wanted: Vec<Wanted>) -> Vec<(u16, Vec<u16>, Duration)> {
+    fn aimed(probing: &mut Probing, wanted: Vec<ServiceProbes>) -> Vec<(u16, Vec<u16>, Duration)> {
         let targets = probing.aim(wanted);
         let target_names = targets.into_values().map(|target| {
             let keys = target.keys.all().iter().map(|key| key.id).collect();

@@ -12,7 +12,7 @@ use lb_core::feed::{Progress, ReadFailure, ReadTurn, Version};
 use tracing::{info, warn};
 
 use super::changes::changes;
-use super::sources::{InForce, Reading, WatchedSource};
+use super::sources::{ListInForce, Reading, WatchedSource};
 use super::{
     BackgroundWork, ClientOpener, Controller, Effect, EnvoyFile, Notice, Opened, StoredState, fixed,
 };
@@ -39,7 +39,7 @@ pub struct LoadRequest {
     pub running: Config,
     /// The addresses of services that servers have sent.
     pub known: KnownAddresses,
-    pub before: BTreeMap<String, InForce>,
+    pub before: BTreeMap<String, ListInForce>,
     pub statics: AssignmentsByService,
     /// Whether an operator requested the reload.
     pub is_requested: bool,
@@ -363,9 +363,9 @@ impl Controller {
     }
 
     /// The newest lists of all sources, with their assignments.
-    pub fn in_force(&self) -> BTreeMap<String, InForce> {
+    pub fn in_force(&self) -> BTreeMap<String, ListInForce> {
         let newest = |(service, watched): (&String, &WatchedSource)| {
-            let in_force = InForce {
+            let in_force = ListInForce {
                 source: watched.source.clone(),
                 assignments: watched.feed.newest()?.assignments.clone(),
                 guard: watched.guard(),

@@ -367,7 +367,7 @@ impl Controller {
 }
 
 /// The list in force of a service when a read begins.
-pub struct InForce {
+pub struct ListInForce {
     pub source: ListSource,
     pub assignments: Assignments,
     /// See [`ListPurpose::guard`].

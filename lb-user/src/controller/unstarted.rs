@@ -11,7 +11,7 @@ use lb_kernel::Pins;
 use tracing::warn;
 
 use super::leaving::Leaving;
-use super::sources::InForce;
+use super::sources::ListInForce;
 use super::{BackgroundWork, ClientTask, Controller, Environment};
 use crate::assignments::AssignmentsByService;
 use crate::config::ClientConfig;
@@ -41,7 +41,7 @@ pub struct OpenRequest {
     pub there: BTreeSet<String>,
     /// The lists in the configuration itself. `in_force`: all other lists.
     pub statics: AssignmentsByService,
-    pub in_force: BTreeMap<String, InForce>,
+    pub in_force: BTreeMap<String, ListInForce>,
     pub opener: ClientOpener,
 }
 

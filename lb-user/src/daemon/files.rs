@@ -11,7 +11,7 @@ use tracing::warn;
 use crate::controller::{
     EnvoyChanges, EnvoyFile, EnvoyResults, StateFiles, StoreFailures, StoredFile, StoredRead,
 };
-use crate::envoy::{self, EnvoyEndpoint};
+use crate::envoy::{self, EnvoyLbEndpoint};
 use crate::source::{self, SourceError, Stamp, last_good};
 
 /// The files of a host. Each call blocks until the file system answers.
@@ -130,7 +130,7 @@ pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
 
 /// Writes and removes files that Envoy reads.
 pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResults {
-    let write = |file: &EnvoyFile, endpoints: Option<Arc<[EnvoyEndpoint]>>| match endpoints {
+    let write = |file: &EnvoyFile, endpoints: Option<Arc<[EnvoyLbEndpoint]>>| match endpoints {
         Some(endpoints) => {
             disk.publish(&file.directory, &file.name(), &envoy::render(&file.service, &endpoints))
         }

@@ -17,7 +17,9 @@ use super::{Reread, work};
 use crate::assignments::{self, AssignmentsByService};
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
-use crate::controller::{self, ConfigLoad, InForce, ListPurpose, LoadRequest, Loaded, Reading, StoredKinds};
+use crate::controller::{
+    self, ConfigLoad, ListInForce, ListPurpose, LoadRequest, Loaded, Reading, StoredKinds,
+};
 use crate::source::{ListSource, NO_VERSION, Stamp};
 
 pub struct Loader {
@@ -102,7 +104,7 @@ impl Loader {
     async fn read_files(
         &self,
         config: &Config,
-        before: &BTreeMap<String, InForce>,
+        before: &BTreeMap<String, ListInForce>,
         patience: Duration,
     ) -> Vec<Reading> {
         let mut readings = JoinSet::new();

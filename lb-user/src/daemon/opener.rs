@@ -10,7 +10,7 @@ use lb_kernel::{DatapathError, Pins};
 use crate::assignments;
 use crate::config::ClientConfig;
 use crate::controller::{
-    ClientOpener, ClientTask, ClientTaskError, InForce, Leaving, OpenRequest, Opened, Tried,
+    ClientOpener, ClientTask, ClientTaskError, Leaving, ListInForce, OpenRequest, Opened, Tried,
     lock_other_versions,
 };
 
@@ -20,7 +20,7 @@ use crate::controller::{
 pub fn open(request: OpenRequest) -> Tried {
     let OpenRequest { clients, there, statics, in_force, opener } = request;
     let mut by_service = assignments::statics(&clients, &statics);
-    for (service, InForce { mut assignments, .. }) in in_force {
+    for (service, ListInForce { mut assignments, .. }) in in_force {
         assignments.complete(&assignments::consumers(&clients, &service));
         by_service.entry(service).or_insert(assignments);
     }

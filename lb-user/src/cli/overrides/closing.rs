@@ -16,7 +16,7 @@ use crate::print;
 
 /// How the closing has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
+pub enum CloseResult {
     /// No selected connection is left.
     Closed,
     /// Some connections stay open; the reasons are printed.
@@ -37,10 +37,10 @@ pub async fn close(
     options: &DrainOptions,
     scopes: &[OverrideScope],
     interrupted: impl Future<Output = u8>,
-) -> Result<Ending> {
+) -> Result<CloseResult> {
     let backend = tokio::select! {
         ending = close_each(paths, options, scopes) => match ending? {
-            Ok(is_complete) => return Ok(if is_complete { Ending::Closed } else { Ending::Incomplete }),
+            Ok(is_complete) => return Ok(if is_complete { CloseResult::Closed } else { CloseResult::Incomplete }),
             Err(NotDrained(backend)) => backend,
         },
         backend = drain_ends(paths, scopes) => backend?,
@@ -49,12 +49,12 @@ pub async fn close(
                 "stopped closing; the backends stay drained until `socklb undrain`; the daemon's log has the \
                  number of closed connections",
             );
-            return Ok(Ending::Early(code));
+            return Ok(CloseResult::Early(code));
         }
     };
     let text = waiting::no_longer_drained(backend);
     print::message(format_args!("{text}; no more connections are closed"));
-    Ok(Ending::Early(NOT_DRAINED))
+    Ok(CloseResult::Early(NOT_DRAINED))
 }
 
 /// This backend is no longer drained.
@@ -213,7 +213,7 @@ mod tests {
     fn closed(
         closes: &'static [Closes],
         interrupted: impl Future<Output = u8>,
-    ) -> (Result<Ending>, Vec<SocketAddr>) {
+    ) -> (Result<CloseResult>, Vec<SocketAddr>) {
         let folder = tempfile::tempdir().expect("create a folder");
         let path: &Path = folder.path();
         let paths = Paths { pins: path.into(), run: path.into(), state: path.into() };
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn ends_with(closes: &'static [Closes], expected: Ending, requested: usize) {
+    fn ends_with(closes: &'static [Closes], expected: CloseResult, requested: usize) {
         let (ending, seen) = closed(closes, std::future::pending());
         assert_eq!(ending.expect("no error"), expected);
         assert_eq!(seen, (0..requested).map(|number| scope(number).backend).collect::<Vec<_>>());
@@ -249,24 +249,24 @@ mod tests {
 
     #[test]
     fn a_backend_that_another_command_closes_does_not_end_the_closing_of_the_others() {
-        ends_with(&[Closes::Nothing, Closes::Nothing], Ending::Closed, 2);
-        ends_with(&[Closes::Refuses { is_busy: true }, Closes::Nothing], Ending::Incomplete, 2);
-        ends_with(&[Closes::Refuses { is_busy: false }, Closes::Nothing], Ending::Incomplete, 2);
+        ends_with(&[Closes::Nothing, Closes::Nothing], CloseResult::Closed, 2);
+        ends_with(&[Closes::Refuses { is_busy: true }, Closes::Nothing], CloseResult::Incomplete, 2);
+        ends_with(&[Closes::Refuses { is_busy: false }, Closes::Nothing], CloseResult::Incomplete, 2);
     }
 
     #[test]
     fn the_end_of_the_daemon_ends_the_closing_without_an_error() {
-        ends_with(&[Closes::Ends, Closes::Nothing], Ending::Incomplete, 1);
+        ends_with(&[Closes::Ends, Closes::Nothing], CloseResult::Incomplete, 1);
     }
 
     #[test]
     fn the_end_of_a_drain_ends_the_closing() {
-        ends_with(&[Closes::HangsAndUndrains, Closes::Nothing], Ending::Early(NOT_DRAINED), 1);
+        ends_with(&[Closes::HangsAndUndrains, Closes::Nothing], CloseResult::Early(NOT_DRAINED), 1);
     }
 
     #[test]
     fn a_signal_ends_the_closing() {
         let (ending, _) = closed(&[Closes::Hangs], std::future::ready(130));
-        assert_eq!(ending.expect("no error"), Ending::Early(130));
+        assert_eq!(ending.expect("no error"), CloseResult::Early(130));
     }
 }

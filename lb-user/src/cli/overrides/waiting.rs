@@ -101,8 +101,9 @@ pub async fn wait(
     json: bool,
     interrupts: &mut Interrupts,
 ) -> Result<Waited> {
-    let mut shown = Shown { is_terminal: !json && std::io::stdout().is_terminal(), json, last: None };
-    let mut waiting = Waiting::new(timeout);
+    let mut shown =
+        ProgressPrinter { is_terminal: !json && std::io::stdout().is_terminal(), json, last: None };
+    let mut waiting = DrainWait::new(timeout);
     let mut last = None;
     let mut pause = tokio::time::interval(PAUSE);
     pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -116,8 +117,8 @@ pub async fn wait(
         last = document.or(last);
         let at = now - began;
         match waiting.step(at, seen) {
-            Step::Waits(line) => shown.progress(at, &line)?,
-            Step::Ends(code, text) => break (code, text),
+            WaitStep::Waits(line) => shown.progress(at, &line)?,
+            WaitStep::Ends(code, text) => break (code, text),
         }
         tokio::select! {
             tick = pause.tick() => now = tick,
@@ -136,14 +137,14 @@ pub fn no_longer_drained(backend: SocketAddr) -> String {
 }
 
 /// The progress that has been printed.
-struct Shown {
+struct ProgressPrinter {
     /// Whether each line replaces the previous one.
     is_terminal: bool,
     json: bool,
     last: Option<(Duration, String)>,
 }
 
-impl Shown {
+impl ProgressPrinter {
     fn progress(&mut self, at: Duration, line: &str) -> Result<()> {
         if self.is_terminal {
             let width = Style::for_stdout().width.unwrap_or(usize::MAX);
@@ -181,7 +182,7 @@ fn is_due(last: Option<&(Duration, String)>, at: Duration, line: &str) -> bool {
 
 /// What to do after an observation.
 #[derive(Debug, PartialEq)]
-enum Step {
+enum WaitStep {
     /// Continue; the text is the progress.
     Waits(String),
     /// End with this exit code and text.
@@ -189,20 +190,20 @@ enum Step {
 }
 
 /// The observations so far. Times count from the beginning of the waiting.
-struct Waiting {
+struct DrainWait {
     timeout: Duration,
     /// The number of open flows at earlier times, within [`RATE_OVER`].
     counts: VecDeque<(Duration, u64)>,
     last: Option<DrainProgress>,
 }
 
-impl Waiting {
+impl DrainWait {
     fn new(timeout: Duration) -> Self {
         Self { timeout, counts: VecDeque::new(), last: None }
     }
 
     /// Evaluates an observation; `None` if the daemon has not answered.
-    fn step(&mut self, at: Duration, seen: Option<DrainProgress>) -> Step {
+    fn step(&mut self, at: Duration, seen: Option<DrainProgress>) -> WaitStep {
         let is_late = at >= self.timeout;
         let Some(progress) = seen else {
             let known = self
@@ -211,10 +212,10 @@ impl Waiting {
                 .map_or_else(String::new, |last| format!("; last seen: {}", last.open_in_words()));
             let text = format!("the daemon does not answer; the backends stay drained{known}");
             let late = || format!("{text}; not waiting any longer after {}", in_seconds(at));
-            return if is_late { Step::Ends(DEGRADED, late()) } else { Step::Waits(text) };
+            return if is_late { WaitStep::Ends(DEGRADED, late()) } else { WaitStep::Waits(text) };
         };
         if let Some(backend) = progress.ended.first() {
-            return Step::Ends(NOT_DRAINED, no_longer_drained(*backend));
+            return WaitStep::Ends(NOT_DRAINED, no_longer_drained(*backend));
         }
         let (open, untracked) = (progress.open(), progress.untracked);
         let not_counted = if untracked > 0 {
@@ -230,16 +231,16 @@ impl Waiting {
             self.counts.clear();
             format!("{what}; connects that began before the drain may still add flows")
         } else if open == 0 {
-            return Step::Ends(0, format!("{what} after {}{not_counted}", in_seconds(at)));
+            return WaitStep::Ends(0, format!("{what} after {}{not_counted}", in_seconds(at)));
         } else {
             format!("{what}{}", self.rate(at, open))
         };
         self.last = Some(progress);
         if is_late {
             let text = format!("{what} after {}; the backends stay drained{not_counted}", in_seconds(at));
-            return Step::Ends(DEGRADED, text);
+            return WaitStep::Ends(DEGRADED, text);
         }
-        Step::Waits(text + &not_counted)
+        WaitStep::Waits(text + &not_counted)
     }
 
     /// The rate at which flows end, and an estimate of the time until no flow is open; empty if no
@@ -287,13 +288,13 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn waits(text: &str) -> Step {
-        Step::Waits(text.to_owned())
+    fn waits(text: &str) -> WaitStep {
+        WaitStep::Waits(text.to_owned())
     }
 
     #[test]
     fn waiting_ends_when_no_flow_is_open_and_none_can_begin() {
-        let mut waiting = Waiting::new(at(300));
+        let mut waiting = DrainWait::new(at(300));
         let unsettled = DrainProgress { is_settled: false, ..seen(0) };
         assert_eq!(
             waiting.step(at(0), Some(unsettled)),
@@ -313,38 +314,38 @@ mod tests {
             "no flow has ended in the last ten seconds"
         );
         let end = "10.0.0.1:80: 0 open flows after 1m01s";
-        assert_eq!(waiting.step(at(61), Some(seen(0))), Step::Ends(0, end.to_owned()));
+        assert_eq!(waiting.step(at(61), Some(seen(0))), WaitStep::Ends(0, end.to_owned()));
         let end = format!("{end}; 2 untracked flows not counted, because no program sees their end");
         let untracked = DrainProgress { untracked: 2, ..seen(0) };
-        assert_eq!(waiting.step(at(61), Some(untracked)), Step::Ends(0, end));
+        assert_eq!(waiting.step(at(61), Some(untracked)), WaitStep::Ends(0, end));
     }
 
     #[test]
     fn the_timeout_states_how_many_flows_are_left() {
-        let mut waiting = Waiting::new(at(10));
+        let mut waiting = DrainWait::new(at(10));
         let text = "10.0.0.1:80: 3 open flows after 10s; the backends stay drained";
-        assert_eq!(waiting.step(at(10), Some(seen(3))), Step::Ends(DEGRADED, text.to_owned()));
+        assert_eq!(waiting.step(at(10), Some(seen(3))), WaitStep::Ends(DEGRADED, text.to_owned()));
     }
 
     #[test]
     fn waiting_continues_while_no_daemon_answers() {
-        let mut waiting = Waiting::new(at(10));
+        let mut waiting = DrainWait::new(at(10));
         let text = "the daemon does not answer; the backends stay drained";
         assert_eq!(waiting.step(at(0), None), waits(text));
-        assert!(matches!(waiting.step(at(1), Some(seen(3))), Step::Waits(_)));
+        assert!(matches!(waiting.step(at(1), Some(seen(3))), WaitStep::Waits(_)));
         let text = format!("{text}; last seen: 10.0.0.1:80: 3 open flows");
         assert_eq!(waiting.step(at(2), None), waits(&text));
         let late = format!("{text}; not waiting any longer after 10s");
-        assert_eq!(waiting.step(at(10), None), Step::Ends(DEGRADED, late));
-        assert!(matches!(waiting.step(at(11), Some(seen(0))), Step::Ends(0, _)), "a last look counts");
+        assert_eq!(waiting.step(at(10), None), WaitStep::Ends(DEGRADED, late));
+        assert!(matches!(waiting.step(at(11), Some(seen(0))), WaitStep::Ends(0, _)), "a last look counts");
     }
 
     #[test]
     fn waiting_ends_when_another_command_ends_the_drain() {
-        let mut waiting = Waiting::new(at(10));
+        let mut waiting = DrainWait::new(at(10));
         let ended = DrainProgress { ended: vec![([10, 0, 0, 1], 80).into()], ..seen(3) };
         assert!(
-            matches!(waiting.step(at(1), Some(ended)), Step::Ends(1, text) if text.contains("no longer drained"))
+            matches!(waiting.step(at(1), Some(ended)), WaitStep::Ends(1, text) if text.contains("no longer drained"))
         );
     }
 

@@ -11,7 +11,7 @@ use tokio::sync::oneshot::Receiver;
 
 use super::stage::{BACKENDS, Death, SECOND, Stage, address, script};
 use crate::api::{ControllerQuery, Reply};
-use crate::closing::{CloseCause, CloseJob, CloseOrder, Requester};
+use crate::closing::{CloseCause, CloseJob, CloseOrder, CloseRequester};
 use crate::controller::{BackgroundWork, Event};
 
 /// The answer of a job that has closed one connection and left one open.
@@ -31,7 +31,7 @@ pub fn is_close(work: &BackgroundWork) -> bool {
 }
 
 /// The jobs that have begun and not ended.
-pub fn jobs(stage: &Stage) -> impl Iterator<Item = (&CloseJob, &Requester)> {
+pub fn jobs(stage: &Stage) -> impl Iterator<Item = (&CloseJob, &CloseRequester)> {
     stage.hung.iter().filter_map(|work| match work {
         BackgroundWork::Close(job, requester) => Some((job, requester)),
         _ => None,
@@ -179,7 +179,8 @@ fn connect_to_all(stage: &mut Stage) {
 
 /// The orders of the jobs that have begun and not ended.
 fn orders(stage: &Stage) -> Vec<&CloseOrder> {
-    let is_ours = |requester: &Requester| matches!(requester, Requester::Daemon(CloseCause::BackendLoss));
+    let is_ours =
+        |requester: &CloseRequester| matches!(requester, CloseRequester::Daemon(CloseCause::BackendLoss));
     jobs(stage).filter(|(_, requester)| is_ours(requester)).map(|(job, _)| &job.order).collect()
 }
 

@@ -9,7 +9,7 @@ use lb_view::text::{self, Style};
 
 use super::closing::{self, answer, is_close};
 use super::stage::{BACKENDS, SECOND, Stage, address, script};
-use crate::closing::{CloseCause, CloseJob, Requester};
+use crate::closing::{CloseCause, CloseJob, CloseRequester};
 
 const REBALANCE: &str = "rebalance = { rate = \"100/s\", idle = \"7s\" }\nejection = \"off\"";
 /// With the default ejection.
@@ -51,7 +51,8 @@ fn add_a_backend(stage: &mut Stage) {
 
 /// The jobs of `rebalance` that have begun and not ended.
 fn jobs(stage: &Stage) -> Vec<CloseJob> {
-    let is_ours = |requester: &Requester| matches!(requester, Requester::Daemon(CloseCause::Rebalance));
+    let is_ours =
+        |requester: &CloseRequester| matches!(requester, CloseRequester::Daemon(CloseCause::Rebalance));
     let jobs = closing::jobs(stage).filter(|(_, requester)| is_ours(requester));
     jobs.map(|(job, _)| job.clone()).collect()
 }
