@@ -25,7 +25,7 @@ const BOOK_SIZE: u32 = 20;
 const MAX_PAIRS: u64 = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Question {
+pub struct AdviceRequest {
     /// M: the number of client tasks.
     pub clients: u32,
     /// N: the number of backends.
@@ -98,7 +98,7 @@ pub struct Advice {
 
 impl Advice {
     /// Compares the sensible choices for a fleet.
-    pub fn on(question: &Question) -> Self {
+    pub fn on(question: &AdviceRequest) -> Self {
         let sized = |algorithm, size| question.choice(Subset::Sized { algorithm, size });
         let min = size_for(&question.fleet(Algorithm::Rocksteadier, MIN_AUTO_SIZE), question.inequality);
         let automatic = sized(Algorithm::Rocksteadier, Size::Auto { min });
@@ -132,7 +132,7 @@ impl SubsetChoice {
     /// The smallest size at which the arcs of this choice would overlap, if its arcs only lie side
     /// by side; otherwise `None`. Shares can follow unequal weights of backends only if arcs
     /// overlap.
-    pub fn overlapping_size(&self, question: &Question) -> Option<u32> {
+    pub fn overlapping_size(&self, question: &AdviceRequest) -> Option<u32> {
         let fleet = self.fleet.filter(|fleet| fleet.algorithm.is_aperture())?;
         let is_side_by_side =
             u64::from(fleet.size) * u64::from(question.clients) <= u64::from(question.backends);
@@ -140,12 +140,12 @@ impl SubsetChoice {
     }
 
     /// How many backends a client uses.
-    pub fn size(&self, question: &Question) -> u32 {
+    pub fn size(&self, question: &AdviceRequest) -> u32 {
         self.fleet.map_or(question.backends, |fleet| fleet.wanted())
     }
 }
 
-impl Question {
+impl AdviceRequest {
     /// Returns the fleet with subsets of this size.
     pub const fn fleet(&self, algorithm: Algorithm, size: u32) -> Fleet {
         let Self { clients, backends, seed, .. } = *self;
@@ -245,7 +245,7 @@ mod tests {
 
     #[track_caller]
     fn check(clients: u32, backends: u32, expected: Option<(Algorithm, u32)>) {
-        let question = Question { clients, backends, seed: 0, inequality: NONE };
+        let question = AdviceRequest { clients, backends, seed: 0, inequality: NONE };
         let answer = Advice::on(&question).answer;
         assert_eq!(answer.fleet.map(|fleet| (fleet.algorithm, fleet.size)), expected);
     }
@@ -270,7 +270,7 @@ mod tests {
         for (clients, backends, expected) in
             [(7, 200, Some(29)), (3, 1_000, Some(334)), (20, 200, None), (10, 120, Some(13))]
         {
-            let question = Question { clients, backends, seed: 0, inequality: NONE };
+            let question = AdviceRequest { clients, backends, seed: 0, inequality: NONE };
             let size = Size::Fixed(MIN_AUTO_SIZE);
             let choice = |algorithm| question.choice(Subset::Sized { algorithm, size });
             assert_eq!(
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn the_maximum_number_of_backends_is_compared_with_one_less() {
-        let question = Question { clients: 20_000, backends: MAX_BACKENDS, seed: 0, inequality: NONE };
+        let question = AdviceRequest { clients: 20_000, backends: MAX_BACKENDS, seed: 0, inequality: NONE };
         let choice =
             question.choice(Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(12) });
         let assessment = question.assess(&choice);
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn alternatives_repeat_neither_the_answer_nor_all_backends() {
         for (clients, backends) in [(300, 1_000), (3, 1_000), (300, 15), (1, 1)] {
-            let question = Question { clients, backends, seed: 0, inequality: NONE };
+            let question = AdviceRequest { clients, backends, seed: 0, inequality: NONE };
             let Advice { answer, alternatives, .. } = Advice::on(&question);
             assert!(!alternatives.contains(&answer));
             let mut fleets = alternatives.iter().filter_map(|choice| choice.fleet);

@@ -16,7 +16,7 @@ use lb_core::weights::MIN_AUTO_SIZE;
 use serde::Serialize;
 
 use super::arguments::{backends, clients, variation};
-use crate::advice::{Advice, Assessment, ChangeCost, Question, SubsetChoice};
+use crate::advice::{Advice, AdviceRequest, Assessment, ChangeCost, SubsetChoice};
 use crate::fleet::Fleet;
 use crate::output;
 use crate::table::{TextTable, percent};
@@ -107,7 +107,7 @@ struct SharingUtilization {
 
 pub fn run(options: &AdviseOptions) -> Result<()> {
     let AdviseOptions { clients, backends, seed, skew, missing, json } = *options;
-    let question = Question { clients, backends, seed, inequality: Inequality { skew, missing } };
+    let question = AdviceRequest { clients, backends, seed, inequality: Inequality { skew, missing } };
     // Solving the weights of the largest fleets takes a minute. The spinner appears on standard
     // error, and only if that is a terminal.
     let waiting = ProgressBar::new_spinner().with_message("solving weights");
@@ -138,7 +138,7 @@ pub fn run(options: &AdviseOptions) -> Result<()> {
 }
 
 impl ChoiceDocument {
-    fn of(question: &Question, choice: &SubsetChoice) -> Self {
+    fn of(question: &AdviceRequest, choice: &SubsetChoice) -> Self {
         let Assessment { each, all, even, weighted, backend, client, restart, unequal } =
             question.assess(choice);
         let (algorithm, size) = match choice.subset {
@@ -167,8 +167,8 @@ impl ChoiceDocument {
     }
 }
 
-fn text(question: &Question, advice: &Advice) -> String {
-    let Question { clients, backends, seed, inequality } = *question;
+fn text(question: &AdviceRequest, advice: &Advice) -> String {
+    let AdviceRequest { clients, backends, seed, inequality } = *question;
     let answer = &advice.answer;
     let assessment = question.assess(answer);
     let why = why(question, answer, advice.least, &assessment);
@@ -210,7 +210,7 @@ restart: largest part of a subset within {block} neighbouring backends, a tenth 
 }
 
 /// Explains why unequal or absent clients need this size.
-fn why_so_large(question: &Question, advice: &Advice) -> String {
+fn why_so_large(question: &AdviceRequest, advice: &Advice) -> String {
     let Inequality { skew, missing } = question.inequality;
     let Some(fleet) = advice.answer.fleet else {
         return "If every client uses all backends, loads are even however much each client sends.\n\n"
@@ -253,8 +253,8 @@ fn why_so_large(question: &Question, advice: &Advice) -> String {
 }
 
 /// States the recommendation and its reason in a sentence.
-fn why(question: &Question, answer: &SubsetChoice, least: u32, assessment: &Assessment) -> String {
-    let Question { clients, backends, .. } = *question;
+fn why(question: &AdviceRequest, answer: &SubsetChoice, least: u32, assessment: &Assessment) -> String {
+    let AdviceRequest { clients, backends, .. } = *question;
     match answer.subset {
         Subset::All if clients == 1 => "Use all backends: no other client would use the rest.".to_owned(),
         Subset::All => "Use all backends: there are too few to choose a subset.".to_owned(),
@@ -324,7 +324,7 @@ fn law(assessment: &Assessment, unequal: &UnequalLoads) -> String {
 }
 
 /// The recommended configuration, as TOML.
-fn configuration(question: &Question, answer: Subset) -> String {
+fn configuration(question: &AdviceRequest, answer: Subset) -> String {
     let clients = question.clients;
     let subset = match answer {
         Subset::All => "\"all\"".to_owned(),

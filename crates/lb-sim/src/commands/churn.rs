@@ -59,11 +59,11 @@ struct ChurnDocument {
     backends: [u32; 2],
     size: [u32; 2],
     seed: String,
-    results: Vec<Course>,
+    results: Vec<ChurnCourse>,
 }
 
 #[derive(Serialize)]
-struct Course {
+struct ChurnCourse {
     algorithm: &'static str,
     steps: Vec<ChurnStep>,
     overall: Overall,
@@ -111,7 +111,8 @@ pub fn run(options: &ChurnOptions) -> Result<()> {
     };
     check(options.algorithm.0.iter().map(|&algorithm| fleet(algorithm, range.to)), range)?;
     let courses = options.algorithm.0.iter();
-    let results = courses.map(|&algorithm| Course::of(range, |number| fleet(algorithm, number))).collect();
+    let results =
+        courses.map(|&algorithm| ChurnCourse::of(range, |number| fleet(algorithm, number))).collect();
     let ends = |range: NumberRange| [range.from, range.to];
     let document = ChurnDocument {
         schema: output::SCHEMA,
@@ -164,7 +165,7 @@ const fn looks_at_all(algorithm: Algorithm) -> bool {
     }
 }
 
-impl Course {
+impl ChurnCourse {
     fn of(range: NumberRange, fleet: impl Fn(u32) -> Fleet) -> Self {
         let first = fleet(range.from).graph();
         let mut before = first.clone();

@@ -22,7 +22,7 @@ use super::values::{
     ScenarioName, Seed, SlowStart, Span, Within,
 };
 use crate::sampling::Distribution;
-use demand::{BurstChoice, ClosedTable, CostChoice, Rate, SkewChoice};
+use demand::{ArrivalRate, BurstChoice, ClosedTable, CostChoice, SkewChoice};
 use machines::{AntagonistTable, QuotaTable, RestartCost, Speed};
 use operator::{ReweightTable, SwitchTable, UpgradeTable};
 use size::SubsetSize;
@@ -258,7 +258,7 @@ pub struct JobTable {
     #[serde(default = "one_cpu")]
     pub cpus: Within<1, 256>,
     /// The number of arrivals per second at one task. It replaces `interval`.
-    pub rate: Option<Rate>,
+    pub rate: Option<ArrivalRate>,
     /// Users that wait until a request ends before they send the next one. This replaces `interval`
     /// and `rate`.
     pub closed: Option<ClosedTable>,
@@ -415,7 +415,7 @@ pub struct RunTable {
     /// The limit of all tasks, as in `active_limit` of a job; `"off"` for no limit.
     pub active_limit: Option<ActiveLimit>,
     /// The number of arrivals per second at each task, in all jobs that have a rate.
-    pub rate: Option<Rate>,
+    pub rate: Option<ArrivalRate>,
     /// How unequal the tasks of all jobs are.
     pub skew: Option<SkewChoice>,
     /// The mean time of a request in addition to its CPU time, in all jobs. Only for requests with

@@ -67,7 +67,7 @@ pub struct Played {
 }
 
 pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Option<u64>) -> Played {
-    let mut world = World::new(scenario, run, seed, subset_seed);
+    let mut world = Simulation::new(scenario, run, seed, subset_seed);
     let end = scenario.duration.us;
     let (mut rows, mut ejections) = (Vec::new(), Vec::new());
     let mut row_end = scenario.step.us;
@@ -213,7 +213,7 @@ struct SimulatedBackend {
     hung: u64,
 }
 
-struct World<'a> {
+struct Simulation<'a> {
     scenario: &'a Scenario,
     run: &'a ScenarioRun,
     seed: u64,
@@ -256,7 +256,7 @@ struct World<'a> {
     tables: u64,
 }
 
-impl<'a> World<'a> {
+impl<'a> Simulation<'a> {
     fn new(scenario: &'a Scenario, run: &'a ScenarioRun, seed: u64, subset_seed: Option<u64>) -> Self {
         let backend = |weight: &u16| SimulatedBackend {
             weight: *weight,

@@ -11,9 +11,9 @@ use crate::traffic::values::{Span, Within};
 /// Arrivals per second at one task, on average.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "f64")]
-pub struct Rate(pub f64);
+pub struct ArrivalRate(pub f64);
 
-impl TryFrom<f64> for Rate {
+impl TryFrom<f64> for ArrivalRate {
     type Error = String;
 
     fn try_from(rate: f64) -> Result<Self, String> {
@@ -76,7 +76,7 @@ impl<'de> Deserialize<'de> for SkewChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged, expecting = "skew is a variation, as in 0.5, or a table, as in { zipf = 1.0 }")]
-        enum Choice {
+        enum SkewForm {
             Variation(f64),
             Zipf(Zipf),
         }
@@ -85,9 +85,9 @@ impl<'de> Deserialize<'de> for SkewChoice {
         struct Zipf {
             zipf: f64,
         }
-        let (number, skew, most) = match Choice::deserialize(deserializer)? {
-            Choice::Variation(variation) => (variation, Skew::Variation(variation), 10.0),
-            Choice::Zipf(Zipf { zipf }) => (zipf, Skew::Zipf(zipf), 4.0),
+        let (number, skew, most) = match SkewForm::deserialize(deserializer)? {
+            SkewForm::Variation(variation) => (variation, Skew::Variation(variation), 10.0),
+            SkewForm::Zipf(Zipf { zipf }) => (zipf, Skew::Zipf(zipf), 4.0),
         };
         if (0.0..=most).contains(&number) {
             return Ok(Self(skew));

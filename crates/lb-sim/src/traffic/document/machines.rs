@@ -30,7 +30,7 @@ impl<'de> Deserialize<'de> for Speed {
             untagged,
             expecting = "speed is a number, a list of them, { alternate = [1.0, 2.5] }, or { share = 20, factor = 0.5 }"
         )]
-        enum Choice {
+        enum SpeedForm {
             All(f64),
             List(Vec<f64>),
             Alternate(Alternate),
@@ -47,11 +47,11 @@ impl<'de> Deserialize<'de> for Speed {
             share: Within<1, 100>,
             factor: f64,
         }
-        let speed = match Choice::deserialize(deserializer)? {
-            Choice::All(speed) => Self::All(speed),
-            Choice::List(speeds) => Self::List(speeds),
-            Choice::Alternate(Alternate { alternate }) => Self::Alternate(alternate),
-            Choice::Share(Share { share, factor }) => Self::Share(share.0, factor),
+        let speed = match SpeedForm::deserialize(deserializer)? {
+            SpeedForm::All(speed) => Self::All(speed),
+            SpeedForm::List(speeds) => Self::List(speeds),
+            SpeedForm::Alternate(Alternate { alternate }) => Self::Alternate(alternate),
+            SpeedForm::Share(Share { share, factor }) => Self::Share(share.0, factor),
         };
         let speeds = match &speed {
             Self::All(speed) | Self::Share(_, speed) => std::slice::from_ref(speed),

@@ -7,13 +7,13 @@ use std::rc::Rc;
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::{BatchRestart, ListNotice, RestartStage, SimulatedBackend, SimulationEvent, World};
+use super::{BatchRestart, ListNotice, RestartStage, SimulatedBackend, Simulation, SimulationEvent};
 use crate::traffic::assignments::JobAssignments;
 use crate::traffic::client::{SERVICE, address};
 use crate::traffic::document::operator::ReweightTable;
 use crate::traffic::document::{FailMode, ReportsTable};
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Changes the number of backends of the service.
     pub(super) fn set_backends(&mut self, count: u32, lame_duck_us: u64) {
         for index in self.count..count {

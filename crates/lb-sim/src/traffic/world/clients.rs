@@ -13,13 +13,13 @@ use lb_core::service::{Size, Subset};
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::requests::{RequestFailure, SimulatedRequest};
-use super::{SimulationEvent, World};
+use super::{Simulation, SimulationEvent};
 use crate::sampling::{self, Distribution};
 use crate::traffic::assignments::JobAssignments;
 use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnections};
 use crate::traffic::document::{Closing, Traffic};
 
-impl World<'_> {
+impl Simulation<'_> {
     // ---- clients ----
 
     /// Changes the number of tasks of a job.

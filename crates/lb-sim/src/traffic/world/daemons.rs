@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use lb_core::control::Switch;
 
-use super::World;
+use super::Simulation;
 use crate::traffic::client::SimulatedClient;
 
-impl World<'_> {
+impl Simulation<'_> {
     fn of_each_client(&mut self, change: impl Fn(&mut SimulatedClient, Duration)) {
         let now = Duration::from_micros(self.now);
         self.clients.iter_mut().flatten().for_each(|client| change(client, now));

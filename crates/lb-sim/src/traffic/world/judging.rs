@@ -8,7 +8,7 @@ use lb_common::ending::{End, Ending};
 use lb_common::ticks::{TICK_LOG2, tick};
 use lb_core::ejection::Judgement;
 
-use super::World;
+use super::Simulation;
 use crate::traffic::client::SimulatedClient;
 use crate::traffic::ejections::{EjectionCounts, EjectionRow, EjectionTotal, Most};
 
@@ -28,7 +28,7 @@ pub(super) struct Judged {
     well_since: u64,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// The current tick of the kernel programs' clock.
     pub(super) const fn tick(&self) -> u32 {
         tick(self.now * 1_000)

@@ -12,7 +12,7 @@ use lb_core::reports::ReportedLoad;
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::clients::number;
-use super::{SimulationEvent, World};
+use super::{Simulation, SimulationEvent};
 use crate::metrics::float;
 use crate::traffic::document::{FailMode, ReportsTable};
 
@@ -42,7 +42,7 @@ struct SentReport {
     load: ReportedLoad,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Makes backends begin to measure, each at its own time, because agents do not start at the
     /// same time.
     pub(super) fn begin_to_report(&mut self) {

@@ -5,11 +5,11 @@
 //! of the run.
 
 use super::serving::SimulatedServer;
-use super::{SimulatedBackend, World};
+use super::{SimulatedBackend, Simulation};
 use crate::metrics::{Spread, float};
 use crate::traffic::tally::{LoadTotal, StepRow, Total, Traces, WeightChanges, utilization_of};
 
-impl World<'_> {
+impl Simulation<'_> {
     /// The number of connections that are currently open.
     pub(super) fn open(&self) -> u64 {
         self.backends.iter().map(|backend| backend.connections).sum()

@@ -11,7 +11,7 @@ use lb_common::ending::{Attempt, Ending};
 use lb_common::pick::{How, Pick};
 
 use super::clients::number;
-use super::{SimulatedBackend, SimulationEvent, World};
+use super::{SimulatedBackend, Simulation, SimulationEvent};
 use crate::metrics::float;
 use crate::sampling::{self, Distribution, unit};
 use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnections};
@@ -158,7 +158,7 @@ pub(super) enum RequestFailure {
     TimedOut,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Begins a request or connect that is due, and schedules the client's next one.
     pub(super) fn arrive(&mut self, id: u32) {
         self.with_client(id, |world, client| {

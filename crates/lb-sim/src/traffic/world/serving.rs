@@ -4,7 +4,7 @@
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
-use super::{SimulationEvent, World};
+use super::{Simulation, SimulationEvent};
 use crate::sampling::unit;
 use crate::traffic::document::machines::AntagonistTable;
 use crate::traffic::machine::Machine;
@@ -91,7 +91,7 @@ impl SimulatedServer {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Gives a machine a request to work on.
     pub(super) fn work(&mut self, backend: u32, request: u32, cost_ps: u64) {
         let now = self.now;
