@@ -18,7 +18,7 @@ use crate::service::{Service, Size, Subset, Task};
 use crate::subset::{self, Algorithm, Position};
 use crate::weights;
 
-use self::pool::{Pool, Shares, Standby};
+use self::pool::{CandidatePool, Shares, Standby};
 
 /// Whether the endpoint at an index of the order is a member, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +153,7 @@ fn float(weight: u64) -> f64 {
 /// runs once.
 #[derive(Debug)]
 pub struct Memberships<'a> {
-    pool: Pool<'a>,
+    pool: CandidatePool<'a>,
     /// The number of tasks in the job.
     clients: u32,
     /// `None` if the service has no subset. The client of the position is not used.
@@ -175,7 +175,7 @@ impl<'a> Memberships<'a> {
         let with_weight = endpoints.as_slice().iter().filter(|endpoint| endpoint.weight > 0);
         let best = with_weight.map(|endpoint| endpoint.state).min();
         let admit = |endpoint: &Endpoint| endpoint.weight > 0 && Some(endpoint.state) == best;
-        let pool = Pool::of(endpoints, admit, service.policy.is_weighted());
+        let pool = CandidatePool::of(endpoints, admit, service.policy.is_weighted());
         let Subset::Sized { algorithm, size } = service.subset else {
             let (subset, tried, shares) = (None, Vec::new(), Shares::Weights);
             let (follows_load, unused, evenness) = (false, None, None);

@@ -329,7 +329,7 @@ impl Rebalance {
     /// Decides whether to close connections now, and whose. Each address may occur only once.
     pub fn tick(&mut self, now: Duration, members: &[MemberFlows], is_panic: bool) -> Option<Closing> {
         let passed = now.saturating_sub(self.ticked.replace(now).unwrap_or(now));
-        let pool = Pool::of(members, None);
+        let pool = PoolFlows::of(members, None);
         self.update_refilled(&pool, is_panic);
         self.skipped.retain(|_, until| *until > now);
         self.update_tried(now, members);
@@ -459,7 +459,7 @@ impl Rebalance {
     }
 
     /// Updates the set of refilled members.
-    fn update_refilled(&mut self, pool: &Pool<'_>, is_panic: bool) {
+    fn update_refilled(&mut self, pool: &PoolFlows<'_>, is_panic: bool) {
         let is_refilled = |member: &&&MemberFlows| {
             // A member stays refilled until it has reached the limit, and not only until it is no
             // longer far below it. In small pools, the difference is a large part of the share.
@@ -489,18 +489,18 @@ impl Rebalance {
     }
 
     /// Whether many closings have brought no flow to the refilled members.
-    fn is_futile(&self, pool: &Pool<'_>) -> bool {
+    fn is_futile(&self, pool: &PoolFlows<'_>) -> bool {
         let entries = pool.sum(|member| self.refilled.contains(&member.address), |member| member.entries);
         u128::from(self.progress.1) * u128::from(entries) > FUTILE * pool.entries
     }
 
     /// The limit below which a member is refilled, in thousandths of a flow, times the sum of
     /// entries.
-    fn limit(&self, pool: &Pool<'_>, member: &MemberFlows) -> u128 {
+    fn limit(&self, pool: &PoolFlows<'_>, member: &MemberFlows) -> u128 {
         pool.share(member) * u128::from(self.rules.below_thousandths)
     }
 
-    fn is_far_below(&self, pool: &Pool<'_>, member: &MemberFlows) -> bool {
+    fn is_far_below(&self, pool: &PoolFlows<'_>, member: &MemberFlows) -> bool {
         (u128::from(member.open) + MIN_DEFICIT) * pool.entries * 1000 <= self.limit(pool, member)
     }
 
@@ -555,7 +555,7 @@ struct DueTrial<'m> {
 }
 
 /// The members that take part, and their sums.
-struct Pool<'m> {
+struct PoolFlows<'m> {
     members: Vec<&'m MemberFlows>,
     /// The sum of entries, at least 1.
     entries: u128,
@@ -563,7 +563,7 @@ struct Pool<'m> {
     open: u64,
 }
 
-impl<'m> Pool<'m> {
+impl<'m> PoolFlows<'m> {
     /// The warm members, and an ejected one as if it were readmitted.
     fn of(members: &'m [MemberFlows], readmitted: Option<SocketAddr>) -> Self {
         let takes_part = |member: &&MemberFlows| {

@@ -24,7 +24,7 @@ pub enum Shares {
 
 /// Every index of a list, and whether its endpoint may be a member.
 #[derive(Debug)]
-pub struct Pool<'a> {
+pub struct CandidatePool<'a> {
     endpoints: &'a [Endpoint],
     /// For each index: the position in `endpoints`, and whether the endpoint may be a member;
     /// `None` if no endpoint has the index.
@@ -37,7 +37,7 @@ pub struct Pool<'a> {
     is_weighted: bool,
 }
 
-impl<'a> Pool<'a> {
+impl<'a> CandidatePool<'a> {
     pub fn of(list: &'a EndpointList, admit: impl Fn(&Endpoint) -> bool, is_weighted: bool) -> Self {
         let endpoints = list.as_slice();
         let mut by_index = vec![None; list.index_space() as usize];
