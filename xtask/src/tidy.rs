@@ -1,8 +1,10 @@
 //! House rules that no existing tool can check: the dependencies between crates, a tier for every
-//! test, current kernel objects, comments at the heads of files, idioms, words, and the targets of
-//! links in pages. Each message states what to write instead.
+//! test, current kernel objects, comments at the heads of files, idioms, words, names of types, and
+//! the targets of links in pages. Each message states what to write instead.
 
 mod pages;
+
+mod type_names;
 
 mod vocabulary;
 
@@ -238,6 +240,7 @@ pub fn run() -> Result<()> {
         words::file(name, text, &synonyms, &mut faults);
     }
     let hidden = vocabulary::count(sources.iter().chain(&others), &mut faults)?;
+    let duplicates = type_names::count(&sources, &mut faults)?;
     for (name, text) in sources.iter().chain(&others) {
         pages::file(&root, name, text, &sources, &mut faults);
     }
@@ -247,7 +250,10 @@ pub fn run() -> Result<()> {
         }
         bail!("{} house rules are broken", faults.len());
     }
-    println!("tidy: good ({} files; {hidden} uses of discouraged words)", sources.len() + others.len());
+    println!(
+        "tidy: good ({} files; {hidden} uses of discouraged words; {duplicates} duplicate type names)",
+        sources.len() + others.len()
+    );
     Ok(())
 }
 
