@@ -45,7 +45,7 @@ use hosts::Expanded;
 use json::JsonDocument;
 
 pub use consul::read_instances;
-pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS, ListedAddress, target};
+pub use hosts::{HostAddresses, ListedAddress, MAX_HOSTS, NO_HOSTS, target};
 pub use json::not_json;
 pub use slices::{SlicesError, read_slices};
 

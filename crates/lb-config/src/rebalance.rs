@@ -61,11 +61,11 @@ mod tests {
             ("rebalance = { rate = '0/s' }", format!("8:22: rate is \"0/s\" {RATES}")),
             ("rebalance = { rate = '1001/s' }", format!("8:22: rate is \"1001/s\" {RATES}")),
             ("rebalance = { rate = '0.1/s' }", format!("8:22: rate is \"0.1/s\" {RATES}")),
-            ("rebalance = { rate = 1 }", "8:22: rate must be a string, not a whole number (write it as in \"1/s\")".to_owned()),
             (
-                "rebalance = { idle = '0s' }",
-                "8:22: idle is \"0s\" (write \"1s\" to \"24h\")".to_owned(),
+                "rebalance = { rate = 1 }",
+                "8:22: rate must be a string, not a whole number (write it as in \"1/s\")".to_owned(),
             ),
+            ("rebalance = { idle = '0s' }", "8:22: idle is \"0s\" (write \"1s\" to \"24h\")".to_owned()),
             (
                 "rebalance = { below = 1.0 }",
                 "8:23: below is 1.0 (write 0.1 to 0.95, with at most three decimals)".to_owned(),

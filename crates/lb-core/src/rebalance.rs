@@ -382,7 +382,7 @@ impl Rebalance {
     fn decide(
         &mut self,
         now: Duration,
-        pool: &Pool<'_>,
+        pool: &PoolFlows<'_>,
         trial: Option<&DueTrial<'_>>,
     ) -> Result<Option<Closing>, (RebalanceState, Duration)> {
         if self.pending.is_some() {
@@ -421,7 +421,7 @@ impl Rebalance {
     ///
     /// # Errors
     /// If there is none, and until when.
-    fn donor<'m>(&self, pool: &Pool<'m>) -> Result<&'m MemberFlows, (RebalanceState, Duration)> {
+    fn donor<'m>(&self, pool: &PoolFlows<'m>) -> Result<&'m MemberFlows, (RebalanceState, Duration)> {
         let is_donor = |member: &&MemberFlows| {
             pool.excess(member) > 0
                 && !self.refilled.contains(&member.address)
@@ -525,7 +525,7 @@ impl Rebalance {
         let due = members.iter().filter_map(|member| {
             let MemberState::TrialDue { trials } = member.state else { return None };
             let tried = self.tried.get(&member.address).copied();
-            let pool = Pool::of(members, Some(member.address));
+            let pool = PoolFlows::of(members, Some(member.address));
             let is_wanted = !member.is_at_limit && member.entries > 0 && self.is_far_below(&pool, member);
             is_wanted.then_some(DueTrial { pool, member, trials, tried })
         });
@@ -546,7 +546,7 @@ struct PendingClosing {
 /// An ejected member whose trial is due.
 struct DueTrial<'m> {
     /// The members that take part if it is readmitted.
-    pool: Pool<'m>,
+    pool: PoolFlows<'m>,
     member: &'m MemberFlows,
     /// The number of trials that it has had.
     trials: u64,

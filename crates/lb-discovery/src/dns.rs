@@ -120,13 +120,14 @@ impl Dns {
         let due = used.targets.iter().filter(is_due).cloned().collect();
         let missing = self.ask_for(due, now).await;
 
-        let lost: Vec<&Failure> = missing
-            .iter()
-            .filter(|(target, _)| !self.known.contains_key(*target))
-            .filter_map(
-                |(_, missing)| if let UnresolvedTarget::Failed(failure) = missing { Some(failure) } else { None },
-            )
-            .collect();
+        let lost: Vec<&Failure> =
+            missing
+                .iter()
+                .filter(|(target, _)| !self.known.contains_key(*target))
+                .filter_map(|(_, missing)| {
+                    if let UnresolvedTarget::Failed(failure) = missing { Some(failure) } else { None }
+                })
+                .collect();
         // If the server fails after the SRV records, the incomplete list would look like the
         // complete list.
         if let Some(failure) = lost.first().filter(|_| lost.len() >= self.known.len()) {
@@ -141,8 +142,13 @@ impl Dns {
 
     /// Requests the addresses of targets, as many at a time as the resolver permits, so that other
     /// questions come in between. Returns the targets without addresses.
-    async fn ask_for(&mut self, targets: BTreeSet<String>, now: Instant) -> BTreeMap<String, UnresolvedTarget> {
-        let late = || UnresolvedTarget::Failed(Failure::Unreachable("no time was left to query for it".to_owned()));
+    async fn ask_for(
+        &mut self,
+        targets: BTreeSet<String>,
+        now: Instant,
+    ) -> BTreeMap<String, UnresolvedTarget> {
+        let late =
+            || UnresolvedTarget::Failed(Failure::Unreachable("no time was left to query for it".to_owned()));
         let mut missing: BTreeMap<String, UnresolvedTarget> =
             targets.iter().map(|target| (target.clone(), late())).collect();
         let (mut waiting, mut questions) = (targets.into_iter(), JoinSet::new());

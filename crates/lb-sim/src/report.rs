@@ -2,7 +2,7 @@
 //! code. It is one page with its files.
 //!
 //! The modules in reading order: the elements of sections ([`palette`], [`numbers`], [`section`]),
-//! one module for each question, then the page and its directory. The same build writes the same
+//! a room for each publication, then the page and its directory. The same build writes the same
 //! bytes: the report contains no dates and nothing about the machine.
 
 pub mod palette;
@@ -13,41 +13,15 @@ pub mod section;
 
 mod panels;
 
-mod book;
+mod sre_book;
 
-mod shuffles;
-
-mod balance;
-
-mod cloud;
-
-mod utilization;
-
-mod weights;
-
-mod one_more;
-
-mod rings;
-
-mod resize_errors;
-
-mod resize;
+mod queue_article;
 
 mod properties;
 
-mod aperture;
-
-mod aperture_first;
-
-mod aperture_rings;
-
-mod aperture_over_time;
+mod aperture_post;
 
 mod sizes;
-
-mod load_switch;
-
-mod load;
 
 mod page;
 
@@ -56,9 +30,12 @@ pub mod directory;
 use indicatif::ProgressBar;
 use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, ParallelIterator as _};
 
+use aperture_post::{aperture, aperture_over_time};
 use directory::MARK;
+use queue_article::{balance, one_more, resize, rings, utilization, weights};
 pub use section::Extent;
 use section::ReportSection;
+use sre_book::{book, load};
 
 /// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and
 /// more for sections that take longer.

@@ -1,0 +1,20 @@
+//! The sections on the article "Reinventing Backend Subsetting at Google" (ACM Queue), in reading
+//! order.
+
+use super::{numbers, palette, section};
+
+pub mod balance;
+
+mod cloud;
+
+pub mod utilization;
+
+pub mod weights;
+
+pub mod one_more;
+
+pub mod rings;
+
+mod resize_errors;
+
+pub mod resize;
