@@ -125,7 +125,7 @@ pub use self::register::Stores;
 use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
 use self::sources::Sources;
-pub use self::sources::{FirstRead, ListInForce, ListPurpose, Reading, complete, sources};
+pub use self::sources::{FirstRead, ListInForce, ListPurpose, Reading, sources};
 pub use self::state_files::{StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState};
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::ControllerQuery;

@@ -375,12 +375,3 @@ pub struct ListInForce {
     /// See [`ListPurpose::suspension`].
     pub suspension: Option<Suspension>,
 }
-
-/// Completes assignments for these client tasks, reusing results of the earlier assignments if
-/// their list is equal.
-pub fn complete(assignments: &mut Assignments, consumers: &[Consumer], before: Option<&Assignments>) {
-    if let Some(before) = before {
-        assignments.follow(before);
-    }
-    assignments.complete(consumers);
-}

@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use super::file_io::{FileIo, PATIENCE};
 use super::files::Files;
 use super::remotes::{Servers, first};
-use crate::controller::{self, FirstRead, ListPurpose};
+use crate::controller::{Event, FirstRead, ListPurpose};
 use crate::source::{Contents, Guard, ListSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
 /// The maximum number of texts that are in memory for parsing at the same time. Each text has up to
@@ -43,27 +43,31 @@ impl ListReader {
     /// Reads the list unless its version is still `known`, and completes its assignments.
     pub async fn read(
         &self,
-        source: &ListSource,
+        service: String,
+        source: ListSource,
+        begun: u64,
         known: Option<Option<Stamp>>,
         mut purpose: ListPurpose,
-    ) -> (Version<Stamp>, Option<Result<Contents, SourceError>>) {
-        let Some(path) = source.file() else {
-            let latest =
-                source.wanted().map(|wanted| self.servers.query(wanted).borrow().clone()).unwrap_or_default();
-            let version = answer_version(&latest);
-            if known == Some(version.stamp) {
-                return (version, None);
+    ) -> Event {
+        let (version, result) = match source.file() {
+            Some(path) => match self.version(path, PATIENCE).await {
+                Ok(version) if known == Some(version.stamp) => (version, None),
+                Ok(version) => {
+                    purpose.guard.take_if(|_| purpose.seen != Some(version.stamp));
+                    (version, Some(self.list(&source, path, purpose, PATIENCE).await))
+                }
+                Err(no_answer) => (NO_VERSION, Some(Err(no_answer.into()))),
+            },
+            None => {
+                let latest = source.wanted().map(|wanted| self.servers.query(wanted).borrow().clone());
+                let latest = latest.unwrap_or_default();
+                match answer_version(&latest) {
+                    version if known == Some(version.stamp) => (version, None),
+                    version => (version, Some(self.answer(&source, latest, purpose, PATIENCE).await)),
+                }
             }
-            return (version, Some(self.answer(source, latest, purpose, PATIENCE).await));
         };
-        let version = match self.version(path, PATIENCE).await {
-            Ok(version) if known == Some(version.stamp) => return (version, None),
-            Ok(version) => version,
-            Err(no_answer) => return (NO_VERSION, Some(Err(no_answer.into()))),
-        };
-        purpose.guard.take_if(|_| purpose.seen != Some(version.stamp));
-        let result = self.list(source, path, purpose, PATIENCE).await;
-        (version, Some(result))
+        Event::Read { service, source, begun, version, result }
     }
 
     /// Reads the list for a start or a reload. If it cannot be used, reads the stored last good
@@ -264,7 +268,10 @@ impl ListReader {
             drop(turn);
             let mut contents = parsed?;
             // This may take seconds for the largest jobs.
-            controller::complete(&mut contents.assignments, &purpose.consumers, purpose.before.as_ref());
+            if let Some(before) = &purpose.before {
+                contents.assignments.follow(before);
+            }
+            contents.assignments.complete(&purpose.consumers);
             Ok(contents)
         };
         spawn_blocking(work).await.expect("a panic ends the process")

@@ -70,8 +70,7 @@ impl Worker {
                 Event::LookedAtConfig { is_due, result: self.look(&self.file).await }
             }
             BackgroundWork::Read { service, source, begun, known, purpose } => {
-                let (version, result) = self.lists.read(&source, known, purpose).await;
-                Event::Read { service, source, begun, version, result }
+                self.lists.read(service, source, begun, known, purpose).await
             }
             BackgroundWork::ReadStored(kinds, dns) => {
                 Event::StoredRead(Box::new(read_stored(&self.lists, &self.state, kinds, &dns).await))
