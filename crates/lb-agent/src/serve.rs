@@ -288,7 +288,7 @@ impl Agent {
         let all_have = async {
             let mut looks = tokio::time::interval(Duration::from_millis(10));
             // Runs until all clients have acknowledged; the caller's time limit bounds it.
-            while let Some(status) = query::status(&self.queries).await
+            while let Some(status) = control::status(&self.queries).await
                 && status.backends.iter().any(|backend| backend.unheard > 0)
             {
                 looks.tick().await;

@@ -6,7 +6,8 @@ use tokio::sync::mpsc;
 
 use super::ReadinessReporter;
 use crate::serve::Agent;
-use crate::serve::query::{AcceptedReport, Query, Verb, submit};
+use crate::serve::control::submit;
+use crate::serve::query::{AcceptedReport, Query, Verb};
 use crate::serve::registrations::{Claim, Registrant, draw};
 use crate::utilization::own_cgroup;
 

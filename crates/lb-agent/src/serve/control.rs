@@ -20,11 +20,12 @@ use lb_report::agent::name::Name;
 use lb_report::agent::readiness_of;
 use lb_report::keys::Keys;
 use serde::Deserialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
-use super::query::{ApplicationLoad, Query, QueryRefusal, Verb, status, submit};
+use super::query::{AcceptedReport, ApplicationLoad, Query, QueryRefusal, Verb};
 use super::registrations::{Claim, Registrant};
+use crate::status::AgentStatus;
 use crate::utilization;
 
 /// The socket's name in its directory.
@@ -250,6 +251,33 @@ impl Desk {
             || peer.user == own_user()
             || self.groups.iter().any(|group| peer.groups.contains(group))
     }
+}
+
+/// Sends a report or command to the event loop. For an operator's command, also waits a limited
+/// time for the disk, so that the command survives a restart of the agent.
+///
+/// # Errors
+/// The inner error is the refusal; the outer error means that the agent is stopping.
+pub async fn submit(
+    queries: &mpsc::Sender<Query>,
+    verb: Verb,
+    who: Registrant,
+) -> anyhow::Result<Result<AcceptedReport, QueryRefusal>> {
+    let (answer, outcome) = oneshot::channel();
+    let stopping = || anyhow::anyhow!("the agent is stopping");
+    queries.send(Query::Verb { verb, who, answer }).await.map_err(|_| stopping())?;
+    let (outcome, receipt) = outcome.await.map_err(|_| stopping())?;
+    if let Some(receipt) = receipt {
+        receipt.settled().await;
+    }
+    Ok(outcome)
+}
+
+/// The status of all backends; `None` if the agent is stopping.
+pub async fn status(queries: &mpsc::Sender<Query>) -> Option<AgentStatus> {
+    let (answer, status) = oneshot::channel();
+    queries.send(Query::Status(answer)).await.ok()?;
+    status.await.ok()
 }
 
 fn refused(refusal: &QueryRefusal) -> Response {

@@ -10,7 +10,8 @@ use axum::routing::get;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::query::{Query, status};
+use super::control::status;
+use super::query::Query;
 use crate::metrics;
 use crate::name;
 use crate::status::ServedBackendStatus;

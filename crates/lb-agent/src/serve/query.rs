@@ -6,7 +6,7 @@ use lb_report::agent::name::Name;
 use lb_report::keys::{BackendKey, Keys};
 use lb_report::wire::Readiness;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::lame_duck_store::Receipt;
 use super::registrations::{Claim, Registrant};
@@ -118,31 +118,4 @@ pub enum QueryRefusal {
     /// The report or command is invalid.
     #[error("{0}")]
     Wrong(String),
-}
-
-/// Sends a report or command to the event loop. For an operator's command, also waits a limited
-/// time for the disk, so that the command survives a restart of the agent.
-///
-/// # Errors
-/// The inner error is the refusal; the outer error means that the agent is stopping.
-pub async fn submit(
-    queries: &mpsc::Sender<Query>,
-    verb: Verb,
-    who: Registrant,
-) -> anyhow::Result<Result<AcceptedReport, QueryRefusal>> {
-    let (answer, outcome) = oneshot::channel();
-    let stopping = || anyhow::anyhow!("the agent is stopping");
-    queries.send(Query::Verb { verb, who, answer }).await.map_err(|_| stopping())?;
-    let (outcome, receipt) = outcome.await.map_err(|_| stopping())?;
-    if let Some(receipt) = receipt {
-        receipt.settled().await;
-    }
-    Ok(outcome)
-}
-
-/// The status of all backends; `None` if the agent is stopping.
-pub async fn status(queries: &mpsc::Sender<Query>) -> Option<AgentStatus> {
-    let (answer, status) = oneshot::channel();
-    queries.send(Query::Status(answer)).await.ok()?;
-    status.await.ok()
 }
