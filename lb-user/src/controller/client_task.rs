@@ -5,14 +5,11 @@
 //! possible yet (reuse of a region that a program may still read, freeing of a slot with open
 //! flows) are left for a later call. A client task reads no clock and starts no thread.
 //!
-//! In reading order: the plan and the maps (this file), the lists that change the plan (`lists`),
-//! the cgroup (`attachment`), the network namespace (`namespace`), the verdicts of the programs on
-//! backends (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that
-//! change although the lists do not (`control`), errors that count as load (`errors`), subsets
-//! whose size follows load (`size`), the overrides of operators (`overrides`), and lost backends
-//! whose connections are closed (`loss`).
-
-mod lists;
+//! In reading order: the plan and the maps (this file), the cgroup (`attachment`), the network
+//! namespace (`namespace`), the verdicts of the programs on backends (`health`), guesses from
+//! probes (`guesses`), the counters (`counts`), weights that change although the lists do not
+//! (`control`), errors that count as load (`errors`), subsets whose size follows load (`size`), the
+//! overrides of operators (`overrides`), and lost backends whose connections are closed (`loss`).
 
 mod attachment;
 
@@ -108,11 +105,11 @@ pub struct ClientTask {
     limits: Limits,
     features: Features,
     clock: Clock,
-    balancer: Balancer,
+    pub(super) balancer: Balancer,
     datapath: Datapath,
     /// The slots that neither the plan nor the maps use, once the maps match the plan; `None` while
     /// some steps towards the plan may be left.
-    settled: Option<BTreeSet<Slot>>,
+    pub(super) settled: Option<BTreeSet<Slot>>,
     host: String,
     cursor_seed: CursorSeed,
     /// For each unused slot, the progress of the grace period after which the slot can be freed.
@@ -140,7 +137,7 @@ pub struct ClientTask {
     trouble: Option<String>,
     has_failed: bool,
     /// For each service, by name: why the daemon refused the service's list in the configuration.
-    refused_static: BTreeMap<String, String>,
+    pub(super) refused_static: BTreeMap<String, String>,
     /// For each service, by position: the control that changes its weights, and its name. Empty
     /// until the controls are created.
     controls: Vec<Option<(String, control::Controlled)>>,

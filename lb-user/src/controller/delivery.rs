@@ -1,19 +1,76 @@
-//! The delivery of endpoint lists to the client tasks that use them.
+//! The delivery of endpoint lists: passes a list that was read to the feed, executes the feed's
+//! decision, and turns the list into a fact for the balancer of each client task that uses it.
 //!
 //! The assignments of a list are computed off the loop. If clients change in the meantime, the
 //! missing assignments are computed next. Until they are, these clients retain their earlier lists.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use lb_core::feed::{Delivered, ListDecision};
+use lb_core::balancer::UnusableList;
+use lb_core::feed::{Delivered, FeedAction, ListDecision, Version};
 use tracing::{info, warn};
 
+use super::changes::list_changes;
+use super::client_task::ClientTask;
 use super::{BackgroundWork, Controller};
-use crate::assignments::{self, Assignments};
+use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::EndpointSource;
-use crate::source::Contents;
+use crate::source::{Contents, SourceError, Stamp};
 
 impl Controller {
+    /// Handles the end of a read. `result` is `None` if the list is still the known version.
+    pub fn read(
+        &mut self,
+        service: &str,
+        begun: u64,
+        version: Version<Stamp>,
+        result: Option<Result<Contents, SourceError>>,
+        now: Instant,
+    ) {
+        let result = result.map(|result| self.take_hosts(service, result));
+        let watched =
+            self.sources.watched.get_mut(service).expect("the caller checks that the service has a source");
+        if let Some(Ok(contents)) = &result {
+            watched.take_notes(service, &contents.notes);
+            watched.take_pending(service, contents.pending.clone(), now);
+        }
+        watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
+        if let Some(result) = &result {
+            let error = result.as_ref().err().map(|error| crate::error::chain(error));
+            watched.remote.was_read(error.as_deref());
+        }
+        let result = result.map(|result| result.map_err(SourceError::into_failure));
+        let effect = watched.feed.read(now, begun, version, result);
+        self.carry_out(service, effect, now);
+        self.resolve_hosts(now);
+    }
+
+    /// Executes a decision of the service's feed.
+    pub fn carry_out(&mut self, service: &str, effect: Option<FeedAction<Contents>>, now: Instant) {
+        match effect {
+            None => {}
+            Some(FeedAction::Deliver(contents)) => {
+                let after = contents.assignments.list();
+                let endpoints = after.as_slice().len();
+                let before = self.sources.watched.get(service).and_then(|file| file.feed.newest());
+                match before.map(|before| list_changes(before.assignments.list(), after)) {
+                    Some(changes) => info!(service, endpoints, changes, "endpoint list read"),
+                    None => info!(service, endpoints, "endpoint list read"),
+                }
+                self.deliver(service, contents, now);
+            }
+            Some(FeedAction::GoodAgain) => {
+                let source =
+                    self.sources.watched.get(service).map(|watched| watched.source.origin.to_string());
+                info!(service, source, "the endpoint list can be used again; it is unchanged");
+            }
+            Some(FeedAction::Failed(error)) => {
+                warn!(service, error, "the endpoint list cannot be used; the present list stays in force");
+            }
+        }
+    }
+
     /// Delivers a list to every client that uses the service. Once all of them have accepted the
     /// list, it is stored for later starts.
     pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
@@ -101,5 +158,70 @@ impl Controller {
         for (service, contents) in refused.collect::<Vec<_>>() {
             self.deliver(&service, contents, now);
         }
+    }
+}
+
+impl ClientTask {
+    /// Applies the lists in the configuration itself.
+    ///
+    /// # Errors
+    /// The error of the first list that does not fit. The other lists are applied nevertheless.
+    pub fn deliver_static(
+        &mut self,
+        by_service: &AssignmentsByService,
+        now: Instant,
+    ) -> Result<(), UnusableList> {
+        self.refused_static.clear();
+        let mut result = Ok(());
+        for position in 0..self.client.services.len() {
+            let configured = &self.client.services[position];
+            let name = configured.service.name.clone();
+            // If the client could not apply the present configuration, it still has an earlier one,
+            // and retains the lists of the earlier one.
+            let Some(assignments) =
+                by_service.get(&name).filter(|_| matches!(configured.source, EndpointSource::Static(_)))
+            else {
+                continue;
+            };
+            if let Err(refused) = self.deliver(position, assignments, now) {
+                self.refused_static.insert(name, refused.to_string());
+                result = result.and(Err(refused));
+            }
+        }
+        result
+    }
+
+    /// For each service, by name: why the daemon refused the service's list in the configuration.
+    pub fn refused_static(&self) -> &BTreeMap<String, String> {
+        &self.refused_static
+    }
+
+    /// The position of the service with this name among the client's services.
+    pub fn position(&self, service: &str) -> Option<usize> {
+        self.client.services.iter().position(|configured| configured.service.name == service)
+    }
+
+    /// Applies a new list for the service at this position. Returns `false` if the task's
+    /// assignment of the list is not computed yet. If the list equals the earlier one, this costs
+    /// nothing.
+    ///
+    /// # Errors
+    /// If the list does not fit. The earlier list stays in force.
+    pub fn deliver(
+        &mut self,
+        position: usize,
+        assignments: &Assignments,
+        now: Instant,
+    ) -> Result<bool, UnusableList> {
+        let Some(assignment) =
+            assignments.assignment(&self.client.services[position].service, self.client.task)
+        else {
+            return Ok(false);
+        };
+        let fact = self.follow_size(position, assignment).fact(position);
+        if self.balancer.handle(now, fact)? {
+            self.settled = None;
+        }
+        Ok(true)
     }
 }

@@ -1,6 +1,5 @@
-//! The sources of endpoint lists: when each list is read, and how the daemon executes the decisions
-//! of the feed. A file is read when it has changed, a server's list when the server's answer has
-//! changed (`remote`).
+//! The sources of endpoint lists: when each list is read. A file is read when it has changed, a
+//! server's list when the server's answer has changed (`remote`).
 //!
 //! [`Feed`] decides the order. A list is read, and its assignments are computed, beside the event
 //! loop; the loop applies both together (`delivery`).
@@ -11,12 +10,11 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use lb_config::discovery::DnsSettings;
-use lb_core::feed::{Feed, FeedAction, Version};
+use lb_core::feed::{Feed, Version};
 use lb_discovery::{HostName, HostTable};
 use lb_view::status::SourceStatus;
 use tracing::{info, warn};
 
-use super::changes::list_changes;
 use super::hosts::HostNames;
 use super::remote::{RemoteState, Shrink};
 use super::state_files::FilesToStore;
@@ -101,7 +99,7 @@ pub struct WatchedSource {
 
 impl WatchedSource {
     /// Stores the notes of a read, and logs the new ones.
-    fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
+    pub fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
         let before = std::mem::replace(&mut self.notes, Arc::clone(notes));
         for note in notes.iter().filter(|note| !before.contains(note)) {
             info!(service, source = %self.source.origin, "{note}");
@@ -311,57 +309,6 @@ impl Controller {
             };
             let (service, source) = (service.clone(), watched.source.clone());
             self.effects.push(BackgroundWork::Read { service, source, begun, known, purpose }.into());
-        }
-    }
-
-    /// Handles the end of a read. `result` is `None` if the list is still the known version.
-    pub fn read(
-        &mut self,
-        service: &str,
-        begun: u64,
-        version: Version<Stamp>,
-        result: Option<Result<Contents, SourceError>>,
-        now: Instant,
-    ) {
-        let result = result.map(|result| self.take_hosts(service, result));
-        let watched =
-            self.sources.watched.get_mut(service).expect("the caller checks that the service has a source");
-        if let Some(Ok(contents)) = &result {
-            watched.take_notes(service, &contents.notes);
-            watched.take_pending(service, contents.pending.clone(), now);
-        }
-        watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
-        if let Some(result) = &result {
-            let error = result.as_ref().err().map(|error| crate::error::chain(error));
-            watched.remote.was_read(error.as_deref());
-        }
-        let result = result.map(|result| result.map_err(SourceError::into_failure));
-        let effect = watched.feed.read(now, begun, version, result);
-        self.carry_out(service, effect, now);
-        self.resolve_hosts(now);
-    }
-
-    fn carry_out(&mut self, service: &str, effect: Option<FeedAction<Contents>>, now: Instant) {
-        match effect {
-            None => {}
-            Some(FeedAction::Deliver(contents)) => {
-                let after = contents.assignments.list();
-                let endpoints = after.as_slice().len();
-                let before = self.sources.watched.get(service).and_then(|file| file.feed.newest());
-                match before.map(|before| list_changes(before.assignments.list(), after)) {
-                    Some(changes) => info!(service, endpoints, changes, "endpoint list read"),
-                    None => info!(service, endpoints, "endpoint list read"),
-                }
-                self.deliver(service, contents, now);
-            }
-            Some(FeedAction::GoodAgain) => {
-                let source =
-                    self.sources.watched.get(service).map(|watched| watched.source.origin.to_string());
-                info!(service, source, "the endpoint list can be used again; it is unchanged");
-            }
-            Some(FeedAction::Failed(error)) => {
-                warn!(service, error, "the endpoint list cannot be used; the present list stays in force");
-            }
         }
     }
 }

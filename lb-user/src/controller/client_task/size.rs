@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use lb_core::balancer::{Fact, UnusableList};
+use lb_core::balancer::UnusableList;
 use lb_core::load_band::{BandedSize, LoadBand};
 use lb_core::service::{Size, Subset};
 
@@ -45,16 +45,15 @@ impl ClientTask {
         }
     }
 
-    /// The fact of a new assignment. If the size follows load, the fact has the present number of
-    /// members.
-    pub(super) fn sized(&mut self, position: usize, assignment: Assignment) -> Fact {
+    /// A new assignment. If the size follows load, the result has the present number of members.
+    pub fn follow_size(&mut self, position: usize, assignment: Assignment) -> Assignment {
         match self.sizes.get_mut(position) {
             Some(Some((_, followed))) => {
-                let fact = followed.fact(position, &assignment);
+                let resized = assignment.resized(followed.size.size());
                 followed.assignment = Some(assignment);
-                fact
+                resized
             }
-            Some(None) | None => assignment.fact(position),
+            Some(None) | None => assignment,
         }
     }
 
@@ -77,7 +76,7 @@ impl ClientTask {
             if followed.size.look(at, open, most) == before.size() {
                 continue;
             }
-            match self.balancer.handle(now, followed.fact(position, &assignment)) {
+            match self.balancer.handle(now, assignment.resized(followed.size.size()).fact(position)) {
                 Ok(true) => self.settled = None,
                 Ok(false) => {}
                 Err(refused) => {
@@ -102,11 +101,5 @@ impl ClientTask {
             .map(|(slot, _)| tables.active(*slot))
             .sum();
         u32::try_from(open).unwrap_or(u32::MAX)
-    }
-}
-
-impl FollowedSize {
-    fn fact(&self, position: usize, assignment: &Assignment) -> Fact {
-        assignment.resized(self.size.size()).fact(position)
     }
 }
