@@ -5,6 +5,7 @@
 //! missing assignments are computed next. Until they are, these clients retain their earlier lists.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use lb_core::balancer::UnusableList;
@@ -25,10 +26,16 @@ impl Controller {
         service: &str,
         begun: u64,
         version: Version<Stamp>,
-        result: Option<Result<Contents, SourceError>>,
+        mut result: Option<Result<Contents, SourceError>>,
         now: Instant,
     ) {
-        let result = result.map(|result| self.take_hosts(service, result));
+        if let Some(result) = &mut result {
+            if let Some(fault) = self.host_fault(service, result) {
+                *result = Err(fault);
+            } else if let Ok(contents) = result {
+                contents.table = Arc::default();
+            }
+        }
         let watched =
             self.sources.watched.get_mut(service).expect("the caller checks that the service has a source");
         if let Some(Ok(contents)) = &result {

@@ -44,19 +44,19 @@ impl WatchedSource {
 }
 
 impl Controller {
-    /// Stores the host names of a list that was read. Refuses a list if all lists together would
+    /// Stores the host names of a list that was read. Returns a fault if all lists together would
     /// have too many names; the names of its earlier version are still resolved.
-    pub fn take_hosts(
+    pub fn host_fault(
         &mut self,
         service: &str,
-        mut result: Result<Contents, SourceError>,
-    ) -> Result<Contents, SourceError> {
-        let after = Arc::clone(&self.sources.hosts.table);
+        result: &Result<Contents, SourceError>,
+    ) -> Option<SourceError> {
+        let after = &self.sources.hosts.table;
         // An answer may have arrived after the list was read but before the list's names were known
         // here.
-        let (hosts, is_outdated) = match &mut result {
+        let (hosts, is_outdated) = match result {
             Ok(contents) => {
-                let before = std::mem::take(&mut contents.table);
+                let before = &contents.table;
                 let is_outdated = |host: &HostName| {
                     after.is_known(host) && is_changed(before.0.get(host), after.0.get(host))
                 };
@@ -65,28 +65,24 @@ impl Controller {
             Err(error) => {
                 let is_outdated =
                     error.unanswered().is_some_and(|hosts| hosts.iter().all(|host| after.is_known(host)));
-                let SourceError::Hosts { hosts, .. } = error else { return result };
-                (&*hosts, is_outdated)
+                let SourceError::Hosts { hosts, .. } = error else { return None };
+                (hosts, is_outdated)
             }
         };
         let watched = &mut self.sources.watched;
         let others = watched.iter().filter(|(other, _)| *other != service);
         let others: BTreeSet<&HostName> = others.flat_map(|(_, other)| &*other.hosts).collect();
         let all = others.len() + hosts.iter().filter(|host| !others.contains(host)).count();
-        let hosts = Arc::clone(hosts);
-        let Some(watched) = watched.get_mut(service) else { return result };
         // While the server's list is suspended, the list that was read has no names. The names of
         // the server's list stay, because that list will be used again.
-        if watched.remote.suspension.is_some() {
-            return result;
-        }
+        let watched = watched.get_mut(service).filter(|watched| watched.remote.suspension.is_none())?;
         watched.has_outdated_hosts = is_outdated;
         watched.lacks_hosts = all > MAX_HOSTS;
         if watched.lacks_hosts {
-            return Err(SourceError::TooManyHosts { place: watched.source.place(), own: hosts.len(), all });
+            return Some(SourceError::TooManyHosts { place: watched.source.place(), own: hosts.len(), all });
         }
-        watched.hosts = hosts;
-        result
+        watched.hosts = Arc::clone(hosts);
+        None
     }
 
     /// Resolves the host names of all lists from now on, and no others. Until every list has been

@@ -171,7 +171,8 @@ impl Controller {
         before: Option<WatchedSource>,
         now: Instant,
     ) {
-        let Reading { service, source, first: FirstRead { version, result, instead }, in_force } = reading;
+        let Reading { service, source, first: FirstRead { version, mut result, instead }, in_force } =
+            reading;
         let before = before.filter(|before| before.source.service == source.service);
         let is_same_source = before.as_ref().is_some_and(|before| before.source == source);
         let (before, notes, remote, hosts) = match before {
@@ -190,7 +191,12 @@ impl Controller {
             has_outdated_hosts: false,
         };
         self.sources.watched.insert(service.clone(), watched);
-        let result = self.take_hosts(&service, result).map_err(SourceError::into_failure);
+        if let Some(fault) = self.host_fault(&service, &result) {
+            result = Err(fault);
+        } else if let Ok(contents) = &mut result {
+            contents.table = Arc::default();
+        }
+        let result = result.map_err(SourceError::into_failure);
         let read =
             result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.pending.clone()));
         let (feed, reloaded) = Feed::reload(before, is_same_source, now, begun, version, result);
