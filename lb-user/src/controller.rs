@@ -17,8 +17,9 @@
 //! the file that stores their addresses (`host_store`), the delivery of lists to clients
 //! (`delivery`), the files that are stored for later starts (`state_files`) and the files that
 //! Envoy reads (`envoy_files`); a new configuration (`reload`), the changes in it (`changes`) and
-//! the settings that it cannot change (`fixed`); one client (`client_task`), all clients
-//! (`clients`), clients that cannot be started (`unstarted`) and clients that leave (`leaving`);
+//! the settings that it cannot change (`fixed`); one client (`client_task`, and the steps that make
+//! its maps match its plan: `client_task/settling`), all clients (`clients`), clients that cannot
+//! be started (`unstarted`) and clients that leave (`leaving`);
 //! the start (`start`, `first_look`); passes over the flow records (`flow_records`), jobs that
 //! close connections (`closing`) and the network namespaces of clients (`namespaces`); the
 //! backends that are probed (`probing`, through `network`) and the backends that report

@@ -1,15 +1,17 @@
 //! One client task: its balancer, which makes the plan, and the kernel's maps and programs, which
 //! implement the plan.
 //!
-//! Facts change the plan; [`ClientTask::settle`] makes the maps match the plan. Steps that are not
-//! possible yet (reuse of a region that a program may still read, freeing of a slot with open
-//! flows) are left for a later call. A client task reads no clock and starts no thread.
+//! Facts change the plan; [`ClientTask::settle`] makes the maps match the plan. A client task reads
+//! no clock and starts no thread.
 //!
-//! In reading order: the plan and the maps (this file), the cgroup (`attachment`), the network
-//! namespace (`namespace`), the verdicts of the programs on backends (`health`), guesses from
-//! probes (`guesses`), the counters (`counts`), weights that change although the lists do not
-//! (`control`), errors that count as load (`errors`), subsets whose size follows load (`size`), the
-//! overrides of operators (`overrides`), and lost backends whose connections are closed (`loss`).
+//! In reading order: the plan and the maps (this file), the steps to the plan (`settling`), the
+//! cgroup (`attachment`), the network namespace (`namespace`), the verdicts of the programs on
+//! backends (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that
+//! change although the lists do not (`control`), errors that count as load (`errors`), subsets
+//! whose size follows load (`size`), the overrides of operators (`overrides`), and lost backends
+//! whose connections are closed (`loss`).
+
+mod settling;
 
 mod attachment;
 
@@ -33,12 +35,11 @@ mod loss;
 
 mod rebalance;
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use lb_core::balancer::{Adopted, Balancer, Fact, UnusableList};
+use lb_core::balancer::{Adopted, Balancer, UnusableList};
 use lb_core::control::reported_errors::ReportedErrors;
 use lb_core::grace_period::GracePeriods;
 use lb_core::health::loss::MissingBackends;
@@ -259,82 +260,6 @@ impl ClientTask {
         self.links_seen = None;
         self.attaching.retry_now();
         Ok(())
-    }
-
-    /// Makes the maps match the plan, as far as possible now.
-    ///
-    /// # Errors
-    /// If the kernel refuses a step.
-    pub fn settle(&mut self, now: Instant) -> Result<(), DatapathError> {
-        self.apply_kernel_verdicts(now);
-        if self.settled.is_some() {
-            return Ok(());
-        }
-        self.start_slowly(now);
-        let result = self.datapath.apply(&self.balancer.plan(), &self.cursor_seed);
-        for (backend, counts) in self.datapath.returned() {
-            self.window.begin(backend, &counts);
-        }
-        let unneeded = self.find_unneeded();
-        self.grace_periods.retain(&unneeded);
-        self.trouble = match &result {
-            Ok(true) => None,
-            Ok(false) => Some("a new table is waiting for room in the schedule map".to_owned()),
-            Err(error) => Some(crate::error::chain(error)),
-        };
-        self.has_failed = result.is_err();
-        self.logged.is_stale = true;
-        self.publish_peak_flows();
-        self.settled = matches!(result, Ok(true)).then_some(unneeded);
-        result.map(drop)
-    }
-
-    /// The slots that neither the plan nor the maps use. The maps may still use a slot that the
-    /// plan has dropped, because an old table stays in the maps while the new one waits for room.
-    fn unneeded(&self) -> Cow<'_, BTreeSet<Slot>> {
-        match &self.settled {
-            Some(unneeded) => Cow::Borrowed(unneeded),
-            None => Cow::Owned(self.find_unneeded()),
-        }
-    }
-
-    fn find_unneeded(&self) -> BTreeSet<Slot> {
-        let unneeded = self.balancer.unneeded();
-        &unneeded - &self.datapath.named(&unneeded)
-    }
-
-    /// Whether any step has to wait for the end of running programs.
-    pub fn wants_wait(&self) -> bool {
-        self.datapath.is_waiting_for_readers()
-            || self.overrides_want_wait()
-            || self.grace_periods.wants_wait(&self.unneeded())
-    }
-
-    /// Call this before a wait for readers starts.
-    pub fn before_wait(&mut self) {
-        self.datapath.before_wait();
-        self.before_override_wait();
-        let unneeded = self.unneeded().into_owned();
-        self.grace_periods.before_wait(&unneeded);
-    }
-
-    /// Call this when the wait for readers that followed [`ClientTask::before_wait`] has ended.
-    pub fn after_wait(&mut self) {
-        self.datapath.readers_are_gone();
-        self.after_override_wait();
-        self.grace_periods.after_wait();
-    }
-
-    /// Frees the slots that nothing refers to any more. Returns whether it freed any.
-    pub fn free_idle(&mut self, now: Instant) -> bool {
-        let tables = self.datapath.tables();
-        let idle = self.grace_periods.take_idle(|slot| tables.active(slot) != 0);
-        if idle.is_empty() {
-            return false;
-        }
-        self.settled = None;
-        self.balancer.handle(now, Fact::Idle(idle)).expect("only a list can be refused");
-        true
     }
 
     /// The number of active flows to all backends.

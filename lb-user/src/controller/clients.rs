@@ -1,17 +1,16 @@
-//! All clients of the daemon: adding and removing them with the configuration, attaching them to
-//! their cgroups, and making their maps match their plans.
+//! All clients of the daemon: adding and removing them with the configuration, and attaching them
+//! to their cgroups.
 //!
 //! A fault of one client is logged once and retried; other clients are not affected.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use lb_kernel::DatapathError;
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
+use super::Controller;
 use super::client_task::{ClientTask, Followed};
 use super::leaving::{CannotLeave, Leaving};
-use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
 use crate::config::{ClientConfig, Config};
 
@@ -37,11 +36,11 @@ pub struct Clients {
     /// The pauses between attempts to resume the removals that an earlier daemon began.
     pub resuming: Backoff,
     /// Whether a wait for readers is under way.
-    waiting_for_readers: bool,
+    pub waiting_for_readers: bool,
     /// Whether a search for network namespaces is under way.
     pub is_searching: bool,
     /// Why the last wait for readers failed; `None` if it did not.
-    readers_error: Option<String>,
+    pub readers_error: Option<String>,
 }
 
 impl Clients {
@@ -52,37 +51,6 @@ impl Clients {
 
     pub fn task_mut(&mut self, name: &str) -> Option<&mut ClientTask> {
         self.tasks.iter_mut().find(|task| task.client.name == name)
-    }
-}
-
-impl Clients {
-    /// Collects the clients whose maps do not match their plans.
-    fn find_unsettled(&mut self, now: Instant) {
-        for client_task in &mut self.tasks {
-            client_task.apply_kernel_verdicts(now);
-            if !client_task.is_settled() {
-                self.to_settle.insert(client_task.client.name.clone());
-            }
-        }
-    }
-
-    /// Settles the next unsettled client, if there is one.
-    fn settle_next(&mut self, now: Instant) {
-        let next = self.to_settle.pop_first();
-        // A reload may have removed the client.
-        if let Some(client_task) =
-            next.and_then(|name| self.tasks.iter_mut().find(|task| task.client.name == name))
-        {
-            self.has_settled = true;
-            let before = client_task.trouble().map(str::to_owned);
-            let result = client_task.settle(now);
-            // An error is logged once, not at each attempt.
-            if let Err(error) = result
-                && client_task.trouble() != before.as_deref()
-            {
-                error!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot make the maps match the plan; retrying");
-            }
-        }
     }
 }
 
@@ -150,98 +118,6 @@ impl Controller {
             std::mem::take(&mut self.clients.tasks).into_iter().partition(stays);
         self.clients.tasks = stay;
         gone.into_iter().map(Leaving::of).collect()
-    }
-
-    /// Settles clients if the maps of any client do not match its plan.
-    pub fn settle_if_needed(&mut self, now: Instant) {
-        if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
-            self.settle(now);
-        }
-    }
-
-    /// Settles one client now, and each other client in a later turn. Settling a client with many
-    /// services takes milliseconds; the service manager, operators and probes must not wait until
-    /// all clients are settled.
-    pub fn settle(&mut self, now: Instant) {
-        self.clients.find_unsettled(now);
-        // One turn settles at most one client, however many changes it has.
-        if !self.clients.has_settled {
-            self.settle_next(now);
-        }
-        self.clients.is_settling |= !self.clients.to_settle.is_empty();
-    }
-
-    /// Settles all clients in this turn. At the start nothing else waits for the loop.
-    pub fn settle_all(&mut self, now: Instant) {
-        self.settle(now);
-        // Bound: each turn settles one client.
-        while !self.clients.to_settle.is_empty() {
-            self.settle_next(now);
-        }
-        self.clients.is_settling = false;
-    }
-
-    /// Settles the next client, in a turn of the loop.
-    pub fn go_on_settling(&mut self, now: Instant) {
-        self.settle_next(now);
-        if self.clients.to_settle.is_empty() {
-            self.clients.is_settling = false;
-            self.all_settled(now);
-        }
-    }
-
-    /// Settles the next unsettled client, if there is one. After the last one, logs changes of
-    /// health and starts a wait for readers.
-    fn settle_next(&mut self, now: Instant) {
-        self.clients.settle_next(now);
-        if self.clients.to_settle.is_empty() {
-            for client_task in &mut self.clients.tasks {
-                client_task.log_health(self.probing.network());
-            }
-            self.wait_for_readers();
-        }
-    }
-
-    /// Starts a wait for readers if any client or report id needs one, unless a wait is under way.
-    pub fn wait_for_readers(&mut self) {
-        let wants_wait = self.probing.wants_wait() || self.clients.tasks.iter().any(ClientTask::wants_wait);
-        if self.clients.waiting_for_readers || !wants_wait {
-            return;
-        }
-        self.clients.waiting_for_readers = true;
-        self.probing.before_wait();
-        for client_task in &mut self.clients.tasks {
-            client_task.before_wait();
-        }
-        self.effects.push(BackgroundWork::WaitForReaders.into());
-    }
-
-    pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
-        self.clients.waiting_for_readers = false;
-        if let Err(error) = result {
-            // Programs may still read the data that would be overwritten, so no table is replaced
-            // until a wait succeeds.
-            let error = crate::error::chain(&error);
-            if self.clients.readers_error.as_ref() != Some(&error) {
-                error!(
-                    error,
-                    "cannot wait for running programs; no table is replaced until a wait succeeds; retrying"
-                );
-            }
-            self.clients.readers_error = Some(error);
-            return;
-        }
-        self.clients.readers_error = None;
-        self.probing.after_wait();
-        let mut freed = false;
-        for client_task in &mut self.clients.tasks {
-            client_task.after_wait();
-            freed |= client_task.free_idle(now);
-        }
-        if freed {
-            self.assign_again(now);
-        }
-        self.settle(now);
     }
 
     /// Attaches clients whose cgroup has changed, or whose links are gone.
