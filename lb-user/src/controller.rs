@@ -117,7 +117,7 @@ pub use self::leaving::{Leaving, lock_other_versions};
 use self::load_store::LoadStore;
 pub use self::load_store::StoredLoads;
 pub use self::namespaces::NamespaceSearch as NamespaceFound;
-pub use self::network::{LookAtReports, Network, ReceiveAt, ReportListener};
+pub use self::network::{Network, ReceiveAt};
 use self::overrides::Overrides;
 pub use self::overrides::StoredOverrides;
 use self::probing::Probing;

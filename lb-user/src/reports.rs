@@ -118,9 +118,15 @@ impl Exchange {
 
 /// The state that the thread and the event loop share. Each of them holds the lock no longer than
 /// it takes to process one batch of datagrams.
-struct SharedExchange {
-    exchange: Exchange,
+pub struct SharedExchange {
+    pub exchange: Exchange,
     is_stopping: bool,
+}
+
+impl SharedExchange {
+    pub fn new(exchange: Exchange) -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self { exchange, is_stopping: false }))
+    }
 }
 
 /// Controls the thread that polls agents and receives reports.
@@ -131,9 +137,26 @@ pub struct ReportExchanger {
     /// Notified when the health of a backend changes.
     news: Arc<Notify>,
     address: SocketAddr,
+    /// The time by CLOCK_MONOTONIC. Each call reads it, because a time that lags behind the
+    /// thread's could make an expired verdict valid again.
+    now: Box<dyn Fn() -> Duration + Send>,
 }
 
 impl ReportExchanger {
+    /// Controls an exchange without starting a thread: the owner of the other reference calls
+    /// [`Exchange::turn`] and [`Exchange::take`]. `now` returns the time by CLOCK_MONOTONIC.
+    ///
+    /// # Errors
+    /// If no file descriptor is free.
+    pub fn over(
+        shared: Arc<Mutex<SharedExchange>>,
+        news: Arc<Notify>,
+        address: SocketAddr,
+        now: Box<dyn Fn() -> Duration + Send>,
+    ) -> io::Result<Self> {
+        Ok(Self { shared, wake: Wake::new()?, news, address, now })
+    }
+
     /// Starts the thread. `news` is notified when the health of a backend changes.
     ///
     /// # Errors
@@ -150,13 +173,11 @@ impl ReportExchanger {
             nonces += 1;
             random.hash_one(nonces).max(1)
         };
-        let exchange = Exchange::new(seed, Box::new(kernel), Box::new(nonce));
-        let shared = Arc::new(Mutex::new(SharedExchange { exchange, is_stopping: false }));
-        let wake = Wake::new()?;
-        let thread =
-            ReportThread { socket, shared: Arc::clone(&shared), wake: wake.clone(), news: Arc::clone(&news) };
+        let shared = SharedExchange::new(Exchange::new(seed, Box::new(kernel), Box::new(nonce)));
+        let exchanger = Self::over(Arc::clone(&shared), Arc::clone(&news), address, Box::new(now))?;
+        let thread = ReportThread { socket, shared, wake: exchanger.wake.clone(), news };
         std::thread::Builder::new().name("reports".to_owned()).spawn(move || thread.run())?;
-        Ok(Self { shared, wake, news, address })
+        Ok(exchanger)
     }
 
     /// The address that the socket is bound to.
@@ -172,7 +193,7 @@ impl ReportExchanger {
         targets: impl IntoIterator<Item = Target>,
         adopted: impl Fn(Name) -> (Option<Base>, Option<Duration>),
     ) {
-        let changes = lock(&self.shared).exchange.senders.set_targets(targets, adopted, now());
+        let changes = lock(&self.shared).exchange.senders.set_targets(targets, adopted, (self.now)());
         if !changes.is_empty() {
             self.news.notify_one();
         }
@@ -186,7 +207,7 @@ impl ReportExchanger {
 
     /// See [`Senders::poll_first`].
     pub fn poll_first(&self, names: impl IntoIterator<Item = Name>, after: Duration, spacing: Duration) {
-        lock(&self.shared).exchange.senders.poll_first(names, after, spacing, now());
+        lock(&self.shared).exchange.senders.poll_first(names, after, spacing, (self.now)());
         self.wake.wake();
     }
 
@@ -198,7 +219,7 @@ impl ReportExchanger {
     /// Calls `look` with the present state, and returns its result.
     pub fn look<R>(&self, look: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
         let shared = lock(&self.shared);
-        look(&shared.exchange.senders, &shared.exchange.counts, now())
+        look(&shared.exchange.senders, &shared.exchange.counts, (self.now)())
     }
 }
 

@@ -110,7 +110,7 @@ impl MemberReports {
                 && let Some(listener) = probing.listener()
             {
                 let members = client_task.balancer().weights(position);
-                listener.of(|senders, _, _| {
+                listener.look(|senders, _, _| {
                     reports = members
                         .iter()
                         .map(|(address, _)| one(*address, service.protocol, probe, senders))

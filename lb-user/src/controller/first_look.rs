@@ -65,7 +65,7 @@ impl Controller {
                 members.map(|(address, _)| name_of(configured.service.protocol, *address))
             })
         });
-        listener.poll_first(names.collect(), self.first_look_jitter, SPACING);
+        listener.poll_first(names.collect::<Vec<_>>(), self.first_look_jitter, SPACING);
     }
 
     /// The time at which the next first look ends at the latest.
@@ -105,7 +105,7 @@ fn has_results(client_task: &ClientTask, probing: &Probing) -> bool {
             ProbeKind::Report { .. } => {
                 let Some(listener) = probing.listener() else { return true };
                 let name = |address| name_of(configured.service.protocol, address);
-                listener.of(|senders, _, _| {
+                listener.look(|senders, _, _| {
                     members.all(|address| {
                         senders.get(name(address)).is_none_or(|(_, reported)| reported.report().is_some())
                     })

@@ -1,23 +1,19 @@
 //! The controller's view of the network: connect probes, the listener that receives reports, and
 //! the programs of network interfaces.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lb_core::health::Health;
-use lb_core::reports::Name;
 use lb_kernel::HostMaps;
 use lb_kernel::xdp::Place;
-use lb_report::client::reported::Base;
-use lb_report::client::senders::{Senders, Target};
 use lb_view::status;
 
 use super::Stores;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
-use crate::reports::ExchangeCounts;
+use crate::reports::ReportExchanger;
 
 /// Probes backends and receives reports beside the controller. It works on its own threads and
 /// tasks, and wakes the controller with [`Event::HealthChanged`](super::Event::HealthChanged) when
@@ -43,10 +39,7 @@ pub trait Network: Send {
     ///
     /// # Errors
     /// If the socket or its thread cannot be created.
-    fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<()>;
-
-    /// The listener that receives reports; `None` if [`listen`](Self::listen) was never called.
-    fn listener(&self) -> Option<&dyn ReportListener>;
+    fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<ReportExchanger>;
 
     /// Makes the kernel receive reports only on the interfaces and at the address that `at`
     /// describes.
@@ -56,42 +49,6 @@ pub trait Network: Send {
     fn interfaces(&self) -> Vec<status::InterfaceStatus>;
 
     fn interface_faults(&self) -> Vec<String>;
-}
-
-/// The argument of [`ReportListener::look`], which is called with the polled backends, the counts,
-/// and the time by CLOCK_MONOTONIC.
-pub type LookAtReports<'l> = dyn FnMut(&Senders<Duration>, &ExchangeCounts, Duration) + 'l;
-
-/// Polls agents and receives their reports.
-pub trait ReportListener {
-    /// The address that the listener is bound to.
-    fn address(&self) -> SocketAddr;
-
-    /// Sets the backends that are polled; others are no longer polled. For a backend that was not
-    /// polled before, `adopted` returns the last report that an earlier daemon has accepted, and
-    /// the time until which the backend is a lame duck.
-    fn poll(&self, targets: Vec<Target>, adopted: &dyn Fn(Name) -> (Option<Base>, Option<Duration>));
-
-    /// See [`Senders::poll_first`].
-    fn poll_first(&self, names: Vec<Name>, after: Duration, spacing: Duration);
-
-    /// See [`Senders::take_restarted`].
-    fn take_restarted(&self) -> BTreeSet<Name>;
-
-    /// The backends that are not healthy according to their reports.
-    fn sick(&self) -> BTreeMap<Name, Health>;
-
-    /// Calls `look` once with the current state.
-    fn look(&self, look: &mut LookAtReports<'_>);
-}
-
-impl dyn ReportListener + '_ {
-    /// Calls `of` with the current state, and returns its result.
-    pub fn of<R>(&self, of: impl FnOnce(&Senders<Duration>, &ExchangeCounts, Duration) -> R) -> R {
-        let (mut of, mut made) = (Some(of), None);
-        self.look(&mut |senders, counts, now| made = of.take().map(|of| of(senders, counts, now)));
-        made.expect("`look` calls its argument once")
-    }
 }
 
 /// The interfaces and the address at which the kernel receives reports without the daemon.

@@ -34,13 +34,13 @@ use tracing::{info, warn};
 
 use super::client_task::ClientTask;
 use super::leaving::Leaving;
-use super::network::ReportListener;
 use super::register::Register;
 use super::{Controller, Network, ReceiveAt};
 use crate::config::{ClientConfig, ProbeConfig, ProbeKind, ReportsConfig};
 use crate::error::chain;
 use crate::facts::ReportCounts;
 use crate::probes::ConnectTarget;
+use crate::reports::ReportExchanger;
 
 /// The state of probing.
 pub struct Probing {
@@ -50,6 +50,8 @@ pub struct Probing {
     /// How often the targets were set.
     aimed: u64,
     network: Box<dyn Network>,
+    /// Polls agents and receives their reports; `None` until a backend is to be polled.
+    listener: Option<ReportExchanger>,
     /// Why no reports can be received; `None` if reports can be received.
     receive_error: Option<String>,
     /// The agents that are polled.
@@ -93,6 +95,7 @@ impl Probing {
             wanted: Vec::new(),
             aimed: 0,
             network,
+            listener: None,
             receive_error: None,
             polled: Vec::new(),
             connected: BTreeMap::new(),
@@ -108,7 +111,7 @@ impl Probing {
 
     /// Counts of requests and of received datagrams, by outcome.
     pub fn counts(&self) -> ReportCounts {
-        let counts = self.listener().map(|listener| listener.of(|_, counts, _| counts.clone()));
+        let counts = self.listener().map(|listener| listener.look(|_, counts, _| counts.clone()));
         let counts = counts.unwrap_or_default();
         let of = |name: &str| {
             let refused = counts.refused.iter().filter(|(refusal, _)| refusal.name() == name);
@@ -133,7 +136,8 @@ impl Probing {
             faults.push(Fault::of_host(FaultCode::Probes, text));
         }
         faults.extend(self.disagreements.faults());
-        let contested = self.listener().map(|listener| listener.of(|senders, _, now| senders.contested(now)));
+        let contested =
+            self.listener().map(|listener| listener.look(|senders, _, now| senders.contested(now)));
         faults.extend(contested_fault(&contested.into_iter().flatten().collect()));
         let has_no_use =
             self.has_no_use.then(|| "`xdp` in [reports] has no effect: no service polls agents".to_owned());
@@ -168,14 +172,13 @@ impl Probing {
             }
         };
         self.error = None;
-        if self.network.listener().is_some() {
+        if self.listener.is_some() {
             return;
         }
         match self.network.listen(address, register.stores()) {
-            Ok(()) => {
-                if let Some(listener) = self.network.listener() {
-                    info!(address = %listener.address(), "polling agents for reports");
-                }
+            Ok(listener) => {
+                info!(address = %listener.address(), "polling agents for reports");
+                self.listener = Some(listener);
                 self.receive_error = None;
             }
             Err(error) => {
@@ -280,10 +283,10 @@ impl Probing {
             self.receive_error = None;
         }
         let targets: Vec<Target> = targets.into_values().collect();
-        if let Some(listener) = self.network.listener()
+        if let Some(listener) = &self.listener
             && targets != self.polled
         {
-            listener.poll(targets.clone(), &|name| register.adopted(name));
+            listener.set_targets(targets.clone(), |name| register.adopted(name));
             self.polled = targets;
         }
         gone
@@ -297,7 +300,7 @@ impl Probing {
             return self.network.receive(None);
         }
         // Until the daemon listens, only programs that an earlier daemon attached receive reports.
-        let Some((listener, register)) = self.network.listener().zip(self.register.as_ref()) else { return };
+        let Some((listener, register)) = self.listener.as_ref().zip(self.register.as_ref()) else { return };
         let at = ReceiveAt {
             maps: Arc::clone(register.maps()),
             address: listener.address(),
@@ -315,15 +318,16 @@ impl Probing {
         &*self.network
     }
 
-    pub fn listener(&self) -> Option<&dyn ReportListener> {
-        self.network.listener()
+    pub fn listener(&self) -> Option<&ReportExchanger> {
+        self.listener.as_ref()
     }
 
     /// Whether no report of the backend has arrived since its polling began.
     fn has_no_report(&self, name: Name) -> bool {
         self.listener().is_none_or(|listener| {
-            listener
-                .of(|senders, _, _| senders.get(name).is_none_or(|(_, reported)| reported.report().is_none()))
+            listener.look(|senders, _, _| {
+                senders.get(name).is_none_or(|(_, reported)| reported.report().is_none())
+            })
         })
     }
 
@@ -494,8 +498,8 @@ impl Controller {
     /// Applies the health of all backends according to probes and reports.
     pub fn apply_probes(&mut self, now: Instant) {
         let listener = self.probing.listener();
-        let sick = listener.map(ReportListener::sick).unwrap_or_default();
-        let restarted = listener.map(ReportListener::take_restarted).unwrap_or_default();
+        let sick = listener.map(ReportExchanger::sick).unwrap_or_default();
+        let restarted = listener.map(ReportExchanger::take_restarted).unwrap_or_default();
         // The version is read before the results, so that results that change in between are
         // applied again.
         let version = (self.probing.aimed, self.probing.network.version());
@@ -598,7 +602,7 @@ mod tests {
 
     use lb_report::keys::Numbered;
 
-    use super::super::scripts::WireEnd;
+    use super::super::scripts::Wire;
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -635,7 +639,7 @@ mod tests {
 
     #[test]
     fn a_backend_of_several_clients_is_polled_once_at_the_shortest_interval() {
-        let mut probing = Probing::new(Box::new(WireEnd::default()));
+        let mut probing = Probing::new(Box::new(Wire::default()));
         let idle = wanted(&[1], &[(80, false), (81, false)]);
         let active = wanted(&[1], &[(81, true), (82, true)]);
         let expected = [(80, vec![1], 15 * SECOND), (81, vec![1], 2 * SECOND), (82, vec![1], 2 * SECOND)];
@@ -645,7 +649,7 @@ mod tests {
 
     #[test]
     fn a_backend_is_always_polled_while_its_key_is_replaced_file_by_file() {
-        let mut probing = Probing::new(Box::new(WireEnd::default()));
+        let mut probing = Probing::new(Box::new(Wire::default()));
         // The keys of the two services at each step of a replacement, and the keys that both have.
         for (first, second, expected) in [
             (&[1][..], &[1][..], &[1][..]),

@@ -63,7 +63,7 @@ use lb_common::ending::Ending;
 use lb_fake::{Connect, FakeCgroup};
 use lb_kernel::{DatapathError, Kernel as _};
 
-pub use self::stage::WireEnd;
+pub use self::stage::Wire;
 use self::stage::{
     BACKENDS, CONFIG, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
 };

@@ -1,28 +1,23 @@
 //! The network of this host: connect probes, reports, and programs on network interfaces.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lb_core::health::Health;
-use lb_core::reports::Name;
 use lb_kernel::Features;
-use lb_report::client::reported::Base;
-use lb_report::client::senders::Target;
 use lb_view::status;
 use tokio::sync::Notify;
 
 use super::receiving::Receiving;
-use crate::controller::{LookAtReports, Network, ReceiveAt, ReportListener, Stores};
+use crate::controller::{Network, ReceiveAt, Stores};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth, Probes};
 use crate::reports::{ReportExchanger, ReportSocket};
 
 pub struct HostNetwork {
     probes: Probes,
-    listener: Option<ReportExchanger>,
     receiving: Receiving,
     news: Arc<Notify>,
     pins: PathBuf,
@@ -30,11 +25,11 @@ pub struct HostNetwork {
 }
 
 impl HostNetwork {
-    /// A network without targets and listener. `news` is notified when the health of a backend
+    /// A network without targets. `news` is notified when the health of a backend
     /// changes.
     pub fn new(news: Arc<Notify>, pins: PathBuf, features: Features) -> Self {
         let probes = Probes::new(Arc::clone(&news));
-        Self { probes, listener: None, receiving: Receiving::default(), news, pins, features }
+        Self { probes, receiving: Receiving::default(), news, pins, features }
     }
 }
 
@@ -59,14 +54,8 @@ impl Network for HostNetwork {
         self.probes.findings(target)
     }
 
-    fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<()> {
-        let socket = ReportSocket::bind(address)?;
-        self.listener = Some(ReportExchanger::start(socket, Arc::clone(&self.news), stores)?);
-        Ok(())
-    }
-
-    fn listener(&self) -> Option<&dyn ReportListener> {
-        self.listener.as_ref().map(|listener| listener as &dyn ReportListener)
+    fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<ReportExchanger> {
+        ReportExchanger::start(ReportSocket::bind(address)?, Arc::clone(&self.news), stores)
     }
 
     fn receive(&mut self, at: Option<ReceiveAt>) {
@@ -79,31 +68,5 @@ impl Network for HostNetwork {
 
     fn interface_faults(&self) -> Vec<String> {
         self.receiving.faults()
-    }
-}
-
-impl ReportListener for ReportExchanger {
-    fn address(&self) -> SocketAddr {
-        self.address()
-    }
-
-    fn poll(&self, targets: Vec<Target>, adopted: &dyn Fn(Name) -> (Option<Base>, Option<Duration>)) {
-        self.set_targets(targets, adopted);
-    }
-
-    fn poll_first(&self, names: Vec<Name>, after: Duration, spacing: Duration) {
-        self.poll_first(names, after, spacing);
-    }
-
-    fn take_restarted(&self) -> BTreeSet<Name> {
-        self.take_restarted()
-    }
-
-    fn sick(&self) -> BTreeMap<Name, Health> {
-        self.sick()
-    }
-
-    fn look(&self, look: &mut LookAtReports<'_>) {
-        self.look(|senders, counts, now| look(senders, counts, now));
     }
 }

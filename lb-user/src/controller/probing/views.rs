@@ -29,7 +29,7 @@ impl Controller {
                 client_task.candidates(position).iter().map(|candidate| candidate.address).collect();
             let mut add = |address, view| drop(views.insert((service.name.clone(), address), view));
             match (&probe.kind, self.probing.listener()) {
-                (ProbeKind::Report { .. }, Some(listener)) => listener.of(|senders, _, now| {
+                (ProbeKind::Report { .. }, Some(listener)) => listener.look(|senders, _, now| {
                     for address in addresses {
                         let sender = senders.get(name_of(service.protocol, address));
                         let view = sender.map(|(_, reported)| report_view(reported, now));

@@ -15,7 +15,6 @@ use lb_config::discovery::DnsSettings;
 use lb_core::feed::{ReadFailure, Version};
 use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
-use lb_core::reports::Name;
 use lb_core::service::Protocol;
 use lb_discovery::{
     DiscoveredList, DiscoveryRequest, Failure, Finding, HostName, HostTable, Latest, MissingAddresses,
@@ -24,8 +23,6 @@ use lb_discovery::{
 use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
 use lb_host::store::StoreError;
 use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
-use lb_report::client::reported::Base;
-use lb_report::client::senders::Target;
 use lb_report::keys::{Keys, Numbered, ServiceKey};
 use lb_report::wire::{Datagram, Kind, Readiness, UNKNOWN};
 use lb_view::backend::BackendStatus;
@@ -40,12 +37,12 @@ use crate::config::addresses::{self, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
-    BackgroundWork, Clock, Controller, Effect, Environment, Event, LookAtReports, NamespaceFound, Network,
-    Notice, ReceiveAt, ReportListener, Stores,
+    BackgroundWork, Clock, Controller, Effect, Environment, Event, NamespaceFound, Network, Notice,
+    ReceiveAt, Stores,
 };
 use crate::daemon::{Files, ListReader, Servers, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
-use crate::reports::Exchange;
+use crate::reports::{Exchange, ReportExchanger, SharedExchange};
 use crate::source::{NoAnswer, SourceError, Stamp, last_good};
 use crate::status;
 
@@ -378,7 +375,7 @@ struct WireState {
     /// Whether another process uses the port for reports.
     is_taken: bool,
     /// The daemon's side of the exchange with agents, if the daemon listens.
-    listener: Option<Arc<Exchanging>>,
+    listener: Option<Arc<Mutex<SharedExchange>>>,
     /// The agents, by backend.
     agents: BTreeMap<SocketAddr, ScriptedAgent>,
 }
@@ -428,75 +425,36 @@ fn key(id: u16) -> Numbered<ServiceKey> {
     Numbered { id, key: ServiceKey::from_bytes([id.to_be_bytes()[1]; 32]) }
 }
 
-/// The daemon's side of the exchange with agents, and the network.
-struct Exchanging {
-    exchange: Mutex<Exchange>,
-    wire: Wire,
-}
-
-impl Exchanging {
-    fn with<T>(&self, act: impl FnOnce(&mut Exchange, Duration) -> T) -> T {
-        let now = self.wire.with(|state| state.now);
-        act(&mut self.exchange.lock().unwrap_or_else(PoisonError::into_inner), now)
-    }
-
-    /// Polls the agents that are due, and handles their answers. Returns when the next agent is
-    /// due, and whether the health of a backend has changed.
-    fn turn(&self) -> (Duration, bool) {
-        let agents = self.wire.with(|state| state.agents.clone());
-        self.with(|exchange, now| {
-            let mut is_news = false;
-            // Bound: each agent that is due is polled once, in batches.
-            loop {
-                let turn = exchange.turn(now);
-                is_news |= turn.is_news;
-                for (_, request) in &turn.requests {
-                    exchange.counts.requests += 1;
-                    let datagram = Datagram::parse(request).expect("a request");
-                    let agent = agents.get(&socket_addr(datagram.address, datagram.port));
-                    let answer =
-                        agent.filter(|agent| !agent.is_silent).and_then(|agent| agent.answer(request));
-                    if let Some(answer) = answer {
-                        is_news |= exchange.take(answer.bytes(), now);
-                    }
-                }
-                if turn.requests.is_empty() {
-                    return (now + turn.next, is_news);
-                }
-            }
-        })
-    }
-}
-
-impl ReportListener for Exchanging {
-    fn address(&self) -> SocketAddr {
-        address("10.0.9.9:9467")
-    }
-
-    fn poll(&self, targets: Vec<Target>, adopted: &dyn Fn(Name) -> (Option<Base>, Option<Duration>)) {
-        self.with(|exchange, now| drop(exchange.senders.set_targets(targets, adopted, now)));
-    }
-
-    fn poll_first(&self, names: Vec<Name>, after: Duration, spacing: Duration) {
-        self.with(|exchange, now| exchange.senders.poll_first(names, after, spacing, now));
-    }
-
-    fn take_restarted(&self) -> BTreeSet<Name> {
-        self.with(|exchange, _| exchange.senders.take_restarted())
-    }
-
-    fn sick(&self) -> BTreeMap<Name, Health> {
-        self.with(|exchange, _| exchange.senders.sick().clone())
-    }
-
-    fn look(&self, look: &mut LookAtReports<'_>) {
-        self.with(|exchange, now| look(&exchange.senders, &exchange.counts, now));
-    }
-}
-
 impl Wire {
     fn with<T>(&self, act: impl FnOnce(&mut WireState) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Polls the agents that are due, and handles their answers. Returns when the next agent is
+    /// due, and whether the health of a backend has changed; `None` if the daemon does not listen.
+    fn poll_agents(&self) -> Option<(Duration, bool)> {
+        let (shared, agents, now) =
+            self.with(|state| (state.listener.clone(), state.agents.clone(), state.now));
+        let shared = shared?;
+        let exchange = &mut shared.lock().unwrap_or_else(PoisonError::into_inner).exchange;
+        let mut is_news = false;
+        // Bound: each agent that is due is polled once, in batches.
+        loop {
+            let turn = exchange.turn(now);
+            is_news |= turn.is_news;
+            for (_, request) in &turn.requests {
+                exchange.counts.requests += 1;
+                let datagram = Datagram::parse(request).expect("a request");
+                let agent = agents.get(&socket_addr(datagram.address, datagram.port));
+                let answer = agent.filter(|agent| !agent.is_silent).and_then(|agent| agent.answer(request));
+                if let Some(answer) = answer {
+                    is_news |= exchange.take(answer.bytes(), now);
+                }
+            }
+            if turn.requests.is_empty() {
+                return Some((now + turn.next, is_news));
+            }
+        }
     }
 
     /// Gives the port for reports to another process, or makes it free again.
@@ -510,16 +468,9 @@ impl Wire {
     }
 }
 
-/// A daemon's end of the network.
-#[derive(Default)]
-pub struct WireEnd {
-    wire: Wire,
-    listener: Option<Arc<Exchanging>>,
-}
-
-impl Network for WireEnd {
+impl Network for Wire {
     fn probe(&mut self, targets: &BTreeMap<ConnectTarget, String>) {
-        self.wire.with(|state| {
+        self.with(|state| {
             state.targets = targets.keys().cloned().collect();
             state.version += 1;
         });
@@ -528,26 +479,26 @@ impl Network for WireEnd {
     fn hold_back(&self, _: Duration) {}
 
     fn version(&self) -> u64 {
-        self.wire.with(|state| state.version)
+        self.with(|state| state.version)
     }
 
     fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth> {
-        self.wire.with(|state| {
+        self.with(|state| {
             let targets = state.targets.iter();
             targets.filter_map(|target| Some((target.clone(), *state.found.get(&target.at)?))).collect()
         })
     }
 
     fn findings(&self, target: &ConnectTarget) -> Option<Findings> {
-        let found = self.wire.with(|state| state.found.get(&target.at).copied())?;
+        let found = self.with(|state| state.found.get(&target.at).copied())?;
         let mut findings = Findings::default();
         findings.probes = 1;
         findings.failure = (found.health != Health::Healthy).then(|| "connection refused".to_owned());
         Some(findings)
     }
 
-    fn listen(&mut self, _: SocketAddr, stores: Stores) -> io::Result<()> {
-        if self.wire.with(|state| state.is_taken) {
+    fn listen(&mut self, _: SocketAddr, stores: Stores) -> io::Result<ReportExchanger> {
+        if self.with(|state| state.is_taken) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         let mut nonces = 0;
@@ -555,14 +506,11 @@ impl Network for WireEnd {
             nonces += 1;
             nonces
         };
-        let exchange = Mutex::new(Exchange::new(SEED, Box::new(stores), Box::new(nonce)));
-        self.listener = Some(Arc::new(Exchanging { exchange, wire: self.wire.clone() }));
-        self.wire.with(|state| state.listener.clone_from(&self.listener));
-        Ok(())
-    }
-
-    fn listener(&self) -> Option<&dyn ReportListener> {
-        self.listener.as_deref().map(|listener| listener as &dyn ReportListener)
+        let shared = SharedExchange::new(Exchange::new(SEED, Box::new(stores), Box::new(nonce)));
+        self.with(|state| state.listener = Some(Arc::clone(&shared)));
+        let wire = self.clone();
+        let now = Box::new(move || wire.with(|state| state.now));
+        ReportExchanger::over(shared, Arc::default(), address("10.0.9.9:9467"), now)
     }
 
     fn receive(&mut self, _: Option<ReceiveAt>) {}
@@ -836,7 +784,7 @@ impl Stage {
             let known = addresses::parse(&stored);
             let config = read_config(&self.disk, &known).unwrap_or_else(|failure| panic!("{failure:?}"));
             let version = self.disk.version(Path::new(CONFIG));
-            let network = Box::new(WireEnd { wire: self.wire.clone(), listener: None });
+            let network = Box::new(self.wire.clone());
             let mut controller = Controller::new(&config, version, self.environment(), network, self.wall());
             let effects = controller.begin(config, self.now);
             self.controller = Some(controller);
@@ -1004,9 +952,7 @@ impl Stage {
         let until = self.now + time;
         self.run();
         loop {
-            let listener = self.wire.with(|state| state.listener.clone());
-            let polls = listener.map(|listener| {
-                let (next, is_news) = listener.turn();
+            let polls = self.wire.poll_agents().map(|(next, is_news)| {
                 if is_news {
                     self.dispatch(Event::HealthChanged);
                 }
