@@ -23,9 +23,9 @@
 //! the start (`start`, `first_look`); passes over the flow records (`flow_records`), jobs that
 //! close connections (`closing`) and the network namespaces of clients (`namespaces`); the
 //! backends that are probed (`probing`, through `network`) and the backends that report
-//! (`register`), weights that follow load (`control`) and the file that stores the learnt weights
-//! (`load_store`), the overrides of operators (`overrides`); queries (`queries`) and the facts that
-//! answers are built from (`facts`).
+//! (`register`), weights that follow load (`client_task/control`) and the file that stores the
+//! learnt weights (`load_store`), the overrides of operators (`overrides`); queries (`queries`) and
+//! the facts that answers are built from (`facts`).
 
 mod start;
 
@@ -56,8 +56,6 @@ mod changes;
 mod client_task;
 
 mod clock;
-
-mod control;
 
 mod load_store;
 

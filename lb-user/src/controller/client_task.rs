@@ -55,7 +55,6 @@ use lb_kernel::{
 use thiserror::Error;
 
 pub use self::attachment::Followed;
-pub use self::errors::error_decay;
 pub use self::overrides::effects;
 use crate::backoff::Backoff;
 use crate::closing::CloseCause;

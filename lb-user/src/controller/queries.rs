@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use lb_core::control::Switch;
 use lb_discovery::Finding;
 use lb_http::peer::PeerCredentials;
 use tracing::info;
@@ -12,6 +13,7 @@ use tracing::info;
 use super::{Controller, Effect};
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
+use lb_view::load::{self, Switched, SwitchedClient};
 use lb_view::readmission::{self, Readmission, Readmitted};
 use lb_view::source::{self, Refreshed};
 
@@ -139,6 +141,45 @@ impl Controller {
             info!(?service, %backend, user, process, "readmission requested, but no client has this backend");
         }
         Readmission { schema: readmission::SCHEMA, service: service.to_owned(), backend, clients }
+    }
+
+    /// Sets the switch of a service's law, as an operator has requested, for one client task or for
+    /// all client tasks that have the service.
+    fn switch_load(
+        &mut self,
+        service: &str,
+        switch: Switch,
+        client: Option<&str>,
+        who: &PeerCredentials,
+        now: Instant,
+    ) -> Switched {
+        let (user, process) = (who.user, who.process);
+        let (mut clients, mut not_kept) = (Vec::new(), None);
+        let tasks = self.clients.tasks.iter_mut();
+        for client_task in tasks.filter(|task| client.is_none_or(|client| client == task.client.name)) {
+            let Some(before) = client_task.switch_control(service, switch) else { continue };
+            let client = client_task.client.name.clone();
+            info!(%client, %service, switch = switch.name(), before = before.name(), user, process, "an operator changed whether weights follow load");
+            clients.push(SwitchedClient { client, before: before.name().to_owned() });
+        }
+        if clients.is_empty() {
+            info!(
+                ?service,
+                user,
+                process,
+                "a change of load control was requested, but no client has this service with weights that \
+                 follow load"
+            );
+        } else {
+            // The next tick applies the switch. It is stored as soon as possible, so that it
+            // remains in effect even if this process ends.
+            not_kept = self.loads_store_error();
+            self.load_store.hurry();
+            self.sources.files_to_store.hurry();
+            self.store_loads(now);
+        }
+        let (schema, switch) = (load::SCHEMA, switch.name().to_owned());
+        Switched { schema, service: service.to_owned(), switch, clients, not_kept }
     }
 
     /// The list of a service.

@@ -1,6 +1,9 @@
-//! The weights of a client task that change although its lists do not: with load, and in slow
-//! start. Each service's [`Control`] receives the state of the row and returns factors; the factors
-//! become a fact for the balancer.
+//! Weights that change although lists do not: with load, and in slow start. Each service's
+//! [`Control`] receives the state of the row and returns factors; the factors become a fact for the
+//! balancer.
+//!
+//! Once a second each client task evaluates the reports of its backends. Then it
+//! rebuilds the tables that differ most from the wanted weights, up to the maximum number per tick.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,15 +16,21 @@ use lb_core::balancer::{Fact, Row};
 use lb_core::control::by_address::{ByAddress, Next};
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::flows::{Activity, Lives, OfLate};
-use lb_core::control::publication::Proposal;
+use lb_core::control::publication::{Proposal, within_budget};
 use lb_core::control::{
     Control, ControlRules, ControlSnapshot, Hold, Look, MemberObservation, ReceivedReport, SeenRow, Switch,
 };
 use lb_core::health::Health;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
+use lb_core::service::Protocol;
+use lb_report::client::senders::Senders;
 use lb_view::load;
 
 use super::ClientTask;
+use super::errors::error_decay;
+use crate::config::{ClientService, ProbeConfig};
+use crate::controller::Controller;
+use crate::controller::probing::{Probing, name_of};
 
 /// The control law of one service, with the counts that the law needs.
 pub struct Controlled {
@@ -67,6 +76,80 @@ impl Controlled {
             is_switched: false,
         }
     }
+}
+
+impl Controller {
+    /// Adapts weights to the reports, and rebuilds tables, up to the maximum number per tick.
+    pub fn follow_load(&mut self, now: Instant) {
+        let mut proposals: Vec<((usize, usize), Proposal)> = Vec::new();
+        let Self { clients, probing, ticks, .. } = self;
+        for (number, client_task) in clients.tasks.iter_mut().enumerate() {
+            let member_reports = MemberReports::of(client_task, probing);
+            let report_of = |position, member| member_reports.report_of(position, member);
+            // The number is added so that clients count their failed flows in different ticks.
+            let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
+            client_task.weigh_errors(now);
+            client_task.count_reported_errors(report_of, now);
+            let proposed = client_task.tick_controls(tick, report_of, now);
+            proposals.extend(proposed.into_iter().map(|(position, proposal)| ((number, position), proposal)));
+        }
+        for ((number, position), proposal) in within_budget(proposals) {
+            self.clients.tasks[number].publish_factors(position, proposal.factors, now);
+        }
+        self.settle_if_needed(now);
+        // The regions of replaced tables are free only when no program reads them any more.
+        self.wait_for_readers();
+        self.store_loads(now);
+    }
+}
+
+/// The reports of a client task's backends: by service, in the order of the table's members.
+struct MemberReports(Vec<Vec<Option<ReceivedReport>>>);
+
+impl MemberReports {
+    /// Collects reports for services whose weights follow load, or whose policy counts reported
+    /// errors as load. The reports are locked for only one service at a time, so that the thread
+    /// that receives reports does not wait long.
+    fn of(client_task: &ClientTask, probing: &Probing) -> Self {
+        let services = client_task.client.services.iter().enumerate();
+        let of_service = |(position, configured): (usize, &ClientService)| {
+            let mut reports = Vec::new();
+            let service = &configured.service;
+            if (service.control.law.is_some() || error_decay(service).is_some())
+                && let Some(probe) = configured.probe.as_ref().filter(|probe| probe.is_by_report())
+                && let Some(listener) = probing.listener()
+            {
+                let members = client_task.balancer().weights(position);
+                listener.look(|senders, _, _| {
+                    reports = members
+                        .iter()
+                        .map(|(address, _)| one(*address, service.protocol, probe, senders))
+                        .collect();
+                });
+            }
+            reports
+        };
+        Self(services.map(of_service).collect())
+    }
+
+    fn report_of(&self, position: usize, member: usize) -> Option<ReceivedReport> {
+        *self.0.get(position)?.get(member)?
+    }
+}
+
+/// The newest report of a backend; `None` if no report has arrived.
+fn one(
+    address: SocketAddr,
+    protocol: Protocol,
+    probe: &ProbeConfig,
+    senders: &Senders<Duration>,
+) -> Option<ReceivedReport> {
+    let (_, reported) = senders.get(name_of(protocol, address))?;
+    let report = reported.report()?;
+    // The report was sent half a round trip before it arrived.
+    let transit = reported.round_trip().unwrap_or_default() / 2;
+    let at = report.received.saturating_sub(transit);
+    Some(ReceivedReport { load: report.load, at, interval: probe.interval })
 }
 
 impl ClientTask {

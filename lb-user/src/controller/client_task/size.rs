@@ -8,9 +8,11 @@ use std::time::Instant;
 use lb_core::balancer::UnusableList;
 use lb_core::load_band::{BandedSize, LoadBand};
 use lb_core::service::{Size, Subset};
+use tracing::debug;
 
 use super::ClientTask;
 use crate::assignments::Assignment;
+use crate::controller::Controller;
 
 /// The size of one service's subset, and the assignment whose first members are the subset.
 pub struct FollowedSize {
@@ -18,6 +20,19 @@ pub struct FollowedSize {
     size: BandedSize,
     /// `None` before there is a list.
     assignment: Option<Assignment>,
+}
+
+impl Controller {
+    /// Adapts the sizes of the subsets whose size follows load to the open flows of their client
+    /// tasks.
+    pub fn follow_flows(&mut self, now: Instant) {
+        for client_task in &mut self.clients.tasks {
+            if let Err(refused) = client_task.follow_flows(now) {
+                debug!(client = %client_task.client.name, error = %refused, "a subset cannot change its size with its load");
+            }
+        }
+        self.settle_if_needed(now);
+    }
 }
 
 impl ClientTask {
