@@ -120,7 +120,6 @@ use self::overrides::Overrides;
 pub use self::overrides::StoredOverrides;
 use self::probing::Probing;
 use self::queries::Waiter;
-pub use self::register::Stores;
 use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
 use self::sources::Sources;

@@ -15,11 +15,16 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lb_common::abi::host::{NO_REPORT, Sender, SenderKey, SenderName};
+use lb_common::net::Be16;
 use lb_core::health::Health;
 use lb_core::reports::Name;
 use lb_host::wake::Wake;
+use lb_kernel::HostMaps;
 use lb_report::client::reported::Base;
 use lb_report::client::senders::{Refusal, Request, Senders, Target, ToStore};
+use lb_report::keys::{BackendKey, Keys};
+use lb_report::receive::{Words as _, store_lame_until};
 use lb_report::wire::BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::Notify;
@@ -28,16 +33,6 @@ use tracing::warn;
 pub use self::datagrams::ReportSocket;
 use self::datagrams::{BATCH, ReceivedBatch};
 use self::pace::{APART, TokenBucket};
-
-/// The store of reports, which connects read and a later daemon adopts.
-pub trait ReportStore: Send {
-    /// Stores an accepted report. Times are by CLOCK_MONOTONIC.
-    fn store(&mut self, what: &ToStore<'_, Duration>);
-
-    /// Stores the nonce of the open request to the backend with this report id, or 0 once the
-    /// backend has answered.
-    fn store_nonce(&mut self, id: u32, nonce: u64);
-}
 
 /// Counts of sent and received datagrams.
 #[derive(Clone, Debug, Default)]
@@ -57,7 +52,7 @@ pub struct ExchangeCounts {
 pub struct Exchange {
     pub senders: Senders<Duration>,
     pub counts: ExchangeCounts,
-    kernel: Box<dyn ReportStore>,
+    kernel: ReportStore,
     nonce: Box<dyn FnMut() -> u64 + Send>,
 }
 
@@ -74,7 +69,7 @@ pub struct Turn {
 impl Exchange {
     /// An exchange without targets. `nonce` returns numbers that cannot be guessed and are never 0;
     /// 0 means that there is no request.
-    pub fn new(seed: u64, kernel: Box<dyn ReportStore>, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
+    pub fn new(seed: u64, kernel: ReportStore, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
         Self { senders: Senders::new(seed), counts: ExchangeCounts::default(), kernel, nonce }
     }
 
@@ -161,11 +156,7 @@ impl ReportExchanger {
     ///
     /// # Errors
     /// If the thread cannot be created.
-    pub fn start(
-        socket: ReportSocket,
-        news: Arc<Notify>,
-        kernel: impl ReportStore + 'static,
-    ) -> io::Result<Self> {
+    pub fn start(socket: ReportSocket, news: Arc<Notify>, kernel: ReportStore) -> io::Result<Self> {
         let address = socket.address()?;
         let (random, mut nonces) = (RandomState::new(), 0_u64);
         let seed = random.hash_one("turns");
@@ -173,7 +164,7 @@ impl ReportExchanger {
             nonces += 1;
             random.hash_one(nonces).max(1)
         };
-        let shared = SharedExchange::new(Exchange::new(seed, Box::new(kernel), Box::new(nonce)));
+        let shared = SharedExchange::new(Exchange::new(seed, kernel, Box::new(nonce)));
         let exchanger = Self::over(Arc::clone(&shared), Arc::clone(&news), address, Box::new(now))?;
         let thread = ReportThread { socket, shared, wake: exchanger.wake.clone(), news };
         std::thread::Builder::new().name("reports".to_owned()).spawn(move || thread.run())?;
@@ -349,38 +340,112 @@ impl ReportThread {
     }
 }
 
+/// Stores accepted reports in the kernel's maps, which connects read and a later daemon adopts.
+pub struct ReportStore {
+    maps: Arc<HostMaps>,
+    /// This lock is held from the read of an entry until its write, because other handles also
+    /// store reports, and the event loop writes keys.
+    storing: Arc<Mutex<()>>,
+}
+
+impl ReportStore {
+    /// The owner of the entries in `maps` holds the lock `storing` while it changes an entry.
+    pub fn new(maps: Arc<HostMaps>, storing: Arc<Mutex<()>>) -> Self {
+        Self { maps, storing }
+    }
+
+    /// Stores an accepted report. Times are by CLOCK_MONOTONIC.
+    fn store(&self, what: &ToStore<'_, Duration>) {
+        let ToStore { target, base, before, lame_until } = *what;
+        if target.id == NO_REPORT {
+            return;
+        }
+        let _storing = self.storing.lock();
+        let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
+        // The event loop has written the keys of another party, and this listener has not received
+        // them yet.
+        if known.as_ref().is_some_and(|known| !share_a_key(known, &sender(target.id, &target.keys))) {
+            return;
+        }
+        let known = self.maps.base(target.id);
+        let number = Base::number(Some(base));
+        let is_stored = if known == number {
+            // The receiver program or another listener stored this report when it arrived. This
+            // thread is late; it must not restart the time limits that began when the report
+            // arrived.
+            before == Some(base)
+        } else {
+            !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)
+        };
+        if is_stored {
+            let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
+            store_lame_until(&*self.maps, target.id, number, |_| ns);
+        }
+    }
+
+    /// Stores the nonce of the open request to the backend with this report id, or 0 once the
+    /// backend has answered.
+    fn store_nonce(&self, id: u32, nonce: u64) {
+        if id != NO_REPORT {
+            self.maps.set_nonce(id, nonce);
+        }
+    }
+}
+
+/// The entry of a backend with this report id and these keys.
+pub fn sender(id: u32, keys: &Keys<BackendKey>) -> Sender {
+    let mut sender: Sender = bytemuck::Zeroable::zeroed();
+    sender.id = id;
+    for (place, key) in sender.keys.iter_mut().zip(keys.all()) {
+        *place = SenderKey { id: key.id, key: key.key.bytes(), ..SenderKey::default() };
+    }
+    sender
+}
+
+/// Whether two entries of a backend belong to one party.
+pub fn share_a_key(one: &Sender, other: &Sender) -> bool {
+    one.keys.iter().any(|key| key.id != 0 && other.keys.contains(key))
+}
+
+/// Whether another listener has stored a later report of the same incarnation. Incarnations cannot
+/// be ordered, because a clock may have jumped. A report that this listener has stored itself
+/// (`before`) does not count: the answer to its last request is accepted whatever its number.
+fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
+    let of_another = known.filter(|known| Some(*known) != before);
+    of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)
+}
+
+/// The key of a backend's entry.
+pub fn key_of(name: Name) -> SenderName {
+    SenderName {
+        address: name.address.ip().into(),
+        port: Be16::from_host(name.address.port()),
+        protocol: name.protocol.number(),
+        _reserved: 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
+    use std::path::Path;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::mpsc::{Receiver, Sender, channel};
 
     use lb_common::net::Be32;
     use lb_core::service::Protocol;
-    use lb_report::keys::{Keys, Numbered, ServiceKey};
+    use lb_fake::FakeKernel;
+    use lb_kernel::Kernel as _;
+    use lb_report::keys::{Numbered, ServiceKey};
     use lb_report::wire::{Datagram, Kind, Readiness};
 
     use super::*;
 
-    struct StoredReports(Sender<(Name, Option<Duration>)>);
-
-    impl ReportStore for StoredReports {
-        fn store(&mut self, what: &ToStore<'_, Duration>) {
-            self.0.send((what.target.name, what.lame_until)).expect("the test listens");
-        }
-
-        fn store_nonce(&mut self, id: u32, _: u64) {
-            assert_eq!(id, 5);
-        }
-    }
-
-    fn start() -> (ReportExchanger, Receiver<(Name, Option<Duration>)>) {
-        let (sender, stored) = channel();
+    fn start() -> (ReportExchanger, Arc<HostMaps>) {
+        let kernel = FakeKernel::new().expect("memory");
+        let maps = Arc::new(kernel.host_maps(Path::new("/")).expect("no fault"));
         let socket = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        (
-            ReportExchanger::start(socket, Arc::default(), StoredReports(sender)).expect("the thread starts"),
-            stored,
-        )
+        let store = ReportStore::new(Arc::clone(&maps), Arc::default());
+        (ReportExchanger::start(socket, Arc::default(), store).expect("the thread starts"), maps)
     }
 
     fn target(agent: &UdpSocket) -> Target {
@@ -416,22 +481,31 @@ mod tests {
         agent.send_to(report.bytes(), from).unwrap();
     }
 
+    /// Waits until this is the case when the loop is woken.
+    async fn woken(listener: &ReportExchanger, is: impl Fn() -> bool) {
+        let wait = async {
+            // Bound: the timeout.
+            loop {
+                listener.news.notified().await;
+                if is() {
+                    break;
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), wait).await.expect("the loop is woken");
+    }
+
     #[tokio::test]
     async fn a_report_is_stored_at_once_and_wakes_the_loop() {
-        let (listener, stored) = start();
+        let (listener, maps) = start();
         let agent = agent();
         let target = target(&agent);
         listener.set_targets([target.clone()], |_| (None, None));
         answer(&agent, Readiness::LameDuck);
-        let (name, lame_until) = stored.recv_timeout(Duration::from_secs(10)).expect("the report is stored");
-        assert_eq!(name, target.name);
-        assert!(lame_until.expect("a lame duck") > now());
-        tokio::time::timeout(Duration::from_secs(10), listener.news.notified()).await.expect("news");
+        woken(&listener, || maps.lame_until_ns(target.id) > lb_kernel::monotonic_ns()).await;
         assert_eq!(listener.sick(), BTreeMap::from([(target.name, Health::LameDuck)]));
         answer(&agent, Readiness::Ready);
-        let (_, lame_until) = stored.recv_timeout(Duration::from_secs(10)).expect("the report is stored");
-        assert_eq!(lame_until, None);
-        tokio::time::timeout(Duration::from_secs(10), listener.news.notified()).await.expect("news");
+        woken(&listener, || maps.lame_until_ns(target.id) == 0).await;
         assert!(listener.sick().is_empty());
         listener.look(|senders, counts, _| {
             assert_eq!((senders.len(), counts.believed), (1, 2));
@@ -441,7 +515,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_datagrams_does_not_stop_requests() {
-        let (listener, _stored) = start();
+        let (listener, _) = start();
         let (agent, stranger) = (agent(), agent());
         let (address, is_over) = (listener.address(), Arc::new(AtomicBool::new(false)));
         let flood = std::thread::spawn({
@@ -463,7 +537,7 @@ mod tests {
 
     #[test]
     fn refused_datagrams_are_counted() {
-        let (listener, _stored) = start();
+        let (listener, _) = start();
         let stranger = agent();
         for length in [0, 10, BYTES, BYTES + 1] {
             stranger.send_to(&vec![0; length], listener.address()).unwrap();
@@ -478,5 +552,36 @@ mod tests {
             answer(&agent, Readiness::Ready);
         }
         assert_eq!(refused(), 4);
+    }
+
+    #[test]
+    fn entries_with_a_common_key_belong_to_one_party() {
+        let numbered = |id, byte| {
+            Numbered { id, key: ServiceKey::from_bytes([byte; 32]) }
+                .of_backend(Protocol::Tcp, "10.0.0.1:80".parse().unwrap())
+        };
+        let [old, new, other] = [numbered(1, 7), numbered(2, 8), numbered(1, 9)];
+        let entry = |first, second| sender(5, &Keys::new(first, second));
+        assert!(share_a_key(&entry(old, None), &entry(new, Some(old))));
+        assert!(share_a_key(&entry(new, Some(old)), &entry(new, None)));
+        assert!(!share_a_key(&entry(old, None), &entry(new, None)));
+        assert!(!share_a_key(&entry(old, None), &entry(other, None)));
+    }
+
+    #[test]
+    fn a_later_report_of_another_listener_stays() {
+        let base = |incarnation, counter| Base { incarnation, counter };
+        for (known, before, expected) in [
+            (Some(base(7, 9)), None, true),
+            (Some(base(7, 9)), Some(base(7, 3)), true),
+            // In each of the other cases, this listener has stored the report itself, the known
+            // report is not later, or the two cannot be ordered.
+            (Some(base(7, 9)), Some(base(7, 9)), false),
+            (Some(base(7, 8)), None, false),
+            (Some(base(8, 9)), None, false),
+            (None, None, false),
+        ] {
+            assert_eq!(is_old(base(7, 8), known, before), expected, "{known:?} {before:?}");
+        }
     }
 }

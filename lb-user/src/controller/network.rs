@@ -11,9 +11,8 @@ use lb_kernel::HostMaps;
 use lb_kernel::xdp::Place;
 use lb_view::status;
 
-use super::Stores;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
-use crate::reports::ReportExchanger;
+use crate::reports::{ReportExchanger, ReportStore};
 
 /// Probes backends and receives reports beside the controller. It works on its own threads and
 /// tasks, and wakes the controller with [`Event::HealthChanged`](super::Event::HealthChanged) when
@@ -35,11 +34,11 @@ pub trait Network: Send {
     /// The results of the probes of a target.
     fn findings(&self, target: &ConnectTarget) -> Option<Findings>;
 
-    /// Starts to receive reports at this address, and to store them in the kernel with `stores`.
+    /// Starts to receive reports at this address, and to store them in the kernel with `store`.
     ///
     /// # Errors
     /// If the socket or its thread cannot be created.
-    fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<ReportExchanger>;
+    fn listen(&mut self, address: SocketAddr, store: ReportStore) -> io::Result<ReportExchanger>;
 
     /// Makes the kernel receive reports only on the interfaces and at the address that `at`
     /// describes.

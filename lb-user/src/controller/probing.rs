@@ -175,7 +175,7 @@ impl Probing {
         if self.listener.is_some() {
             return;
         }
-        match self.network.listen(address, register.stores()) {
+        match self.network.listen(address, register.store()) {
             Ok(listener) => {
                 info!(address = %listener.address(), "polling agents for reports");
                 self.listener = Some(listener);

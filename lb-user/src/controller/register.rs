@@ -2,7 +2,7 @@
 //! the last report that was accepted, and the time until which the backend is a lame duck.
 //!
 //! The register outlives the daemon. Only the event loop creates and removes entries. The thread
-//! that receives reports ([`Stores`]), and the receiver program of network interfaces if it is
+//! that receives reports ([`ReportStore`]), and the receiver program of network interfaces if it is
 //! attached, store reports in existing entries. A later report replaces an earlier one.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,21 +10,19 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lb_common::abi::host::{NO_REPORT, Sender, SenderKey, SenderName};
-use lb_common::net::Be16;
+use lb_common::abi::host::{NO_REPORT, SenderName};
 use lb_core::balancer::ReportIdMap;
 use lb_core::reports::Name;
 use lb_core::service::Protocol;
 use lb_kernel::{DatapathError, HostMaps, Kernel};
 use lb_report::client::reported::Base;
-use lb_report::client::senders::ToStore;
 use lb_report::ids::ReportIds;
 use lb_report::keys::{BackendKey, Keys};
-use lb_report::receive::{Words as _, store_lame_until};
+use lb_report::receive::Words as _;
 use lb_report::wire::MAX_HOLD;
 use tracing::warn;
 
-use crate::reports::ReportStore as Entries;
+use crate::reports::{ReportStore, key_of, sender, share_a_key};
 
 pub struct Register {
     maps: Arc<HostMaps>,
@@ -77,8 +75,8 @@ impl Register {
     }
 
     /// The handle by which the thread that receives reports stores them.
-    pub fn stores(&self) -> Stores {
-        Stores { maps: Arc::clone(&self.maps), storing: Arc::clone(&self.storing) }
+    pub fn store(&self) -> ReportStore {
+        ReportStore::new(Arc::clone(&self.maps), Arc::clone(&self.storing))
     }
 
     pub fn maps(&self) -> &Arc<HostMaps> {
@@ -184,80 +182,6 @@ impl Register {
     }
 }
 
-/// Stores accepted reports in the register.
-pub struct Stores {
-    maps: Arc<HostMaps>,
-    /// This lock is held from the read of an entry until its write, because other handles also
-    /// store reports, and the event loop writes keys.
-    storing: Arc<Mutex<()>>,
-}
-
-impl Entries for Stores {
-    fn store(&mut self, what: &ToStore<'_, Duration>) {
-        let ToStore { target, base, before, lame_until } = *what;
-        if target.id == NO_REPORT {
-            return;
-        }
-        let _storing = self.storing.lock();
-        let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
-        // The event loop has written the keys of another party, and this listener has not received
-        // them yet.
-        if known.as_ref().is_some_and(|known| !share_a_key(known, &sender(target.id, &target.keys))) {
-            return;
-        }
-        let known = self.maps.base(target.id);
-        let number = Base::number(Some(base));
-        let is_stored = if known == number {
-            // The receiver program or another listener stored this report when it arrived. This
-            // thread is late; it must not restart the time limits that began when the report
-            // arrived.
-            before == Some(base)
-        } else {
-            !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)
-        };
-        if is_stored {
-            let ns = lame_until.map_or(0, |until| u64::try_from(until.as_nanos()).unwrap_or(u64::MAX));
-            store_lame_until(&*self.maps, target.id, number, |_| ns);
-        }
-    }
-
-    fn store_nonce(&mut self, id: u32, nonce: u64) {
-        if id != NO_REPORT {
-            self.maps.set_nonce(id, nonce);
-        }
-    }
-}
-
-fn sender(id: u32, keys: &Keys<BackendKey>) -> Sender {
-    let mut sender: Sender = bytemuck::Zeroable::zeroed();
-    sender.id = id;
-    for (place, key) in sender.keys.iter_mut().zip(keys.all()) {
-        *place = SenderKey { id: key.id, key: key.key.bytes(), ..SenderKey::default() };
-    }
-    sender
-}
-
-fn share_a_key(one: &Sender, other: &Sender) -> bool {
-    one.keys.iter().any(|key| key.id != 0 && other.keys.contains(key))
-}
-
-/// Whether another listener has stored a later report of the same incarnation. Incarnations cannot
-/// be ordered, because a clock may have jumped. A report that this listener has stored itself
-/// (`before`) does not count: the answer to its last request is accepted whatever its number.
-fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
-    let of_another = known.filter(|known| Some(*known) != before);
-    of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)
-}
-
-fn key_of(name: Name) -> SenderName {
-    SenderName {
-        address: name.address.ip().into(),
-        port: Be16::from_host(name.address.port()),
-        protocol: name.protocol.number(),
-        _reserved: 0,
-    }
-}
-
 fn name_of(key: &SenderName) -> Option<Name> {
     let protocol = Protocol::of_number(key.protocol)?;
     Some(Name { protocol, address: lb_common::net::socket_addr(key.address, key.port) })
@@ -265,8 +189,6 @@ fn name_of(key: &SenderName) -> Option<Name> {
 
 #[cfg(test)]
 mod tests {
-    use lb_report::keys::{Numbered, ServiceKey};
-
     use super::*;
 
     #[test]
@@ -276,36 +198,6 @@ mod tests {
             assert_eq!(name_of(&key_of(name)), Some(name));
         }
         assert_eq!(name_of(&SenderName { protocol: 1, ..key_of(any()) }), None);
-    }
-
-    #[test]
-    fn entries_with_a_common_key_belong_to_one_party() {
-        let numbered = |id, byte| {
-            Numbered { id, key: ServiceKey::from_bytes([byte; 32]) }.of_backend(Protocol::Tcp, any().address)
-        };
-        let [old, new, other] = [numbered(1, 7), numbered(2, 8), numbered(1, 9)];
-        let entry = |first, second| sender(5, &Keys::new(first, second));
-        assert!(share_a_key(&entry(old, None), &entry(new, Some(old))));
-        assert!(share_a_key(&entry(new, Some(old)), &entry(new, None)));
-        assert!(!share_a_key(&entry(old, None), &entry(new, None)));
-        assert!(!share_a_key(&entry(old, None), &entry(other, None)));
-    }
-
-    #[test]
-    fn a_later_report_of_another_listener_stays() {
-        let base = |incarnation, counter| Base { incarnation, counter };
-        for (known, before, expected) in [
-            (Some(base(7, 9)), None, true),
-            (Some(base(7, 9)), Some(base(7, 3)), true),
-            // In each of the other cases, this listener has stored the report itself, the known
-            // report is not later, or the two cannot be ordered.
-            (Some(base(7, 9)), Some(base(7, 9)), false),
-            (Some(base(7, 8)), None, false),
-            (Some(base(8, 9)), None, false),
-            (None, None, false),
-        ] {
-            assert_eq!(is_old(base(7, 8), known, before), expected, "{known:?} {before:?}");
-        }
     }
 
     fn any() -> Name {

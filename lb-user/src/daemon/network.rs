@@ -12,9 +12,9 @@ use lb_view::status;
 use tokio::sync::Notify;
 
 use super::receiving::Receiving;
-use crate::controller::{Network, ReceiveAt, Stores};
+use crate::controller::{Network, ReceiveAt};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth, Probes};
-use crate::reports::{ReportExchanger, ReportSocket};
+use crate::reports::{ReportExchanger, ReportSocket, ReportStore};
 
 pub struct HostNetwork {
     probes: Probes,
@@ -54,8 +54,8 @@ impl Network for HostNetwork {
         self.probes.findings(target)
     }
 
-    fn listen(&mut self, address: SocketAddr, stores: Stores) -> io::Result<ReportExchanger> {
-        ReportExchanger::start(ReportSocket::bind(address)?, Arc::clone(&self.news), stores)
+    fn listen(&mut self, address: SocketAddr, store: ReportStore) -> io::Result<ReportExchanger> {
+        ReportExchanger::start(ReportSocket::bind(address)?, Arc::clone(&self.news), store)
     }
 
     fn receive(&mut self, at: Option<ReceiveAt>) {

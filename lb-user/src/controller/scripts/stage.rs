@@ -37,12 +37,11 @@ use crate::config::addresses::{self, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
-    BackgroundWork, Clock, Controller, Effect, Environment, Event, NamespaceFound, Network, Notice,
-    ReceiveAt, Stores,
+    BackgroundWork, Clock, Controller, Effect, Environment, Event, NamespaceFound, Network, Notice, ReceiveAt,
 };
 use crate::daemon::{Files, ListReader, Servers, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
-use crate::reports::{Exchange, ReportExchanger, SharedExchange};
+use crate::reports::{Exchange, ReportExchanger, ReportStore, SharedExchange};
 use crate::source::{NoAnswer, SourceError, Stamp, last_good};
 use crate::status;
 
@@ -497,7 +496,7 @@ impl Network for Wire {
         Some(findings)
     }
 
-    fn listen(&mut self, _: SocketAddr, stores: Stores) -> io::Result<ReportExchanger> {
+    fn listen(&mut self, _: SocketAddr, store: ReportStore) -> io::Result<ReportExchanger> {
         if self.with(|state| state.is_taken) {
             return Err(io::ErrorKind::AddrInUse.into());
         }
@@ -506,7 +505,7 @@ impl Network for Wire {
             nonces += 1;
             nonces
         };
-        let shared = SharedExchange::new(Exchange::new(SEED, Box::new(stores), Box::new(nonce)));
+        let shared = SharedExchange::new(Exchange::new(SEED, store, Box::new(nonce)));
         self.with(|state| state.listener = Some(Arc::clone(&shared)));
         let wire = self.clone();
         let now = Box::new(move || wire.with(|state| state.now));
