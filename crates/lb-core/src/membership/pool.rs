@@ -1,12 +1,12 @@
-//! The endpoints that may be members, and the shares of the members: by weight, equal, or from the
-//! subsets of the whole job.
+//! Computations on the endpoints that may be members: the order of each task, the shares of the
+//! members (by weight, equal, or from the subsets of the whole job), and the substitutes.
 
 use std::collections::BTreeSet;
 
 use lb_common::abi::MAX_SUBSET;
 
-use super::{Evenness, Member, Membership, MembershipVerdict, Unused};
-use crate::endpoint::{Endpoint, EndpointList, EndpointState};
+use super::{CandidatePool, Evenness, Member, MembershipVerdict, Unused};
+use crate::endpoint::Endpoint;
 use crate::subset::{self, Algorithm, Position};
 use crate::weights::{self, Graph, Precision, Solution};
 
@@ -22,51 +22,7 @@ pub enum Shares {
     Solution(Graph, Solution, Job),
 }
 
-/// Every index of a list, and whether its endpoint may be a member.
-#[derive(Debug)]
-pub struct CandidatePool<'a> {
-    endpoints: &'a [Endpoint],
-    /// For each index: the position in `endpoints`, and whether the endpoint may be a member;
-    /// `None` if no endpoint has the index.
-    by_index: Vec<Option<(usize, MembershipVerdict)>>,
-    /// The number of endpoints that may be members.
-    admitted: usize,
-    /// The total capacity of the endpoints that may be members.
-    capacity: f64,
-    /// Whether weights decide shares.
-    is_weighted: bool,
-}
-
-impl<'a> CandidatePool<'a> {
-    pub fn of(list: &'a EndpointList, admit: impl Fn(&Endpoint) -> bool, is_weighted: bool) -> Self {
-        let endpoints = list.as_slice();
-        let mut by_index = vec![None; list.index_space() as usize];
-        let (mut admitted, mut capacity) = (0, 0.0);
-        for (at, endpoint) in endpoints.iter().enumerate() {
-            let verdict = match (endpoint.weight, endpoint.state) {
-                _ if admit(endpoint) => MembershipVerdict::Member,
-                (0, _) => MembershipVerdict::Unweighted,
-                (_, EndpointState::Down) => MembershipVerdict::Down,
-                (_, EndpointState::LameDuck | EndpointState::Healthy) => MembershipVerdict::LameDuck,
-            };
-            if verdict == MembershipVerdict::Member {
-                admitted += 1;
-                capacity += f64::from(endpoint.weight);
-            }
-            by_index[endpoint.index as usize] = Some((at, verdict));
-        }
-        Self { endpoints, by_index, admitted, capacity, is_weighted }
-    }
-
-    /// The membership of each of `clients` tasks if all tasks use all endpoints that may be
-    /// members.
-    pub fn everything(&self, clients: u32) -> Membership {
-        let indexes = self.endpoints.iter().map(|endpoint| endpoint.index);
-        let order: Vec<_> = indexes.filter_map(|index| Some((index, self.verdict(index)?))).collect();
-        let members = self.by_weight(&order, clients);
-        Membership { members, order, ..Membership::default() }
-    }
-
+impl CandidatePool<'_> {
     /// The prefix of one client's order that contains its members, or the whole order if that has
     /// too few.
     pub fn order(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, MembershipVerdict)> {
@@ -97,7 +53,7 @@ impl<'a> CandidatePool<'a> {
     }
 
     /// The verdict on an index; `None` if no endpoint has this index.
-    fn verdict(&self, index: u32) -> Option<MembershipVerdict> {
+    pub fn verdict(&self, index: u32) -> Option<MembershipVerdict> {
         self.by_index[index as usize].map(|(_, verdict)| verdict)
     }
 
@@ -186,32 +142,6 @@ impl<'a> CandidatePool<'a> {
         let order = subset::order(algorithm, position);
         let edges = order.zip(overlaps.into_iter().chain(std::iter::repeat(mean)));
         edges.filter(|(index, _)| self.is_admitted(*index)).take(length as usize)
-    }
-
-    fn endpoint(&self, index: u32) -> &Endpoint {
-        let (at, _) = self.by_index[index as usize].expect("a member has an endpoint");
-        &self.endpoints[at]
-    }
-
-    /// The members of an order, if each of `clients` tasks uses the same members. Shares follow the
-    /// weights, or are equal if weights do not count.
-    pub fn by_weight(&self, order: &[(u32, MembershipVerdict)], clients: u32) -> Vec<Member> {
-        let members = order.iter().filter(|(_, verdict)| *verdict == MembershipVerdict::Member);
-        let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
-        let sum: f64 = endpoints.iter().map(|endpoint| f64::from(endpoint.weight)).sum();
-        let equal = part(endpoints.len());
-        let member = |endpoint: &Endpoint| {
-            let share = if self.is_weighted { f64::from(endpoint.weight) / sum } else { equal };
-            Member {
-                endpoint: endpoint.clone(),
-                weight: if self.is_weighted { endpoint.weight.into() } else { 1 },
-                share,
-                connections: clients,
-                load: share * f64::from(clients),
-                target: f64::from(clients) * f64::from(endpoint.weight) / self.capacity,
-            }
-        };
-        endpoints.into_iter().map(member).collect()
     }
 
     /// The subsets of the whole job, and the weights that make the loads even.
@@ -304,21 +234,6 @@ impl<'a> CandidatePool<'a> {
         };
         self.by_index.iter().map(capacity).collect()
     }
-
-    pub fn members(&self, row: &[u32], shares: &[f64], job: &Job) -> Vec<Member> {
-        let member = |(&index, &share): (&u32, &f64)| {
-            let at = index as usize;
-            Member {
-                endpoint: self.endpoint(index).clone(),
-                weight: whole(share),
-                share,
-                connections: job.connections[at],
-                load: job.loads[at],
-                target: job.targets[at],
-            }
-        };
-        row.iter().zip(shares).map(member).collect()
-    }
 }
 
 /// The substitutes for members, best first.
@@ -376,20 +291,12 @@ impl MeanWeight {
 /// The load from all tasks of a job together, by index.
 #[derive(Debug)]
 pub struct Job {
-    connections: Vec<u32>,
-    loads: Vec<f64>,
-    targets: Vec<f64>,
+    pub connections: Vec<u32>,
+    pub loads: Vec<f64>,
+    pub targets: Vec<f64>,
 }
 
 /// One of `count` equal parts of the whole.
-fn part(count: usize) -> f64 {
+pub fn part(count: usize) -> f64 {
     1.0 / f64::from(u32::try_from(count.max(1)).unwrap_or(u32::MAX))
-}
-
-/// A share in units of 2^-32, so that further arithmetic is exact. A positive share remains
-/// positive.
-fn whole(share: f64) -> u64 {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share is between 0 and 1")]
-    let whole = (share * 4_294_967_296.0).round() as u64;
-    whole.max(u64::from(share > 0.0))
 }
