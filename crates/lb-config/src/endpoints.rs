@@ -6,6 +6,7 @@
 //! file, and retains the last valid list if this module refuses the new one.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 use std::path::Path;
@@ -16,8 +17,8 @@ use lb_core::subset::Algorithm;
 
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, quote, utf8};
 use lb_document::key::Unset::{Is, Means, Required};
-use lb_document::kind::{Keyword, Number, Text, ValueKind as _};
-use lb_document::{self, Table, address};
+use lb_document::kind::{Keyword, Number, Refusal, Text, ValueKind as _};
+use lb_document::{self, NotAnAddress, Table, address, parse_address};
 use lb_document::{
     key::{ConfigKey, Section},
     section,
@@ -44,8 +45,10 @@ mod yaml;
 use hosts::Expanded;
 use json::JsonDocument;
 
+use crate::discovery::dns_name;
+
 pub use consul::read_instances;
-pub use hosts::{HostAddresses, ListedAddress, MAX_HOSTS, NO_HOSTS, target};
+pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS};
 pub use json::not_json;
 pub use slices::{SlicesError, read_slices};
 
@@ -67,6 +70,91 @@ section! {
     ZONE "zone": Text<String>(&["b"], |text| Ok(text.to_owned())), Means("none"), "where the endpoint runs; has no effect yet";
     AGENT "agent": Text<SocketAddr>(&["10.0.0.1:9465"], address), Means("the endpoint's IP address, with the `port` of the service's `health`"),
         "the address at which the endpoint's agent listens";
+}
+
+/// The place in a list at which an endpoint listens: an address or a host name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ListedAddress {
+    Address(SocketAddr),
+    /// A host name in lower case, without a dot at its end, and a port.
+    Host(String, u16),
+}
+
+impl fmt::Display for ListedAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Host(name, port) => write!(f, "{name}:{port}"),
+        }
+    }
+}
+
+impl ListedAddress {
+    /// Parses `IP:port`, `[IPv6]:port` or `name:port`.
+    ///
+    /// # Errors
+    /// If the text is none of them.
+    pub fn parse(text: &str) -> Result<Self, NotAnAddress> {
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Address(address));
+        }
+        let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+        match (host_name(host), port.parse()) {
+            (Some(name), _) if is_localhost(&name) => Err(NotAnAddress {
+                why: LOCALHOST,
+                help: "write \"127.0.0.1:8080\" or \"[::1]:8080\", with the right port".to_owned(),
+            }),
+            (Some(name), Ok(port)) if port > 0 => Ok(Self::Host(name, port)),
+            (Some(name), _) if port.is_empty() => Err(NotAnAddress {
+                why: "has no port",
+                help: format!("write \"{name}:8080\", with the right port"),
+            }),
+            (Some(_), _) => {
+                Err(NotAnAddress { why: "has a wrong port", help: "write 1 to 65535".to_owned() })
+            }
+            (None, _) => parse_address(text).map(Self::Address).map_err(|refusal| {
+                // The text looks like a host name, but is not a valid one.
+                let is_like_name = refusal.why.starts_with("is a host name");
+                let why = if is_like_name { "is not an address" } else { refusal.why };
+                NotAnAddress { why, ..refusal }
+            }),
+        }
+    }
+
+    /// Reads an IP address or a host name that is written apart from its port. The port is not
+    /// checked.
+    ///
+    /// # Errors
+    /// Why it is neither. In a message, the reason follows the quoted text.
+    pub fn of(host: &str, port: u16) -> Result<Self, &'static str> {
+        match (host.parse(), host_name(host)) {
+            (Ok(ip), _) => Ok(Self::Address(SocketAddr::new(ip, port))),
+            (Err(_), Some(name)) if is_localhost(&name) => Err(LOCALHOST),
+            (Err(_), Some(name)) => Ok(Self::Host(name, port)),
+            (Err(_), None) => Err("is neither an IP address nor a host name"),
+        }
+    }
+}
+
+/// As [`ListedAddress::parse`], but the message begins with the quoted text.
+pub fn target(text: &str) -> Result<ListedAddress, Refusal> {
+    ListedAddress::parse(text)
+        .map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
+}
+
+const LOCALHOST: &str = "is this host itself, which DNS servers do not know";
+
+/// The name in lower case, if the text is a host name. The last label of a host name is not a
+/// number (RFC 1123 section 2.1), so a mistyped IP address is not read as a host name.
+fn host_name(text: &str) -> Option<String> {
+    let name = dns_name(text).ok()?;
+    let last = name.rsplit('.').next()?;
+    (!last.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
+}
+
+/// RFC 6761 section 6.3: these names mean the loopback addresses.
+fn is_localhost(name: &str) -> bool {
+    name == "localhost" || name.ends_with(".localhost")
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -343,7 +431,7 @@ impl ListEntry {
 /// addresses. Returns `None` if they do not form a valid list, which is reported. If the address of
 /// the service is not known, address families are not checked. The notes are not in the result.
 pub fn check(
-    entries: Vec<ListEntry>,
+    mut entries: Vec<ListEntry>,
     reading: &ListContext<'_>,
     report: &mut DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
@@ -359,7 +447,7 @@ pub fn check(
     }
     check_names(&entries, report);
     let is_clean = report.is_clean();
-    let Expanded { mut entries, hosts, resolved } = hosts::expand(entries, reading.hosts, report, notes);
+    let Expanded { hosts, resolved } = hosts::expand(&mut entries, reading.hosts, report, notes);
     if !is_clean {
         // An index that two entries have has been reported already.
         entries.retain(|entry| !entry.target.as_ref().is_some_and(|target| is_resolved(target, &resolved)));
