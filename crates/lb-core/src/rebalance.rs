@@ -266,7 +266,7 @@ pub struct Rebalance {
     /// The members without a flow that can be closed, each with the time until which it is skipped.
     skipped: BTreeMap<SocketAddr, Duration>,
     /// The members for whose trials flows were closed.
-    tried: BTreeMap<SocketAddr, Tried>,
+    tried: BTreeMap<SocketAddr, LastTrial>,
     /// Why the task pauses, and until when.
     pause: (RebalanceState, Duration),
     view: RebalanceView,
@@ -274,7 +274,7 @@ pub struct Rebalance {
 
 /// A flow was closed for the trial of a member.
 #[derive(Clone, Copy, Debug)]
-struct Tried {
+struct LastTrial {
     /// The number of trials that the member had had before.
     trials: u64,
     /// Until when no further flow is closed for it.
@@ -443,7 +443,7 @@ impl Rebalance {
         self.permits += f64::from(closing.most - closed);
         match closing.trial {
             Some(address) if closed > 0 => {
-                self.tried.insert(address, Tried { trials, until: now + NEXT_TRIAL });
+                self.tried.insert(address, LastTrial { trials, until: now + NEXT_TRIAL });
             }
             Some(_) => {}
             None => self.progress.1 += u64::from(closed),
@@ -507,7 +507,7 @@ impl Rebalance {
     /// Forgets the closings for trials that have begun, and for members that have left, after the
     /// time until the next closing.
     fn update_tried(&mut self, now: Duration, members: &[MemberFlows]) {
-        let has_begun = |tried: &Tried, state| match state {
+        let has_begun = |tried: &LastTrial, state| match state {
             MemberState::TrialDue { trials } => trials != tried.trials,
             MemberState::Warm => true,
             // A trial that is running decides later.
@@ -551,7 +551,7 @@ struct DueTrial<'m> {
     /// The number of trials that it has had.
     trials: u64,
     /// The last closing for its trial, if that forbids another one.
-    tried: Option<Tried>,
+    tried: Option<LastTrial>,
 }
 
 /// The members that take part, and their sums.
