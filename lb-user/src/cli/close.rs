@@ -177,8 +177,7 @@ async fn request(paths: &Paths, path: &str) -> Result<Closed> {
             api::not_responding(&paths.run)
         )),
         Err(error) if error.is::<DaemonEnded>() => no_answer(
-            "the daemon ended before it answered: some connections may be closed (the daemon's log has the \
-             numbers)"
+            "the daemon ended before it answered: some connections may be closed, and their number is not known"
                 .to_owned(),
         ),
         Err(error) => Err(error),
