@@ -185,7 +185,7 @@ mod tests {
             assert!(StoredHosts::parse(&TEXT[..cut]).is_err(), "{cut}");
         }
         let later = StoredHosts::parse(br#"{"schema":2,"hosts":{}}"#).unwrap_err();
-        assert_eq!(later, "its schema is 2, but this socklb supports only 1");
+        assert_eq!(later, "the file's schema is 2, but this socklb supports only 1");
     }
 
     #[test]

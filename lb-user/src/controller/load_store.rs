@@ -332,7 +332,7 @@ mod tests {
             assert!(StoredLoads::parse(&text[..cut]).is_err(), "{cut}");
         }
         let of_another = StoredLoads::parse(br#"{"schema":2,"clients":[]}"#).unwrap_err();
-        assert_eq!(of_another, "its schema is 2, but this socklb supports only 1");
+        assert_eq!(of_another, "the file's schema is 2, but this socklb supports only 1");
         // An invalid time, an invalid word and invalid factors.
         let text =
             br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",

@@ -668,7 +668,7 @@ mod tests {
         assert_eq!(aimed(&mut probing, both), [(81, vec![2], 2 * SECOND)]);
         let faults: Vec<String> = probing.disagreements.faults().map(|fault| fault.text).collect();
         assert!(
-            faults.len() == 1 && faults[0].starts_with("services give 10.0.0.1:80 different keys"),
+            faults.len() == 1 && faults[0].starts_with("services have different keys for 10.0.0.1:80"),
             "{faults:?}"
         );
     }

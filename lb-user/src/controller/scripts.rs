@@ -251,7 +251,7 @@ fn a_client_removed_by_an_operator_stays_removed() {
             assert_eq!(stage.connect(), Err(0));
         }
         assert!(stage.task().is_unpinned());
-        assert!(stage.faults().iter().any(|fault| fault.starts_with("its pins were removed")));
+        assert!(stage.faults().iter().any(|fault| fault.starts_with("the client's pins were removed")));
         // If the configuration is written again without a change, the removed client stays removed.
         stage.write_config("");
         stage.changed(CONFIG);

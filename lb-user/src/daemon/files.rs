@@ -198,7 +198,7 @@ mod tests {
         std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::write(&file, "{\"schema\":2}").unwrap();
         let StoredRead::Unread(why) = read_stored_loads(&file) else { panic!("the file exists") };
-        assert!(why.contains("its schema is 2") && why.contains("cannot be renamed"), "{why}");
+        assert!(why.contains("the file's schema is 2") && why.contains("cannot be renamed"), "{why}");
         std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         // A file that is too long is renamed as well, so that later files can be stored.
         std::fs::File::create(&file).unwrap().set_len(StoredLoads::MAX_BYTES + 1).unwrap();

@@ -235,7 +235,7 @@ fn aliases_lead_to_the_records_unless_they_are_a_loop_or_too_many() {
     };
     assert_eq!(endpoints(&chain(1)).0, ["10.0.0.1:8080 1"]);
     assert_eq!(endpoints(&chain(16)).0, ["10.0.0.1:8080 1"]);
-    let refused = "the aliases (CNAME) form a loop, or are more than 16";
+    let refused = "the aliases (CNAME) form a loop, or there are more than 16";
     assert_eq!(malformed(chain(17)), refused);
     let looped = ["users.example.com 60 CNAME a.", "a. 60 CNAME b.", "b. 60 CNAME users.example.com"];
     assert_eq!(malformed(read(&Reply::to(HOST, Rtype::A, &looped), &host())), refused);

@@ -560,7 +560,7 @@ fn a_client_without_a_cgroup_waits_and_delays_no_other() {
         stage.kernel.remove_cgroup(&cgroup_path("web"));
         stage.stop_faults();
         let faults = stage.faults();
-        assert!(faults.len() == 1 && faults[0].starts_with("there is no cgroup"), "{faults:?}");
+        assert!(faults.len() == 1 && faults[0].starts_with("cgroup web does not exist"), "{faults:?}");
         stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
         stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
         stage.changed(cgroup_path("web"));

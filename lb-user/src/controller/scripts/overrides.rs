@@ -289,7 +289,10 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
         stage.dispatch(Event::Query(ControllerQuery::Overrides(answer)));
         let document = reply.try_recv().expect("an answer");
         let why = document.not_kept.expect("it is degraded");
-        assert!(document.overrides.is_empty() && why.contains("drains in the kernel's maps hold"), "{why}");
+        assert!(
+            document.overrides.is_empty() && why.contains("drains in the kernel's maps stay in force"),
+            "{why}"
+        );
         let why = stage.refused(undrain(FIRST));
         assert!(why.starts_with("the overrides of an earlier daemon cannot be read yet"), "{why}");
         let overridden = stage.overridden(drain(&[MIDDLE]));

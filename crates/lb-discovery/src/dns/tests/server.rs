@@ -232,7 +232,7 @@ async fn bad_answers_fail_at_once_with_the_reason() {
     let servfail = Then::Answer(Reply { rcode: Rcode::SERVFAIL, ..good() });
     failed_with(ask_one(servfail, DEADLINE).await, "the server answers SERVFAIL");
     let looped = Reply { answer: vec![format!("{HOST} 60 CNAME {HOST}")], ..good() };
-    let refused = "the aliases (CNAME) form a loop, or are more than 16";
+    let refused = "the aliases (CNAME) form a loop, or there are more than 16";
     failed_with(ask_one(Then::Answer(looped), DEADLINE).await, refused);
     failed_with(ask_one(Then::Close, DEADLINE).await, "the server closed the connection");
     let short = Then::Bytes(framed(b"hello"));
