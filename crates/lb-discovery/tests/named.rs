@@ -67,8 +67,11 @@ impl Named {
     /// Returns `None` if another process listens at the port.
     async fn start_at(port: u16, records_per_type: u32) -> Option<Self> {
         let folder = tempfile::tempdir().expect("make a folder");
-        // AppArmor permits the installed program to read only its own folders.
-        std::fs::copy(NAMED, folder.path().join("named")).expect("copy named");
+        // AppArmor permits the installed program to read only its own folders. Another process
+        // makes the copy: a child that another test starts meanwhile would inherit a descriptor of
+        // this process that writes to the copy, and the copy could not be executed (ETXTBSY).
+        let copied = Command::new("cp").arg(NAMED).arg(folder.path().join("named")).status().await;
+        assert!(copied.expect("start cp").success(), "copy named");
         let config = format!(
             "options {{
                listen-on port {port} {{ 127.0.0.1; }};
