@@ -373,7 +373,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_reported() {
     let daemon = Daemon::spawn_with(&setup, inside);
     let degraded = || stage::faults_of(&setup.status()).join("\n");
     stage::eventually("the fault is reported", degraded, |faults| {
-        faults.contains("there is no cgroup") && faults.contains("--cgroupns=host")
+        faults.contains("/service does not exist") && faults.contains("--cgroupns=host")
     });
     assert_eq!(daemon.stop(), Some(0));
     let mut doctor = setup.socklb(&["doctor", "--config"]);

@@ -462,7 +462,7 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
     assert!(good(&fixture, &["drain", "users", FIRST]).contains(", as before"));
     fixture.daemon().signal(Signal::STOP);
     let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
-    let expected = "does not answer: it may still make the change when it continues";
+    let expected = "does not answer: the daemon may still make the change when it continues";
     assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
     fixture.daemon().signal(Signal::CONT);
     fixture.stop();

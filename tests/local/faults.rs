@@ -228,7 +228,7 @@ fn flows_in_an_inaccessible_namespace_are_retained_and_counted() {
     // If the kernel reports that a process holds the socket, the daemon does not need to enter the
     // namespace.
     let is_reported = !kernel::SPECULATION_BARRIERS.is_here();
-    let fault = "client web: 1 active flows are in network namespaces that cannot be inspected";
+    let fault = "client web: 1 active flows are in network namespaces that the daemon cannot inspect";
     look(|| setup.status()).has(
         |status| {
             let reclaim = status.clients[0].reclaim.expect("the daemon answers");
@@ -319,7 +319,7 @@ fn a_second_daemon_with_the_same_socket_is_refused() {
     other.pins = other.pins.with_file_name("other");
     let path = fixture.setup.folder.join("socklb.toml");
     let output = other.run(&["run", "--config", path.to_str().expect("UTF-8")]);
-    check(&output, 1, &["run/socklb.sock", "another socklb process answers on it"]);
+    check(&output, 1, &["run/socklb.sock", "another socklb process answers on this socket"]);
     look(|| fixture.setup.status().daemon).matches("the first one still answers", Option::is_some);
 }
 

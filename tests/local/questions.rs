@@ -150,7 +150,10 @@ fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     assert_eq!(full, Err(Errno::AGAIN));
     let config = fixture.setup.folder.join("socklb.toml");
     let (code, text) = failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("UTF-8")]));
-    assert!(code == Some(1) && text.contains("another socklb process answers on it"), "{code:?} {text}");
+    assert!(
+        code == Some(1) && text.contains("another socklb process answers on this socket"),
+        "{code:?} {text}"
+    );
     let status = fixture.setup.status();
     assert!(stage::faults_of(&status)[0].contains("does not answer"), "{status:?}");
     drop(queue);

@@ -193,7 +193,7 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
     ] {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, verb));
         let expected =
-            "user 65533 has no permission: only root, user 0 (the daemon's), and the members of a group";
+            "user 65533 has no permission: only root, user 0 (the daemon's), and the members of the group";
         assert!(code == Some(4) && text.contains(expected), "{code:?} {text}");
     }
 }
