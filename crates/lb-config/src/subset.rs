@@ -217,7 +217,7 @@ mod tests {
             ),
             (
                 "subset = { algorithm = 'random', size = { low = 1.125 } }",
-                "8:41: low is 1.125, which is not less than high, 1.125 (write a `low` that is less than \
+                "8:41: `low` is 1.125, but must be less than `high`, which is 1.125 (write a `low` that is less than \
                  `high`, as in { low = 0.875, high = 1.125 })",
             ),
             (

@@ -669,7 +669,7 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
         ),
         (
             list(json!([of("users"), of("mail")])),
-            "1:283: a slice belongs to service \"shop/mail\", but the one on line 1 to \"shop/users\" (select one service, as with -l \
+            "1:283: a slice belongs to service \"shop/mail\", but the one on line 1 belongs to \"shop/users\" (select one service, as with -l \
              kubernetes.io/service-name=NAME)"
                 .to_owned(),
         ),
@@ -743,7 +743,7 @@ fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
         (
             "[{\"Node\":{\"Address\":\"10.0.0.1\"},\"Service\":{\"Service\":\"a\",\"Port\":1}},\n\
              {\"Node\":{},\"Service\":{\"Service\":\"b\"}}]",
-            "2:1: an instance belongs to service \"b\", but the one on line 1 to \"a\" (write the instances \
+            "2:1: an instance belongs to service \"b\", but the one on line 1 belongs to \"a\" (write the instances \
              of a single service)".to_owned(),
         ),
         (

@@ -38,7 +38,7 @@ fn a_wrong_value_is_reported_with_position_and_correction() {
     );
     check_job(
         "size = { low = 1.2, high = 1.1 }",
-        "9:8: the size changes below `low` and above `high`: write a low that is less than high",
+        "9:8: the size changes below `low` and above `high`: write a `low` that is less than `high`",
     );
     check_job("size = { low = 0.5, min = 257 }", "9:27: 257 is not a whole number from 1 to 256");
     check_job(
@@ -349,11 +349,11 @@ fn scanning_policies_need_small_subsets() {
         |lines: &str, expected: &str| check(&format!("{many}{JOB}{lines}\n"), &format!("x.toml:{expected}"));
     check_many(
         "policy = \"least-loaded\"\nsize = \"auto\"",
-        "5:1: policy \"least-loaded\" examines every member of a subset, at most 256, and size \"auto\" can have 300",
+        "5:1: policy \"least-loaded\" examines every member of a subset, at most 256, but size \"auto\" can have 300",
     );
     check_many(
         "active_limit = 3\nalgorithm = \"aperture\"",
-        "5:1: an active_limit with overflow \"least-loaded\" examines every member of a subset, at most 256, and aperture can",
+        "5:1: an active_limit with overflow \"least-loaded\" examines every member of a subset, at most 256, but aperture can",
     );
     assert!(read(&format!("{many}{JOB}policy = \"least-loaded\"\nsize = 256\n")).is_ok());
 }
