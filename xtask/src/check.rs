@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use crate::command::{cargo, root, run as run_command};
-use crate::test::suite_cargo;
+use crate::test::{Part, note_passed, suite_cargo};
 use crate::toolchain::{ebpf_cargo, tool};
 
 /// `cargo xtask check`.
@@ -13,6 +13,7 @@ pub fn run() -> Result<()> {
     docs()?;
     kernel()?;
     licences()?;
+    note_passed(&[Part::Lints, Part::Licences])?;
     println!("check: good");
     Ok(())
 }

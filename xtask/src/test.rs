@@ -94,6 +94,19 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// The table of the modules of the local tests.
+fn modules() -> Result<Modules> {
+    let path = root().join("tests/local/modules.toml");
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    Modules::parse(&text)
+}
+
+/// Records that parts have passed outside a run of the suite, so that the next run skips them.
+pub fn note_passed(parts: &[Part]) -> Result<()> {
+    let mut passed = Passed::read(modules()?.host_only())?;
+    parts.iter().try_for_each(|part| passed.note(*part))
+}
+
 /// One run of `cargo xtask test`.
 struct Suite<'o> {
     options: &'o Options,
@@ -114,9 +127,7 @@ struct Suite<'o> {
 
 impl<'o> Suite<'o> {
     fn new(options: &'o Options) -> Result<Self> {
-        let path = root().join("tests/local/modules.toml");
-        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-        let modules = Modules::parse(&text)?;
+        let modules = modules()?;
         let workspace = Workspace::read()?;
         let passed = Passed::read(modules.host_only())?;
         let base = options.base.clone().or_else(|| changed::base(passed.commit.as_deref()));
