@@ -215,11 +215,13 @@ fn rebalance_in_words(rebalance: &RebalanceStatus) -> String {
         more => format!("; {more} more"),
     };
     let short = backends.iter().take(SHOWN).map(short).collect::<Vec<_>>().join("; ") + &more;
-    let state = RebalanceState::ALL.into_iter().find(|known| known.name() == state);
-    let text = match state {
+    let known = RebalanceState::ALL.into_iter().find(|known| known.name() == state);
+    let text = match known {
         Some(RebalanceState::Even) => "no backend has too few flows".to_owned(),
         Some(RebalanceState::Panic) => "closes nothing in panic".to_owned(),
-        Some(RebalanceState::Refilling) | None => format!("refilling {short}"),
+        Some(RebalanceState::Refilling) => format!("refilling {short}"),
+        // A state of a later daemon.
+        None => format!("{state} ({short})"),
         Some(RebalanceState::Trial) => format!("closing a connection for the trial of {short}"),
         Some(RebalanceState::AwaitsTrial) => {
             format!("closed a connection for the trial of {short}")
@@ -432,6 +434,12 @@ mod tests {
             Some(20),
             "no idle connection to close for 127.0.0.1:0, 3 of 6 flows; 127.0.0.1:1, 3 of 6 flows; \
              127.0.0.1:2, 3 of 6 flows; 127.0.0.1:3, 3 of 6 flows; 2 more; retry in 20 s",
+        );
+        let state = "of-a-later-daemon".to_owned();
+        let later = RebalanceStatus { state, backends: vec![short(1)], retry_s: None, closed: 12 };
+        assert_eq!(
+            rebalance_in_words(&later),
+            "rebalance: of-a-later-daemon (127.0.0.1:1, 3 of 6 flows); 12 connections closed"
         );
         for state in RebalanceState::ALL {
             let status = RebalanceStatus {
