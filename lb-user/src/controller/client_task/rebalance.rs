@@ -51,8 +51,9 @@ impl ClientTask {
             }
             // Otherwise the redial might not be the trial: after a failed trial, the programs let
             // as many connects precede the next one as there are available backends.
-            let trial = closing.trial.and_then(|address| self.balancer.slot(position, address));
-            self.datapath.try_at_once(&trial.map(|at| at.slot).into_iter().collect::<Vec<_>>());
+            if let Some(at) = closing.trial.and_then(|address| self.balancer.slot(position, address)) {
+                self.datapath.try_at_once(&[at.slot]);
+            }
             order = Some(CloseOrder {
                 service: service.name.clone(),
                 backend: closing.address,
