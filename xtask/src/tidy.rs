@@ -257,6 +257,24 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// A fault if a count differs from the recorded number `most`, which may only fall. `file` in
+/// `xtask/src/tidy` has the number, and `advice` is for a count that has grown.
+fn ratchet(
+    file: &str,
+    most: usize,
+    count: usize,
+    what: &str,
+    advice: impl FnOnce() -> String,
+) -> Option<String> {
+    if count > most {
+        return Some(format!("{count} {what}, and there were {most}: {}", advice()));
+    }
+    let is_less = count < most;
+    is_less.then(|| {
+        format!("xtask/src/tidy/{file}: MOST is {most}, but only {count} {what}: set MOST to {count}")
+    })
+}
+
 fn edges(faults: &mut Vec<String>) -> Result<()> {
     // If the lock file does not match a manifest, `--locked` makes this command fail.
     let metadata = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
@@ -394,6 +412,15 @@ mod tests {
         let mut faults = Vec::new();
         file(name, text, &mut faults);
         assert_eq!(faults, expected);
+    }
+
+    #[test]
+    fn a_recorded_number_must_be_the_count() {
+        let fault = |count| ratchet("a.rs", 3, count, "words are vague", || "name the thing".to_owned());
+        assert_eq!(fault(3), None);
+        assert_eq!(fault(4).unwrap(), "4 words are vague, and there were 3: name the thing");
+        let lower = "xtask/src/tidy/a.rs: MOST is 3, but only 2 words are vague: set MOST to 2";
+        assert_eq!(fault(2).unwrap(), lower);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use proc_macro2::{Delimiter, Group, Ident, TokenStream, TokenTree};
 
+use super::ratchet;
+
 /// The number of type names with more than one definition. Lower it when the number falls.
 const MOST: usize = 31;
 
@@ -17,16 +19,12 @@ const KEYWORDS: [&str; 4] = ["struct", "enum", "trait", "union"];
 pub fn count(sources: &BTreeMap<String, String>, faults: &mut Vec<String>) -> Result<usize> {
     let duplicates = duplicates(sources)?;
     let count = duplicates.len();
-    if count > MOST {
+    let advice = || {
         let named: Vec<String> =
             duplicates.iter().map(|(name, files)| format!("{name} ({})", files.join(", "))).collect();
-        faults.push(format!(
-            "{count} type names are defined more than once, and there were {MOST}: rename the new type to what only it is. All of them: {}",
-            named.join("; ")
-        ));
-    } else if count < MOST {
-        faults.push(format!("xtask/src/tidy/type_names.rs: MOST is {MOST}, but only {count} type names are defined more than once: set MOST to {count}"));
-    }
+        format!("rename the new type to what only it is. All of them: {}", named.join("; "))
+    };
+    faults.extend(ratchet("type_names.rs", MOST, count, "type names are defined more than once", advice));
     Ok(count)
 }
 
