@@ -207,7 +207,6 @@ impl StoredAgentState {
     }
 
     fn read(store: &StateDirectory, wall: SystemTime) -> Self {
-        // The lame ducks are read first, because writing the incarnation waits for the disk.
         let lame_duck_lists = LameDuckLists::read(store);
         let incarnation = incarnation::draw(store, wall);
         match lame_duck_lists {

@@ -254,7 +254,8 @@ pub const fn most_next(members: usize) -> usize {
     members + SPARE
 }
 
-/// The weight of a substitute: the mean weight of a row, or the mean weight per unit of capacity.
+/// The mean weight of a row's members, from which the weight of a substitute is computed. If
+/// `is_by_capacity`, it is the mean weight per unit of capacity.
 struct MeanWeight {
     weight: f64,
     share: f64,

@@ -14,7 +14,7 @@ use crate::api::{ControllerQuery, Reply};
 use crate::closing::{CloseCause, CloseJob, CloseOrder, CloseRequester};
 use crate::controller::{BackgroundWork, Event};
 
-/// The answer of a job that has closed one connection and left one open.
+/// The answer of a job that has closed one connection and left `left` connections open.
 fn closed(job: &CloseJob, left: u64) -> CloseAnswer {
     answer(job, CloseCounts { closed: 1, left, ..CloseCounts::default() })
 }
