@@ -2,8 +2,11 @@
 //! the maps to a plan.
 //!
 //! [`Datapath`] stores what the maps contain, as a plan, and where the tables are. If a step fails,
-//! the next comparison with the wanted plan finds the same step again. [`Datapath`] makes no
-//! decisions: `lb-core` computes plans, and its arena determines where tables are.
+//! the next comparison with the wanted plan finds the same step again. A failed step leaves the
+//! arena consistent: a table is retired in the arena before the row with its reference is
+//! overwritten, and a new table is published in the arena only when no later write can fail.
+//! [`Datapath`] makes no decisions: `lb-core` computes plans, and its arena determines where tables
+//! are.
 
 mod adoption;
 
@@ -25,19 +28,17 @@ pub mod object;
 
 pub mod retired;
 
-mod steps;
-
 pub mod tables;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::SlotCounters;
-use lb_core::arena::Arena;
+use lb_core::arena::{Arena, NoRoom};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::limits::Limits;
-use lb_core::plan::{Plan, Step, diff, entries_by_slot};
+use lb_core::plan::{Plan, ServicePlan, Step, diff, entries_by_slot};
 
 use crate::error::DatapathError;
 use crate::host::{features::Features, pins::Lock};
@@ -127,6 +128,62 @@ impl Datapath {
             }
         }
         Ok(complete)
+    }
+
+    /// Carries out one step towards a plan with these services. Returns `false` if there is no room
+    /// for a new table until readers are gone.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn carry_out(
+        &mut self,
+        step: &Step,
+        services: &BTreeMap<ServiceIndex, ServicePlan>,
+        cursor_seed: &CursorSeed,
+    ) -> Result<bool, DatapathError> {
+        match step {
+            Step::Close(index) => self.tables.close_service(*index),
+            Step::WriteService(index, service) => {
+                // This overwrites the row, which contains the reference to the table.
+                self.arena.retire(*index);
+                self.tables.write_service(*index, service, cursor_seed)?;
+            }
+            Step::WriteBackend(slot, backend) => {
+                let service = services.get(&backend.service).expect("a backend's service is in the plan");
+                let counts = self.tables.write_backend(*slot, backend, &service.name)?;
+                let at = BackendRef { slot: *slot, generation: backend.generation };
+                self.returned.extend(counts.map(|counts| (at, counts)));
+            }
+            Step::SetErrno(index, errno) => self.tables.set_errno(*index, *errno),
+            Step::SetRules(index, rules) => self.tables.set_rules(*index, *rules),
+            Step::SetEjection(index, rules) => self.tables.set_ejection(*index, *rules),
+            Step::SetFallback(index, slot) => self.tables.set_fallback(*index, *slot),
+            Step::SetState(slot, state) => self.tables.set_state(*slot, *state),
+            Step::SetWeight(slot, weight) => self.tables.set_weight(*slot, *weight),
+            Step::SetReport(slot, report) => self.tables.set_report(*slot, *report),
+            Step::Publish(index, schedule, replaced) => return Ok(self.publish(*index, schedule, replaced)),
+            Step::Open(index) => self.tables.open_service(*index)?,
+            Step::FreeBackend(slot) => self.tables.free_backend(*slot, self.kernel.now_ns())?,
+            Step::FreeService(index) => self.tables.free_service(*index),
+        }
+        Ok(true)
+    }
+
+    /// Writes a new table and switches to it. Returns `false` if there is no room until readers are
+    /// gone.
+    fn publish(&mut self, index: ServiceIndex, schedule: &[Slot], replaced: &[Slot]) -> bool {
+        let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
+        let entries_of = entries_by_slot(schedule);
+        match self.arena.publish(index, length, entries_of.len()) {
+            Ok(new) => {
+                self.tables.switch_schedule(index, new, schedule, &entries_of, replaced);
+                true
+            }
+            Err(NoRoom { moves }) => {
+                moves.into_iter().for_each(|step| self.tables.move_schedule(step));
+                false
+            }
+        }
     }
 
     /// Switches a service to another table with the same backends. The result is the same as that
