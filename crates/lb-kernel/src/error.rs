@@ -33,7 +33,7 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
-    #[error("cgroup {} does not exist: start the unit that creates it, or create it with `mkdir`", .0.display())]
+    #[error("cgroup {} does not exist: start the unit that creates it, or create it with `mkdir -p`", .0.display())]
     NoCgroup(PathBuf),
     #[error("{} leads out of the cgroup2 mount", .0.display())]
     OutsideCgroup2(PathBuf),
