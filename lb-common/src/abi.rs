@@ -7,15 +7,15 @@
 //! separate version. The maps that an agent shares with its program are in [`responder`] and are
 //! not pinned.
 //!
-//! During an upgrade the programs of two versions run side by side, so two properties are the same
-//! in all versions: links are pinned as `links/<hook>@<cgroup id>`, and [`map::BACKENDS`] (named
-//! `active` up to version 3) is an array whose values begin with the open flows of a slot as a
-//! 64-bit number. From the links, the daemon of one version finds and removes the hooks at which
-//! the other version's flows begin. From the array, it detects when the other version's last flow
-//! has ended.
+//! During an upgrade the programs of two versions run side by side. Therefore two properties are
+//! the same in all versions. First, links are pinned as `links/<hook>@<cgroup id>`: with these
+//! pins, the daemon of one version detaches the programs with which flows of the other version
+//! begin. Second, [`map::BACKENDS`] (named `active` up to version 3) is an array in which each
+//! value begins with the open flows of a slot as a 64-bit number: there, the daemon reads when the
+//! last flow of the other version has ended.
 
-/// Implements the conversions of a value that fits in one word. A single store changes such a
-/// value, and a single load reads it.
+/// Implements the conversions between a value and a word of the same size. A single store changes
+/// such a value, and a single load reads it.
 macro_rules! one_word {
     ($value:ty, $word:ty) => {
         const _: () = assert!(size_of::<$value>() == size_of::<$word>());
@@ -73,7 +73,8 @@ pub const VIP_CELLS: u32 = 8 * MAX_SERVICES;
 /// A service's cell is less than this number of cells away from the cell to which its address
 /// hashes. With an eighth of the cells in use, larger distances practically never occur by chance.
 pub const MAX_PROBES: u32 = 32;
-/// Maximum client tasks per host. Each has its own programs and maps, so this bounds locked memory.
+/// Maximum client tasks per host. Each client task has its own programs and maps, so this maximum
+/// bounds the locked memory.
 pub const MAX_CLIENTS: usize = 64;
 /// The largest fixed subset size. A scan of more backends would take too long in one run of a
 /// program.
@@ -81,7 +82,7 @@ pub const MAX_SUBSET: u32 = 256;
 /// Maximum backends in the list of one table ([`Members`]): the backends of a whole subset, and up
 /// to half that number of backends that were replaced.
 pub const MAX_LISTED: u32 = MAX_SUBSET + MAX_SUBSET / 2;
-/// Maximum backends of a service without a subset, which uses all of them.
+/// Maximum backends of a service without a subset: all its endpoints are its backends.
 pub const MAX_BACKENDS: u32 = 16_384;
 /// Binary logarithm of the length of the shortest schedule. With this length, 1,024 entries, the
 /// rounding of weights costs 0.7 % of utilization; with 256 entries it would cost 2.8 %.
@@ -91,12 +92,11 @@ pub const MAX_SCHEDULE_LOG2: u8 = 16;
 /// Entries of a schedule per backend, before rounding up to a power of two.
 pub const SCHEDULE_ENTRIES_PER_BACKEND: u32 = 32;
 /// Default maximum of schedule entries of one client task, in all its services together. The map
-/// has room for twice this number, so that a new table finds room beside the table that it
-/// replaces.
+/// has room for twice this number, so that a new table fits beside the table that it replaces.
 pub const SCHEDULE_ENTRIES: u32 = 524_288;
 /// Default number of slots of one client task: enough for sixteen services with 128 backends each,
-/// even while all of these backends are being replaced. A slot's counters take half a kilobyte on
-/// every CPU, so a larger number must be configured.
+/// even while all of these backends are being replaced. The default is not larger because the
+/// counters of each slot use half a kilobyte of memory on every CPU.
 pub const SLOTS: u32 = 4_096;
 /// Maximum slots of a client task: a schedule entry has 16 bits, and the value [`NO_SLOT`] is not a
 /// slot.
@@ -109,8 +109,9 @@ pub const FLOW_RECORDS: u32 = 131_072;
 /// small, because a program compares the source of every datagram that the socket receives with
 /// each flow.
 pub const MAX_DATAGRAM_FLOWS: usize = 8;
-/// Maximum scattered entries that a connect examines if the picked backend is not eligible and the
-/// service has a limit of open flows. After that it examines all members.
+/// Maximum scattered schedule entries that a connect examines if the picked backend is not eligible
+/// and the service has a limit of open flows. After these entries, the connect examines all
+/// members.
 pub const MAX_REDRAWS: u32 = 4;
 /// Bytes of a service's name in the kernel, padded with zeros. The last byte is always zero, so
 /// names of services have at most 63 bytes; names of clients have the same limit.
@@ -125,19 +126,19 @@ pub const NO_SLOT: u32 = 0xffff;
 /// Names of the maps as the object declares them and as they are pinned.
 pub mod map {
     /// Array, memory-mapped, of [`VipCell`](super::VipCell). A destination's cell is at its hash
-    /// modulo the array's length, or at one of the [`MAX_PROBES`](super::MAX_PROBES) - 1 indexes
-    /// after that.
+    /// modulo the array's length, or at one of the next [`MAX_PROBES`](super::MAX_PROBES) - 1
+    /// indexes.
     pub const VIP_TABLE: &str = "vip_table";
     /// Array, memory-mapped: service index to [`Service`](super::Service).
     pub const SERVICES: &str = "services";
     /// Array, memory-mapped: slot to [`Backend`](super::Backend).
     pub const BACKENDS: &str = "backends";
-    /// Array, memory-mapped: number of an entry divided by four, to
+    /// Array, memory-mapped: index of a schedule entry divided by four, to
     /// [`ScheduleCell`](super::ScheduleCell).
     pub const SCHEDULE: &str = "schedule";
     /// Array, memory-mapped: twice the service index, plus 0 or 1, to [`Members`](super::Members).
-    /// A service has a pair of lists, so that a new table's list is written while the current one
-    /// is in use.
+    /// Each service has two lists, so that the daemon can write the list for a new table while
+    /// programs read the list of the current table.
     pub const MEMBERS: &str = "members";
     /// Per-CPU array: service index to [`Cursor`](super::Cursor).
     pub const CURSORS: &str = "cursors";
@@ -146,15 +147,15 @@ pub mod map {
     pub const OUTCOMES: &str = "outcomes";
     /// Per-CPU array: slot to [`SlotCounters`](super::SlotCounters).
     pub const COUNTS: &str = "counts";
-    /// Per-CPU array: slot to the number of flows that were sent to its backend. It is separate
-    /// from [`COUNTS`] because a choice increments only this counter: here, eight slots share one
-    /// cache line.
+    /// Per-CPU array: slot to the number of flows that were sent to its backend. This map is
+    /// separate from [`COUNTS`] because a choice increments only this counter, and eight of these
+    /// counters share one cache line.
     pub const CHOSEN: &str = "chosen";
     /// Array, memory-mapped: socket cookie modulo the array's length to
     /// [`FlowBucket`](super::FlowBucket).
     pub const FLOW_BUCKETS: &str = "flow_buckets";
-    /// Array, memory-mapped: index as in [`FLOW_BUCKETS`] to the [`Flow`](super::Flow) of the
-    /// socket that holds the bucket.
+    /// Array, memory-mapped: the index of a bucket in [`FLOW_BUCKETS`] to the [`Flow`](super::Flow)
+    /// of the socket whose cookie is in this bucket.
     pub const FLOWS: &str = "flows";
     /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose bucket in [`FLOW_BUCKETS`]
     /// belongs to another socket.
@@ -165,10 +166,10 @@ pub mod map {
     /// Per-CPU array of one [`Anomalies`](super::Anomalies).
     pub const ANOMALIES: &str = "anomalies";
     /// Array, memory-mapped: slot to the number of its backend's flows that the daemon reclaimed
-    /// because their sockets were gone. Only the daemon uses it; no program does.
+    /// because their sockets were gone. Only the daemon uses this map.
     pub const RECLAIMED: &str = "reclaimed";
     /// Hash: [`BackendName`](super::BackendName) to [`RetiredCounters`](super::RetiredCounters).
-    /// Only the daemon uses it; no program does.
+    /// Only the daemon uses this map.
     pub const RETIRED: &str = "retired";
 
     /// The names of all maps, in the order of the constants above.

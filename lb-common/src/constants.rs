@@ -1,6 +1,6 @@
 //! Values that the loader writes into the instructions of the kernel programs of client tasks
 //! before it loads the programs. They are constants and calls of kernel functions. The verifier
-//! knows the value of such a constant, and a program need not load it from memory.
+//! knows the value of such a constant, and a program need not load the value from memory.
 //!
 //! The object file contains placeholders for these values: numbers that no program uses for
 //! anything else.
@@ -49,8 +49,8 @@ pub const NAMES: [&str; 37] = [
 /// The placeholder of the first constant in [`NAMES`]. The placeholder of the constant at index `i`
 /// is `FIRST + i`.
 pub const FIRST: u32 = 0x5c1c_0000;
-/// The placeholder in a call of `bpf_rdonly_cast`. It is in the field that contains the helper's
-/// number in a call of a helper.
+/// The placeholder in a call of `bpf_rdonly_cast`: the immediate number of the instruction. (In a
+/// call of a helper, the immediate number is the number of the helper.)
 pub const CAST: u32 = 0x5c1b_0000;
 
 /// The placeholder of a constant.
@@ -87,7 +87,7 @@ pub enum Placeholder {
     /// The lower half of a 64-bit constant with this name; the upper half is in the next
     /// instruction.
     DoubleWord(&'static str),
-    /// A call of [`CAST`].
+    /// A call of `bpf_rdonly_cast`, with the immediate number [`CAST`].
     Cast,
 }
 

@@ -1,13 +1,14 @@
 //! Ejects and readmits backends: a circuit breaker for each backend of a client task. The kernel
-//! programs run it when flows end, and the planner and the tests run it on the host.
+//! programs run this code when flows end, and the planner and the tests run it on the host.
 //!
 //! A backend has a *run* of failures: each failure adds to the run, and each established connection
-//! subtracts one. A run of [`failures`](EjectionRules::failures) ejects the backend for the time
-//! [`base`](EjectionRules::base). Each further ejection lasts twice as long, at most
-//! [`max`](EjectionRules::max), until the run is back at 0. After the ejection's time, one connect
-//! may try the backend: the *trial*. If the trial is established, the backend is readmitted; if it
-//! fails, the backend is ejected for twice as long. (Envoy's outlier detection ejects as well, but
-//! readmits hosts after a time, not by a trial.)
+//! subtracts one. When the run reaches [`failures`](EjectionRules::failures), the backend is
+//! ejected for the time [`base`](EjectionRules::base). Each further ejection lasts twice as long,
+//! at most [`max`](EjectionRules::max), until the run is back at 0.
+//!
+//! After the ejection's time, one connect may try the backend: the *trial*. If the trial is
+//! established, the backend is readmitted; if it fails, the backend is ejected for twice as long.
+//! (Envoy's outlier detection ejects as well, but readmits hosts after a time, not by a trial.)
 //!
 //! The module must not use maps or clocks. Times are ticks, which wrap around after 52 days, so
 //! they are compared by their distance: a time that is further ahead than the longest ejection
@@ -30,8 +31,9 @@ pub struct Evidence {
     /// The number of the flow's [`Ending`], or [`NO_ANSWER`]; without meaning if the flow has not
     /// ended.
     pub ending: u8,
-    /// The failure source of the process that began the flow. But [`next`] requires evidence with
-    /// the source of the whole run of failures, including this failure (see [`failure_source`]).
+    /// The failure source of the process that began the flow. But in evidence for [`next`], this
+    /// field must contain the source of the whole run of failures, including this failure (see
+    /// [`failure_source`]).
     pub failure_source: FailureSource,
 }
 
@@ -46,7 +48,7 @@ impl EvidenceKind {
     /// A failure.
     pub const FAILURE: Self = Self(1);
     /// A reset of an established connection. It counts as two failures, because the established
-    /// connection has already counted in the backend's favor.
+    /// connection has already subtracted one from the run of failures.
     pub const RESET: Self = Self(2);
     /// An established connection on which the backend sent no answer. It counts as two failures,
     /// and only while other backends answer, see
@@ -83,16 +85,17 @@ impl EvidenceKind {
         self.weight() != 0
     }
 
-    /// Whether a process can cause the failure by the data that it sends: a server may answer a
-    /// request with a reset, or not at all.
+    /// Whether a process can cause the failure by the data that it sends: a server may answer some
+    /// requests with a reset, or not at all.
     #[inline(always)]
     const fn depends_on_request(self) -> bool {
         self.weight() == 2
     }
 }
 
-/// One byte that identifies the process that saw the failures of a run, or that states that several
-/// processes saw them. If only one process saw the failures, its requests may have caused them.
+/// One byte for a run of failures: it identifies the process whose flows failed, or states that
+/// flows of several processes failed. If flows of only one process failed, the requests of this
+/// process may have caused the failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureSource(pub u8);
 
@@ -107,8 +110,9 @@ impl FailureSource {
         Self(number)
     }
 
-    /// The source for a process of a client; [`SEVERAL`](Self::SEVERAL) unless several processes of
-    /// the client have begun flows recently (`is_one_of_several`, 1 or 0).
+    /// The source for a process of a client. `is_one_of_several` is 1 if several processes of the
+    /// client have begun flows recently, else 0. If it is 0, the source is
+    /// [`SEVERAL`](Self::SEVERAL), because no other process can confirm the failures.
     #[inline(always)]
     pub fn among(process: u32, is_one_of_several: u8) -> Self {
         // All bits of the mask are set if the process is not one of several.
@@ -194,7 +198,8 @@ impl Evidence {
         Self { kind, is_trial: word & 8 != 0, ending, failure_source }
     }
 
-    /// Whether the evidence can change this ejection word of its backend. Most evidence cannot.
+    /// Whether the evidence can change its backend's ejection word, given as `before`. Most
+    /// evidence cannot.
     #[inline(always)]
     pub fn matters(self, before: EjectionState) -> bool {
         if self.kind.is(EvidenceKind::ESTABLISHED) {
@@ -207,8 +212,8 @@ impl Evidence {
     }
 }
 
-/// Whether the backend was ejected for missing answers. If so, an established connection does not
-/// show that it works again.
+/// Whether the backend was ejected for missing answers. If true, an established connection does not
+/// show that the backend works again.
 #[inline(always)]
 const fn awaits_answer(before: EjectionState) -> bool {
     before.phase != EjectionPhase::Counting as u8 && before.ending == NO_ANSWER
@@ -267,10 +272,10 @@ pub enum Verdict {
     Unchanged,
     /// The evidence is stored, without any other effect.
     Remembered,
-    /// The backend must be ejected if one more backend may be ejected. Otherwise the caller must
-    /// store the word that [`withheld`] returns.
+    /// The backend must be ejected if one more backend may be ejected. If no further backend may be
+    /// ejected, the caller must store the word that [`withheld`] returns.
     Eject,
-    /// The backend stays ejected for longer.
+    /// The backend remains ejected for longer.
     EjectLonger,
     /// The backend is readmitted.
     Readmit,
@@ -286,7 +291,8 @@ pub fn failures_to_eject(rules: EjectionRules, state: StateWord) -> u8 {
 /// daemon's probes find the backend healthy (`is_probed_healthy`, 1 or 0).
 #[inline(always)]
 pub fn doubled_if(failures: u8, is_probed_healthy: u8) -> u8 {
-    // A shift replaces a branch. The result is bounded because a run counts to 255 at most.
+    // A shift replaces a branch. The result is at most 255, because the run of failures is stored
+    // in a byte.
     at_most_255(u32::from(failures) << is_probed_healthy)
 }
 
@@ -301,8 +307,8 @@ fn at_most_255(number: u32) -> u8 {
 /// kind [`EvidenceKind::NONE`] leaves a trial [`undecided`].
 ///
 /// If the failure depends on the client's data ([`EvidenceKind::RESET`] or
-/// [`EvidenceKind::NO_ANSWER`]) and only one process has seen the run of failures, the backend is
-/// not ejected: the run stays one failure below the limit.
+/// [`EvidenceKind::NO_ANSWER`]) and all failures of the run belong to flows of one process, the
+/// backend is not ejected: the run remains one failure below the limit.
 ///
 /// `state` is the backend's state word. If connects may choose the backend although it is ejected
 /// ([`Usable::EvenEjected`]), any flow that ends after the ejection's time counts like a trial. If
@@ -362,8 +368,8 @@ pub fn next(
         } else {
             !is_counting && evidence.kind.is(EvidenceKind::ANSWERED)
         };
-        // If a trial is established after a later trial has failed, it nevertheless shows that the
-        // backend works.
+        // A trial that is established shows that the backend works, even if a later trial has
+        // already failed.
         if !shows || !decides && !evidence.is_trial {
             return unchanged;
         }
@@ -428,8 +434,8 @@ pub fn undecided(before: EjectionState, now: u32) -> EjectionState {
 }
 
 /// The ejection word of an ejected backend if the ejection's time ends at the tick `now`, so that a
-/// trial is due. It is used if something other than a connect has shown that the backend may work
-/// again.
+/// trial is due. The daemon stores this word if something other than a connect has shown that the
+/// backend may work again.
 #[inline(always)]
 pub fn time_over(before: EjectionState, now: u32) -> EjectionState {
     if before.phase == EjectionPhase::Ejected as u8 { EjectionState { at: now, ..before } } else { before }
@@ -497,7 +503,7 @@ pub const fn left(at: u32, rules: EjectionRules, now: u32) -> u32 {
     if ahead > longest(rules) { 0 } else { ahead }
 }
 
-/// Whether a time has passed.
+/// Whether the tick `at` has passed.
 #[inline(always)]
 pub const fn is_over(at: u32, rules: EjectionRules, now: u32) -> bool {
     left(at, rules, now) == 0
@@ -508,17 +514,17 @@ pub const fn is_over(at: u32, rules: EjectionRules, now: u32) -> bool {
 #[inline(always)]
 const fn is_long_ago(at: u32, rules: EjectionRules, now: u32) -> bool {
     let since = now.wrapping_sub(at);
-    // A time slightly ahead is not long ago: after an upgrade the clock may be a tick behind the
-    // clock of the previous programs.
+    // A time slightly in the future is not long ago: after an upgrade the clock may be a tick
+    // behind the clock of the previous programs.
     since > rules.max && since < 0u32.wrapping_sub(longest(rules))
 }
 
 /// The ejection word of an ejected backend when a connect at the tick `now` becomes its trial.
 ///
-/// The trial may take as long as the last ejection. If it is undecided by then, it counts as a
-/// failure, so that a client with a long timeout does not lose one connect after another to a
-/// silent backend. If a trial begins early because no available backend works, its failure does not
-/// lengthen the ejection.
+/// The trial may take as long as the last ejection. A trial that is undecided after this time
+/// counts as a failure, so that a client with a long timeout does not lose one connect after
+/// another to a silent backend. If a trial begins early because no available backend works, its
+/// failure does not lengthen the ejection.
 #[inline(always)]
 pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> EjectionState {
     let level = if before.phase == EjectionPhase::Trial as u8 {
@@ -560,8 +566,8 @@ impl Event {
     }
 }
 
-/// The next trial of a service, after the survey `seen` of all of its members. `before` is the next
-/// trial as it was stored until now.
+/// The next trial of a service, after the survey `seen` of all of its members. `before` is the
+/// stored next trial, which the result replaces.
 ///
 /// If no available backend works, there is at least one trial per [`base`](EjectionRules::base), so
 /// that the first backend that recovers is found soon.

@@ -9,7 +9,7 @@ use crate::load::{in_one_register, sign_mask_in_register};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Ending {
     /// Either side closed the established connection in an orderly way. For datagrams: the socket
-    /// was closed or directed elsewhere.
+    /// was closed, or directed to another destination.
     Closed = 0,
     /// The peer refused the connection.
     Refused = 1,
@@ -21,8 +21,8 @@ pub enum Ending {
     Reset = 4,
     /// After the connection was established, the peer stopped acknowledging data.
     DataTimeout = 5,
-    /// No SYN was sent: this host had no route or no port, or the application closed before its
-    /// first data went out.
+    /// No SYN was sent: this host had no route or no port, or the application closed a socket whose
+    /// SYN was deferred until there is data.
     NotSent = 6,
     /// The application gave up before the connection was established and before an answer was due.
     GaveUp = 7,
@@ -77,8 +77,8 @@ impl Ending {
         }
     }
 
-    /// A word in which only the bit with the ending's number is set, to test for several endings at
-    /// once.
+    /// A word in which only the bit with the ending's number is set. A word with the bits of
+    /// several endings serves to test for all of them at once ([`End::is_one_of`]).
     #[inline(always)]
     pub const fn bit(self) -> u32 {
         1 << (self as u32 & 31)
@@ -99,19 +99,19 @@ const ERRORS: u32 = Ending::Refused.bit()
     | Ending::Reset.bit()
     | Ending::DataTimeout.bit()
     | Ending::Unanswered.bit();
-/// The bits of the endings in which the client or the backend closed.
+/// The bits of the endings in which the client or the backend closed the connection.
 const IN_ORDER: u32 = Ending::Closed.bit() | Ending::Aborted.bit();
 
 /// The end of a flow, as numbers that can be passed to a function of a kernel program.
 ///
-/// Its conditions are numbers, 1 or 0, and are computed without branches, because the verifier
-/// follows both sides of each branch to the end of the program.
+/// The functions return conditions as numbers, 1 or 0, and compute them without branches, because
+/// the verifier follows both sides of each branch to the end of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// The number of the [`Ending`] in the low eight bits, and flags above.
+    /// The number of the [`Ending`] in the low eight bits, and flags in the next eight bits.
     word: u32,
-    /// Bytes that the backend sent, counting a FIN as one byte. Below 2^63, as is
-    /// [`End::bytes_sent`].
+    /// Bytes that the backend sent, counting a FIN as one byte. This number and [`End::bytes_sent`]
+    /// are below 2^63.
     pub bytes_received: u64,
     /// Bytes that the backend acknowledged, counting a FIN as one byte.
     pub bytes_sent: u64,
@@ -154,7 +154,7 @@ impl End {
     }
 
     /// The end of a flow of datagrams. It is no evidence about the backend, because the application
-    /// has usually read any ICMP error already.
+    /// has usually read (and so cleared) any ICMP error before the flow ends.
     pub const OF_DATAGRAMS: Self =
         Self { word: Ending::Closed as u32 | 1 << Self::REPORTED, bytes_received: 0, bytes_sent: 0 };
 
@@ -195,8 +195,8 @@ impl End {
     /// 1 if the ending is one of those with these bits ([`Ending::bit`]), else 0.
     #[inline(always)]
     pub fn is_one_of(self, endings: u32) -> u32 {
-        // The bits must be in a register: otherwise the compiler turns the shift of a single bit
-        // into a comparison, and the comparison into a branch.
+        // The bits must be in a register. If they are not, the compiler turns the shift of a single
+        // bit into a comparison, and the comparison into a branch.
         #[expect(clippy::cast_possible_truncation, reason = "the value has 32 bits")]
         let endings = in_one_register(u64::from(endings)) as u32;
         endings >> (self.word & 31) & 1
@@ -221,11 +221,11 @@ impl End {
 
     /// 1 if the end is no evidence about the backend, else 0. It is no evidence if two conditions
     /// hold: the client or the backend closed the connection; and the backend has sent data, or had
-    /// nothing to answer, or its end was reported before.
+    /// nothing to answer, or the end was already reported.
     #[inline(always)]
     pub fn is_plain(self) -> u32 {
-        // This uses fewer registers than `sent_nothing` would: functions of a kernel program that
-        // call each other share 512 bytes of stack.
+        // This expression needs fewer registers, and so less stack, than `sent_nothing`: functions
+        // of a kernel program that call each other share 512 bytes of stack.
         let has_received = is_below(self.bytes_received, 2) ^ 1;
         let had_nothing_to_answer = is_below(self.bytes_sent, 2) & (self.flag(Self::CLOSED_BY_PEER) ^ 1);
         self.is_one_of(IN_ORDER) & (has_received | had_nothing_to_answer | self.flag(Self::REPORTED))
@@ -313,8 +313,8 @@ const EHOSTUNREACH: u32 = 113;
 
 /// The ending of a flow whose socket changes from the TCP state `from` to "closed". `phase` is the
 /// number of a [`Phase`]. `error` is `sk_err` at that moment, if it can be read. If the result is
-/// [`Ending::GaveUp`], the caller must refine it with [`Attempt::ending`]. `of_error` must return
-/// the same as the function [`of_error`].
+/// [`Ending::GaveUp`], the caller must refine it with [`Attempt::ending`]. The parameter `of_error`
+/// must return the same results as the function [`of_error`].
 #[inline(always)]
 pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32, bool) -> Ending) -> Ending {
     if phase == Phase::Chosen as u8 {
@@ -324,7 +324,7 @@ pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32,
     let was_established = phase == Phase::Established as u8;
     match error {
         0 if !was_established => Ending::GaveUp,
-        // In an orderly close, a socket passes through other states first.
+        // In an orderly close, the socket is in other states before it is closed.
         0 if from == TCP_ESTABLISHED || from == TCP_CLOSE_WAIT => Ending::Aborted,
         0 => Ending::Closed,
         error => of_error(error, was_established),
@@ -335,10 +335,10 @@ pub fn at_close(phase: u8, from: u32, error: Option<u32>, of_error: impl Fn(u32,
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
     /// An error that the network reported and the kernel did not act on (`sk_err_soft`); 0 if there
-    /// is none or it cannot be read. Kernel fact: an ICMP error may arrive while a call holds the
-    /// socket, for example during `connect()` itself if the peer is this host. Only this field then
-    /// records the error, until the application clears it by reading `SO_ERROR`. After that only
-    /// the socket's error queue contains the error (IPv4, Linux 5.18).
+    /// is none or it cannot be read. Kernel fact: an ICMP error may arrive while a system call has
+    /// locked the socket, for example during `connect()` itself if the peer is this host. Only this
+    /// field then records the error, until the application clears it by reading `SO_ERROR`. After
+    /// that only the socket's error queue contains the error (IPv4, Linux 5.18).
     pub soft_error: u32,
     /// How often the SYN was retransmitted; 0 if it cannot be read.
     pub retransmits: u32,
@@ -363,13 +363,14 @@ impl Attempt {
 /// The state of a socket when its last descriptor is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketSnapshot {
-    /// Whether the programs could read `error` and `was_established`; if not, both have no meaning.
-    /// (This is no `Option`, because the fields of a `None` would be uninitialized and the compiler
-    /// might copy them. Without CAP_PERFMON the verifier rejects reads of uninitialized memory.)
+    /// Whether the programs could read `error` and `was_established`; if false, both have no
+    /// meaning. (The two are not in an `Option`, because the fields of a `None` would be
+    /// uninitialized and the compiler might copy them. Without CAP_PERFMON the verifier rejects
+    /// reads of uninitialized memory.)
     pub is_readable: bool,
-    /// Its TCP state.
+    /// The TCP state.
     pub state: u32,
-    /// Its pending error (`sk_err`).
+    /// The pending error (`sk_err`).
     pub error: u32,
     /// Whether the connection was established.
     pub was_established: bool,
@@ -379,18 +380,18 @@ pub struct SocketSnapshot {
 /// socket this is unknown.)
 #[inline(always)]
 pub fn implies_established(state: u32) -> bool {
-    // The kernel's states fit in 32 bits.
+    // The numbers of the kernel's TCP states are below 32.
     const NOT: u32 = 1 << TCP_CLOSE | 1 << TCP_SYN_SENT | 1 << TCP_SYN_RECV | 1 << TCP_LISTEN;
     NOT >> (state & 31) & 1 == 0
 }
 
-/// The ending of a flow whose socket is released, if the programs have seen no event of the
+/// The ending of a flow whose socket is released, if the programs have received no event of the
 /// connection.
 ///
 /// A blocking connect that fails clears the error, so a refused, unreachable or timed-out connect
 /// becomes [`Ending::Other`] unless the error is still pending. If the result is
-/// [`Ending::GaveUp`], the caller must refine it with [`Attempt::ending`]. `of_error` must return
-/// the same as the function [`of_error`].
+/// [`Ending::GaveUp`], the caller must refine it with [`Attempt::ending`]. The parameter `of_error`
+/// must return the same results as the function [`of_error`].
 #[inline(always)]
 pub fn at_release(snapshot: SocketSnapshot, of_error: impl Fn(u32, bool) -> Ending) -> Ending {
     let SocketSnapshot { is_readable, state, error, was_established } = snapshot;
@@ -497,7 +498,7 @@ mod tests {
         assert_eq!(
             at_release(SocketSnapshot { state: TCP_SYN_SENT, ..unread }, of_error),
             Ending::GaveUp,
-            "its state can always be read"
+            "the TCP state can always be read"
         );
     }
 

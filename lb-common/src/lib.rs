@@ -1,8 +1,8 @@
 //! The contract between socklb's kernel programs and its daemon.
 //!
-//! It contains the definitions on which both sides must agree: byte order, map keys and values with
-//! their limits, and the functions over this data, such as the pick of a backend. It must not
-//! depend on how a table is computed or how a map is written.
+//! The crate contains the definitions on which both sides must agree: byte order, map keys and
+//! values with their limits, and the functions over this data, such as the pick of a backend. These
+//! definitions must not depend on how a table is computed or how a map is written.
 #![no_std]
 #![warn(missing_docs)]
 // Inline assembly for the target of the kernel programs is not stable yet.

@@ -89,8 +89,8 @@ pub fn with_more(errors: RecentErrors, more: u32, now: u32, half_life: HalfLife)
 fn added(errors: RecentErrors, left: u32, more: u32, now: u32, half_life: HalfLife) -> RecentErrors {
     match left {
         0 => RecentErrors { count: more, since: now },
-        // A new error does not move the times of halving: if each error began a new half-life,
-        // frequent errors would never be forgotten.
+        // A new error does not move the times of halving: if each error began a new half-life, the
+        // number of frequent errors would never halve.
         count => {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -115,18 +115,18 @@ pub fn are_stale(errors: RecentErrors, now: u32) -> bool {
     errors.count != 0 && (LONG..=u32::MAX - LONG).contains(&now.wrapping_sub(errors.since))
 }
 
-/// All bits set if `difference` is negative as a signed number, else 0. It replaces a comparison,
-/// which would be a branch: the verifier follows both sides of each branch in each iteration.
-/// `black_box` prevents the compiler from turning the mask into a branch.
+/// All bits set if `difference` is negative as a signed number, else 0. The mask replaces a
+/// comparison, which would be a branch: the verifier follows both sides of each branch in each
+/// iteration. `black_box` prevents the compiler from turning the mask into a branch.
 #[inline(always)]
 pub fn sign_mask(difference: u64) -> u64 {
     black_box((difference.cast_signed() >> 63).cast_unsigned())
 }
 
 /// The same result as [`sign_mask`], computed in a register, because `black_box` goes through
-/// memory in a kernel program. ([`decayed`] must not use it: if its value did not go through
-/// memory, the verifier would have too many paths to follow without CAP_PERFMON when a policy
-/// compares two backends.)
+/// memory in a kernel program. ([`decayed`] must not use this function: if the mask did not go
+/// through memory there, the verifier would have too many paths to follow without CAP_PERFMON when
+/// a policy compares two backends.)
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn sign_mask_in_register(difference: u64) -> u64 {
@@ -158,15 +158,15 @@ pub fn smaller(one: u64, other: u64) -> u64 {
     one ^ ((one ^ other) & sign_mask_in_register(other.wrapping_sub(one)))
 }
 
-/// Returns the same value, and forces the compiler to assemble it in one register here. Otherwise
-/// the compiler may hold the parts of the value separately, and on the stack.
+/// Returns the same value, and forces the compiler to assemble it in one register here. Without
+/// this function, the compiler may store the parts of the value separately on the stack.
 #[inline(always)]
 pub fn in_one_register(value: u64) -> u64 {
     #[cfg(target_arch = "bpf")]
     {
         let mut value = value;
-        // SAFETY: the instruction changes nothing. (The assembly is not empty, because a line of
-        // source needs an instruction.)
+        // SAFETY: the instruction changes nothing. (The assembly is not empty, because the line
+        // information of the program needs an instruction for this line.)
         unsafe {
             core::arch::asm!("{0} |= 0", inout(reg) value, options(pure, nomem, nostack, preserves_flags))
         };
@@ -177,9 +177,9 @@ pub fn in_one_register(value: u64) -> u64 {
 }
 
 /// Returns the same value, but the verifier knows no bounds of the result. `any` is a value that
-/// was read from a map; it is XORed in twice. The verifier must not know bounds because a sum that
-/// grows in a loop has different bounds in each iteration: without CAP_PERFMON the verifier then
-/// never recognizes an iteration as one that it has verified before.
+/// was read from a map; it is XORed in twice. The reason is that a sum that grows in a loop has
+/// different bounds in each iteration. If the verifier knew these bounds, it would never recognize
+/// an iteration as already verified without CAP_PERFMON.
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn without_bounds(value: u64, any: u64) -> u64 {
@@ -251,8 +251,8 @@ mod tests {
         assert!(!are_stale(NONE, 14 * DAY), "there are no errors to clear");
     }
 
-    /// With one error per half of a half-life, the weight stays bounded, however long that lasts.
-    /// It is gone soon after the last error.
+    /// If two errors occur in each half-life, their number stays bounded for any length of time,
+    /// and is 0 soon after the last error.
     #[test]
     fn a_steady_error_rate_has_a_bounded_weight() {
         let mut errors = NONE;

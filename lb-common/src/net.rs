@@ -1,10 +1,10 @@
 //! Addresses and ports in network byte order. The byte order is part of the type, so an address or
 //! a port is never a bare integer.
 //!
-//! The kernel passes programs an IPv4 address as one 32-bit word and an IPv6 address as four, all
-//! in network order. An IPv4 address is stored in its v4-mapped form (RFC 4291 section 2.5.5.2,
-//! `::ffff:a.b.c.d`), so that one type serves both families and a v4-mapped socket needs no
-//! conversion.
+//! The kernel passes an IPv4 address to programs as one 32-bit word, and an IPv6 address as four
+//! words. All words are in network order. An IPv4 address is stored in its v4-mapped form (RFC 4291
+//! section 2.5.5.2, `::ffff:a.b.c.d`), so that one type serves both families and a v4-mapped socket
+//! needs no conversion.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -94,7 +94,7 @@ impl Address {
     /// `::`, which is no host's address.
     pub const UNSPECIFIED: Self = Self { words: [Be32 { be: 0 }; 4] };
 
-    /// The v4-mapped form of an IPv4 address given as its word.
+    /// The v4-mapped form of an IPv4 address.
     #[inline(always)]
     pub const fn mapped(v4: Be32) -> Self {
         Self { words: [Be32 { be: 0 }, Be32 { be: 0 }, Be32::from_host(0xffff), v4] }
@@ -118,8 +118,8 @@ impl From<Ipv6Addr> for Address {
     fn from(address: Ipv6Addr) -> Self {
         let bits = address.to_bits();
         let word = |shift: u32| {
-            // The shift moves the wanted 32 bits to the lowest bits, and the cast drops the other
-            // bits.
+            // The shift moves 32 bits of the address to the lowest bits, and the cast drops all
+            // other bits.
             #[expect(clippy::cast_possible_truncation, reason = "takes the low word")]
             Be32::from_host((bits >> shift) as u32)
         };

@@ -3,10 +3,12 @@
 //!
 //! A choice depends on the tables, on the service's rules and on one number, the *sample*: a
 //! cursor's position or a random number. The same tables, rules and sample always give the same
-//! choice. A backend is *eligible* if its state word permits it to be chosen and it is below the
-//! limit of open flows. If the picked backend is not eligible, entries that are scattered over the
-//! table are examined, so that the connects of this backend go to all other backends by their
-//! shares. If no backend is eligible, the service's rules and its fallback decide.
+//! choice.
+//!
+//! A backend is *eligible* if its state word permits connects to choose it, and the number of its
+//! open flows is below the limit. If the picked backend is not eligible, entries that are scattered
+//! over the table are examined. So its connects are spread over all other backends in proportion to
+//! their shares. If no backend is eligible, the service's rules and its fallback decide.
 //!
 //! This file contains the parts that all policies share. The module must not depend on how weights
 //! become a schedule, and reads no clock.
@@ -64,7 +66,7 @@ pub trait Tables: Sized {
     /// The members of a table, if they are listed.
     fn members(&self, table: TableRef) -> Option<Self::Members>;
 
-    /// The members of a table, if they are listed and may be scanned for the least loaded one.
+    /// The members of a table, if they are listed and may be scanned for the least loaded member.
     #[inline(always)]
     fn scanned(&self, table: TableRef) -> Option<Self::Members> {
         self.members(table)
@@ -109,8 +111,8 @@ pub trait Tables: Sized {
         usable_member(|group| usable_group(group, |part| usable_part(self, members, part, sample)))
     }
 
-    /// Whether this choice becomes the trial of the ejected backend in a slot. It is called only if
-    /// members are not listed. If they are listed,
+    /// Whether this choice becomes the trial of the ejected backend in a slot. This method is
+    /// called only if members are not listed. If they are listed,
     /// [`Service::next_trial`](crate::abi::Service::next_trial) determines the trial before a
     /// choice is made.
     #[inline(always)]
@@ -126,8 +128,8 @@ pub trait Tables: Sized {
         slow_path(self, table, rules, sample, now)
     }
 
-    /// The result of [`other_than`]: another slot than `first`, if both positions of a sample have
-    /// the slot `first`.
+    /// The result of [`other_than`]. This method is called if both positions of a sample have the
+    /// slot `first`.
     #[inline(always)]
     fn other_entry(&self, table: TableRef, first: u32, sample: u32) -> u32 {
         other_than(self, table, first, sample)
@@ -251,7 +253,8 @@ pub fn pick<T: Tables>(
     let sample = match policy {
         Policy::P2c | Policy::Random => {
             let at = cursor.load();
-            // A plain store, as above: two calls that interrupt each other may get the same sample.
+            // A plain store is sufficient: two calls that interrupt each other may get the same
+            // sample.
             cursor.set_phase(at.phase.wrapping_add(1));
             scattered(at)
         }

@@ -1,12 +1,12 @@
-//! The VIP table, from an address to its service: a hash table with open addressing and linear
-//! probing (Knuth, "The Art of Computer Programming", volume 3, section 6.4). Each cell changes
-//! with a single store.
+//! The VIP table, which contains the service of each address: a hash table with open addressing and
+//! linear probing (Knuth, "The Art of Computer Programming", volume 3, section 6.4). Each cell
+//! changes with a single store.
 //!
 //! The kernel programs look up every destination, and most destinations are not services. A lookup
 //! in a hash map of the kernel requires a call, which takes about twenty nanoseconds; a lookup in
-//! this table reads one cell for nearly all destinations. A lookup may run between any two stores
-//! of the daemon: it finds every service that exists both before and after the daemon's change. An
-//! IPv4 address is looked up in v4-mapped form.
+//! this table reads one cell for nearly all destinations. A lookup that runs between two stores of
+//! the daemon finds every service that exists both before and after the daemon's change. An IPv4
+//! address is looked up in v4-mapped form.
 
 use crate::abi::{MAX_PROBES, VIP_CELLS, VipCell};
 use crate::net::{Address, Be16};
@@ -55,7 +55,7 @@ pub trait VipTable: Sized {
     /// Whether the service with this index has this address; false if there is no such service.
     fn serves(&self, service: u32, destination: Destination) -> bool;
 
-    /// The result of [`look`] for all cells but the first. This is a method so that the kernel
+    /// The result of [`look`] for all cells after the first. This is a method so that the kernel
     /// programs can compile the loop as separate functions, which the verifier follows only once.
     #[inline(always)]
     fn further(&self, destination: Destination) -> u32 {
@@ -68,10 +68,10 @@ fn position(first: u32, probe: u32) -> u32 {
     first.wrapping_add(probe) & (VIP_CELLS - 1)
 }
 
-/// A result of a lookup in place of a service index: no service has the destination.
+/// The result of a lookup, in place of a service index, if no service has the destination.
 pub const NOTHING: u32 = u32::MAX;
-/// A result in place of a service index: the cell belongs to another service, so the lookup must
-/// continue.
+/// The result for a cell, in place of a service index, if the cell belongs to another service or is
+/// a tombstone. The lookup must then continue.
 pub const OTHER: u32 = u32::MAX - 1;
 
 /// The index of the service at a destination, if there is one.
@@ -129,9 +129,9 @@ pub struct Store {
     pub cell: VipCell,
 }
 
-/// The store that enters a service at a destination; it replaces another service at the same
-/// destination. `None` if none of the [`MAX_PROBES`] cells is free; with an eighth of the cells in
-/// use, this practically never occurs by chance.
+/// The store that enters a service at a destination. If the table has another service at this
+/// destination, the store replaces it. `None` if none of the [`MAX_PROBES`] cells is free; with an
+/// eighth of the cells in use, this practically never occurs by chance.
 pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> Option<Store> {
     let (first, mark) = destination.start();
     let cell = VipCell { mark, service: service + 1 };
@@ -153,7 +153,7 @@ pub fn insert(table: &impl VipTable, destination: Destination, service: u32) -> 
 /// The stores that remove the service at a destination, in the order in which the caller must make
 /// them; none if there is no service. If the cell after the service's cell is free, no lookup needs
 /// to continue past the service's cell, so this cell and the tombstones directly before it become
-/// free. Otherwise the service's cell becomes a tombstone.
+/// free. If the cell after it is not free, the service's cell becomes a tombstone.
 pub fn remove(table: &impl VipTable, destination: Destination) -> impl Iterator<Item = Store> {
     let start = position_of(table, destination);
     let is_last = start.is_some_and(|start| table.cell(position(start, 1)) == Some(VipCell::FREE));

@@ -16,8 +16,8 @@ const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, 
 const NO_JITTER: u32 = 1 << 31;
 const NEW: EjectionState = EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 };
 
-/// The source of failures that one process has seen, and of failures that several processes have
-/// seen.
+/// The source of failures of one process's flows, and the source of failures of several processes'
+/// flows.
 const ONE: FailureSource = FailureSource::of(7);
 const SEVERAL: FailureSource = FailureSource::SEVERAL;
 
@@ -210,7 +210,7 @@ fn a_failure_long_after_the_last_one_begins_a_new_run() {
         backend.now += MAX;
     }
     assert_eq!(backend.see(REFUSED), Verdict::Eject);
-    // A backend that is ejected or on trial retains its run, however long ago the last failure was.
+    // A backend that is ejected or on trial retains its run, even if the last failure was long ago.
     backend.now = backend.state.at.wrapping_add(10 * MAX);
     backend.try_it();
     assert_eq!(backend.see(of_trial(REFUSED)), Verdict::EjectLonger);
@@ -279,7 +279,7 @@ fn an_undecided_trial_passes_to_the_next_connect() {
     assert_eq!(backend.see(undecided), Verdict::Remembered);
     assert!(backend.phase() == EjectionPhase::Ejected && is_over(backend.state.at, RULES, backend.now));
     assert_eq!(backend.state.level, 1);
-    // Another end of a trial changes nothing, because no trial is running.
+    // The end of a further trial changes nothing, because no trial is running.
     assert_eq!(backend.see(undecided), Verdict::Unchanged);
 }
 
@@ -294,7 +294,7 @@ fn a_trial_that_takes_too_long_counts_as_failed() {
         assert_eq!(backend.state.level, trial);
         time *= 2;
     }
-    // If the first trial is established after all, the backend is readmitted.
+    // If the first trial is established later, the backend is nevertheless readmitted.
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
 }
 
@@ -385,7 +385,7 @@ fn a_backend_without_the_ejected_mark_counts_again_after_its_time() {
             backend.try_it();
         }
         let see = |evidence, now| next(backend.state, RULES, evidence, not_ejected, now, NO_JITTER);
-        // Before that time, another CPU may be about to store the state byte.
+        // Before the ejection's time is over, another CPU may be about to store the state byte.
         assert_eq!(see(REFUSED, backend.now), (backend.state, Verdict::Unchanged));
         let later = backend.now + over;
         let (state, verdict) = see(REFUSED, later);
@@ -463,7 +463,7 @@ fn failures_that_a_single_process_can_cause_do_not_eject() {
             assert_eq!(backend.see(Evidence { failure_source: ONE, ..evidence }), Verdict::Remembered);
         }
         assert_eq!(backend.state.run, RULES.failures - 1);
-        assert_eq!(backend.see(evidence), Verdict::Eject, "another process sees the same failure");
+        assert_eq!(backend.see(evidence), Verdict::Eject, "a flow of another process fails in the same way");
     }
     // A refusal does not depend on the data that the client sends.
     let mut backend = Backend::new(0);

@@ -1,5 +1,6 @@
-//! The VIP table: after any inserts and removals, every lookup gives the same result as in a map.
-//! Between any two stores, it finds every service that exists both before and after the change.
+//! The VIP table: after any inserts and removals, every lookup returns the same result as in a map.
+//! Between any two stores, a lookup finds every service that exists both before and after the
+//! change.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -64,7 +65,7 @@ proptest! {
         let mut model: BTreeMap<u16, u32> = BTreeMap::new();
         for (opens, number) in steps {
             let it = destination(number);
-            // Two numbers may give the same destination.
+            // Two numbers may result in the same destination.
             let same = |other: &u16| destination(*other) == it;
             let before = model.keys().copied().find(same);
             let others: Vec<(u16, u32)> = model.iter().map(|(n, s)| (*n, *s)).filter(|(n, _)| Some(*n) != before).collect();
@@ -86,7 +87,7 @@ proptest! {
                 prop_assert_eq!(!stores.is_empty(), before.is_some());
                 for store in stores {
                     table.store(store);
-                    prop_assert!(all_there(&table), "between two stores");
+                    prop_assert!(all_there(&table), "a lookup between two stores");
                     prop_assert_eq!(find(&table, it), None);
                 }
                 if let Some(before) = before {
@@ -107,7 +108,7 @@ proptest! {
     }
 }
 
-/// The table has room for the maximum number of services, even at neighboring addresses.
+/// The table has room for the maximum number of services, even at neighbouring addresses.
 #[test]
 fn the_maximum_number_of_neighbouring_addresses_fits() {
     let mut table = Table::new();

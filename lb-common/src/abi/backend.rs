@@ -4,8 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::net::{Address, Be16};
 
-/// Whether connects may choose a backend, and if not, the reason: one word, which a choice reads
-/// with a single load. It has two halves: the daemon's ([`DaemonState`]), and the kernel programs'.
+/// Whether connects may choose a backend, and if not, the reason: one word, which a program reads
+/// with a single load. One half belongs to the daemon ([`DaemonState`]), the other half to the
+/// kernel programs.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct StateWord {
@@ -37,8 +38,8 @@ pub struct DaemonState {
 }
 one_word!(DaemonState, u16);
 
-/// Whether the daemon lets connects choose a backend. The numbers are part of the ABI: bit 0 is set
-/// if connects may choose the backend, bit 1 if they may choose it even while it is ejected.
+/// Whether the daemon permits connects to choose a backend. The numbers are part of the ABI: bit 0
+/// is set if connects may choose the backend, bit 1 if they may choose it even while it is ejected.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Usable {
@@ -51,7 +52,7 @@ pub enum Usable {
 }
 
 impl Usable {
-    /// The bit of a [`DaemonState`] that is set if a probe has found the backend healthy.
+    /// The bit of [`DaemonState::usable`] that is set if a probe has found the backend healthy.
     pub const PROBED_HEALTHY: u8 = 4;
 
     /// The value in the two lowest bits of a number. The number 2 is never written; it means
@@ -64,7 +65,7 @@ impl Usable {
         }
     }
 
-    /// Whether it may be chosen at all.
+    /// Whether connects may choose the backend, at least while it is not ejected.
     pub const fn is_usable(self) -> bool {
         !matches!(self, Self::No)
     }
@@ -149,7 +150,7 @@ impl DaemonState {
         Self { usable: others | (reason as u8) << Self::REASON_BIT, ..self }
     }
 
-    /// Whether the daemon lets connects choose the backend.
+    /// Whether the daemon permits connects to choose the backend.
     pub const fn usable(self) -> Usable {
         Usable::from_u8(self.usable)
     }
@@ -159,8 +160,8 @@ impl DaemonState {
         self.usable & Usable::PROBED_HEALTHY != 0
     }
 
-    /// The reason. Versions without reasons stored the list's verdict as a `state` of 2, 3 or 6,
-    /// which this translates.
+    /// The reason. Versions without reasons stored the list's verdict as number 2, 3 or 6 in
+    /// `state`; these numbers are translated.
     pub fn reason(self) -> HealthReason {
         let stated = HealthReason::ALL.get((self.usable >> Self::REASON_BIT & 15) as usize).copied();
         match (stated.unwrap_or(HealthReason::Unstated), self.state) {
@@ -198,8 +199,8 @@ impl StateWord {
         self.may_be_chosen() != 0
     }
 
-    /// 1 if the fallback of a service is a backup, given the fallback's state word, else 0. A
-    /// backup is not ejected, and the daemon lets no policy choose it.
+    /// 1 if the fallback of a service is a backup, else 0. This word must be the fallback's state
+    /// word. A backup is not ejected, and the daemon permits no policy to choose it.
     #[inline(always)]
     pub const fn is_backup(self) -> u32 {
         ((self.usable as u32 | self.ejected as u32) ^ 1) & 1
@@ -217,14 +218,15 @@ impl StateWord {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BackendState {
-    /// The slot holds no backend.
+    /// The slot has no backend.
     Free = 0,
-    /// The backend is in the service's table, or is its backup ([`StateWord::is_backup`]).
+    /// The backend is in the service's table, or is the service's backup
+    /// ([`StateWord::is_backup`]).
     Member = 1,
     /// The backend is no longer in the table; it retains the slot until its last flow ends.
     Leaving = 4,
-    /// The backend has been unavailable for long: another backend takes its place in the table
-    /// until it is available again.
+    /// The backend has been unavailable for long: a substitute is in the table until the replaced
+    /// backend is available again.
     Replaced = 5,
 }
 
@@ -260,11 +262,11 @@ impl BackendState {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct BackendAddress {
-    /// The address that connect rewrites to.
+    /// The destination address that the programs write at a connect.
     pub address: Address,
-    /// The port that connect rewrites to.
+    /// The destination port that the programs write at a connect.
     pub port: Be16,
-    /// The service that owns the slot.
+    /// The index of the backend's service.
     pub service: u16,
     /// The backend's report id, which is the index of its [`Verdict`](super::host::Verdict);
     /// [`NO_REPORT`](super::host::NO_REPORT) if the daemon receives no reports of it.
@@ -289,25 +291,25 @@ pub struct Backend {
     /// Whether the backend may be chosen. Written by the daemon and by the kernel programs at any
     /// time, see [`StateWord`].
     pub state: StateWord,
-    /// Number of entries that the slot has in its service's current table. Written by the daemon
-    /// when it publishes the table.
+    /// Number of the slot's entries in the current table of its service. Written by the daemon when
+    /// it publishes the table.
     pub entries: u32,
-    /// Recent errors of its connections. Written by the kernel programs. The daemon also writes it,
-    /// by a compare-and-swap: it adds errors that it has found, limits them, delays their halving,
-    /// and clears stale ones.
+    /// Recent errors of its connections. Written by the kernel programs. The daemon also writes the
+    /// field, by a compare-and-swap: it adds errors that it has found, limits their number, delays
+    /// their halving, and clears stale errors.
     pub errors: RecentErrors,
     /// Failures in a row, and until when the backend is ejected. Written by the kernel programs.
-    /// The daemon also writes it when it ejects or readmits the backend, or makes the next connect
-    /// its trial.
+    /// The daemon also writes this field when it ejects or readmits the backend, or makes the next
+    /// connect the backend's trial.
     pub ejection: EjectionState,
     /// The identity of the backend.
     pub endpoint: BackendAddress,
 }
 const _: () = assert!(size_of::<Backend>() == 64);
 
-/// A number of errors that halves every half-life: one word, so that a single store changes it. It
-/// is a weight, not a counter: if two CPUs add an error at the same moment, the two errors may
-/// count as one.
+/// A number of errors that halves every half-life: one word, so that a single store changes it. The
+/// number is approximate: if two CPUs add an error at the same moment, the two errors may count as
+/// one.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct RecentErrors {

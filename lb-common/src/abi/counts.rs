@@ -33,7 +33,7 @@ pub struct Outcomes {
     /// A datagram of an existing flow; sent to the backend of that flow.
     pub reused: u64,
     /// Sent to a backend, but the flow is not in any active count: the flow table was full, or the
-    /// socket is a path of an MPTCP socket, whose end the programs cannot see.
+    /// socket is a path of an MPTCP socket, whose end the programs cannot detect.
     pub untracked: u64,
     /// Sent to an ejected backend, to test whether it works again.
     pub trial: u64,
@@ -41,9 +41,9 @@ pub struct Outcomes {
     pub no_backend: u64,
     /// Every backend was at its limit: refused with the service's errno.
     pub limited: u64,
-    /// The maps contradicted each other; the call went through unchanged.
+    /// The content of the maps was inconsistent; the program left the call unchanged.
     pub passed: u64,
-    /// The address is not a service, or the socket is the kernel's own; the call went through
+    /// The address is not a service, or the socket belongs to the kernel; the program left the call
     /// unchanged.
     pub not_a_service: u64,
 }
@@ -236,15 +236,17 @@ pub fn bucket(us: u32) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Anomalies {
-    /// A connection was closed on a socket for which a program had requested state changes, but the
-    /// socket had no record: the record was removed, or the socket has dialed elsewhere since.
+    /// A connection was closed on a socket for which a program had requested events of state
+    /// changes, but the socket had no record: the record was removed, or the socket has dialled
+    /// another address since.
     pub close_without_record: u64,
     /// A connection was established although its flow was not in the phase "connecting".
     pub established_out_of_turn: u64,
-    /// A program found a record and could not end its flow, because another run had removed the
+    /// A program found a record and could not end its flow, because another program had removed the
     /// record meanwhile.
     pub ended_twice: u64,
-    /// A socket was released after its connection had closed, but no program had seen that end.
+    /// A socket was released after its connection had closed, but no program had ended its flow at
+    /// that moment.
     pub release_out_of_turn: u64,
 }
 const _: () = assert!(size_of::<Anomalies>() == 32);

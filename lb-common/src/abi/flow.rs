@@ -6,8 +6,8 @@ use super::MAX_DATAGRAM_FLOWS;
 use crate::net::{Address, Be16};
 
 /// The backend to which a socket was sent, and why and when the backend was chosen. The slot cannot
-/// be reused while the flow is counted in its [`Backend::flows`](super::Backend::flows). Written by
-/// the kernel programs.
+/// be reused while its [`Backend::flows`](super::Backend::flows) counts the flow. Written by the
+/// kernel programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Flow {
@@ -24,7 +24,7 @@ pub struct Flow {
     /// The ID, in the host's PID namespace, of the process that made the call.
     pub process: u32,
     /// The policy's sample: the cursor's position in the table, which includes its start, or a
-    /// random number. Given this sample, the table and the loads of that time,
+    /// random number. Given this sample, and the table and the loads at the time of the choice,
     /// [`choose`](crate::pick::choose) returns the same backend. The sample is 0 if the call became
     /// a trial before the policy made a choice.
     pub sample: u32,
@@ -34,7 +34,7 @@ pub struct Flow {
     pub entries: u16,
     /// The service index.
     pub service: u16,
-    /// The [`Policy`](super::Policy) in the low four bits, and a [`Reason`] in the others.
+    /// The [`Policy`](super::Policy) in the low four bits, and a [`Reason`] in the high four bits.
     pub why: u8,
     /// A [`Phase`].
     pub phase: u8,
@@ -137,23 +137,25 @@ impl Reason {
     }
 }
 
-/// A bucket of the flow table: which socket holds it. Written by the kernel programs; the daemon
-/// also frees it, with the same compare-and-swap, if the socket is gone. The flow itself is in
-/// [`map::FLOWS`](super::map::FLOWS) at the same index. Sockets that were created in succession
-/// have consecutive cookies. Buckets are small and contiguous, so that the buckets of such sockets
-/// share a cache line. A connect to an address that is not a service reads only that line.
+/// A bucket of the flow table: the cookie of the socket that uses it. Written by the kernel
+/// programs; the daemon also frees a bucket, with the same compare-and-swap, if the socket is gone.
+/// The flow itself is in [`map::FLOWS`](super::map::FLOWS) at the same index. Sockets that were
+/// created in succession have consecutive cookies. Buckets are small and contiguous, so that the
+/// buckets of such sockets share a cache line. A connect to an address that is not a service reads
+/// only that line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowBucket {
-    /// Cookie of the socket that holds the bucket; 0 if the bucket is free, and [`RECLAIMING`]
-    /// while the daemon checks whether its socket is gone. Cookies are never reused while the host
-    /// is up.
+    /// Cookie of the socket that uses the bucket; 0 if the bucket is free, and [`RECLAIMING`] while
+    /// the daemon checks whether that socket is gone. Cookies are never reused while the host is
+    /// up.
     pub cookie: u64,
-    /// Counts the flows in other maps whose sockets have a cookie of this bucket:
+    /// Counts flows in other maps, of the sockets whose cookies map to this bucket:
     /// [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table, and
-    /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of datagrams. A lookup searches another
-    /// map only if its count is not 0. So a socket with a flow in the overflow table finds that
-    /// flow, and does not claim the bucket when the bucket becomes free.
+    /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of
+    /// [`map::DATAGRAMS`](super::map::DATAGRAMS). A lookup searches one of these maps only if the
+    /// count for the map is not 0. So the lookup for a socket with a flow in the overflow table
+    /// finds this flow, even if the bucket has become free meanwhile.
     pub elsewhere: u64,
 }
 const _: () = assert!(size_of::<FlowBucket>() == 16);
@@ -161,7 +163,8 @@ const _: () = assert!(size_of::<FlowBucket>() == 16);
 impl FlowBucket {
     /// The amount that each flow in the overflow table adds to [`elsewhere`](Self::elsewhere).
     pub const IN_OVERFLOW: u64 = 1;
-    /// The amount that each entry of datagrams adds to [`elsewhere`](Self::elsewhere).
+    /// The amount that each entry of [`map::DATAGRAMS`](super::map::DATAGRAMS) adds to
+    /// [`elsewhere`](Self::elsewhere).
     pub const IN_DATAGRAMS: u64 = 1 << 32;
 
     /// The number of flows in the overflow table that a value of [`elsewhere`](Self::elsewhere)
@@ -171,7 +174,8 @@ impl FlowBucket {
         elsewhere & (Self::IN_DATAGRAMS - 1)
     }
 
-    /// The number of entries of datagrams that a value of [`elsewhere`](Self::elsewhere) counts.
+    /// The number of entries of [`map::DATAGRAMS`](super::map::DATAGRAMS) that a value of
+    /// [`elsewhere`](Self::elsewhere) counts.
     #[inline(always)]
     pub fn in_datagrams(elsewhere: u64) -> u64 {
         elsewhere / Self::IN_DATAGRAMS
@@ -188,7 +192,7 @@ pub const RECLAIMING: u64 = u64::MAX;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Datagrams {
-    /// The flows. The first flow with phase 0 is free, and so are all after it.
+    /// The flows. An element with phase 0 is free, and so are all elements after it.
     pub flows: [Flow; MAX_DATAGRAM_FLOWS],
     /// For each flow, the previous backend of its service, from which answers may still arrive.
     pub before: [Peer; MAX_DATAGRAM_FLOWS],
@@ -202,7 +206,7 @@ pub struct Datagrams {
 const _: () = assert!(size_of::<Datagrams>() == 520);
 
 impl Datagrams {
-    /// An entry without a flow.
+    /// An entry without flows.
     pub const EMPTY: Self = Self {
         flows: [Flow::NONE; MAX_DATAGRAM_FLOWS],
         before: [Peer::NONE; MAX_DATAGRAM_FLOWS],

@@ -16,7 +16,7 @@ use crate::net::{Address, Be16};
 pub const HOST_ABI_VERSION: u32 = 2;
 
 /// Number of report ids. The maps [`map::VERDICTS`] (half a megabyte) and [`map::LAST_REPORTS`]
-/// (two megabytes) have as many elements.
+/// (two megabytes) each have this number of elements.
 pub const REPORT_IDS: u32 = 65_536;
 
 /// The report id of a backend without reports. Its verdict is always zero.
@@ -46,13 +46,13 @@ pub mod map {
 
 /// Until when a backend is a lame duck by its own report. Written as one word by the receiver of
 /// its reports, which is the daemon or a kernel program. The clients' programs read it for a
-/// backend that they have chosen, or that may replace a chosen one. It expires, so a receiver that
-/// dies leaves no lasting state.
+/// backend that they have chosen, or that they could choose in place of a lame duck. The value is a
+/// time, so it expires even if its receiver has stopped.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Verdict {
-    /// The end of the time in which it is a lame duck, in nanoseconds of `CLOCK_MONOTONIC`; 0 if
-    /// its report does not make it a lame duck.
+    /// The time until which the backend is a lame duck, in nanoseconds of `CLOCK_MONOTONIC`; 0 if
+    /// the backend's last report does not make it a lame duck.
     pub lame_until_ns: u64,
 }
 const _: () = assert!(size_of::<Verdict>() == 8);
@@ -107,9 +107,9 @@ pub struct ReportBase {
 one_word!(ReportBase, u64);
 
 /// The last accepted report and the last request of a backend; the next report is judged by
-/// comparison with them (`lb_report::wire::judge`). The value has four words, each written in one
-/// piece. The daemon stores the nonce when it sends a request. The receiver of a report, which is
-/// the daemon or a kernel program, clears the nonce and writes the other words.
+/// comparison with them (`lb_report::wire::judge`). Each of the four words of the value is written
+/// with a single store. The daemon stores the nonce when it sends a request. The receiver of a
+/// report, which is the daemon or a kernel program, clears the nonce and writes the other words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct LastReport {
@@ -126,8 +126,8 @@ pub struct LastReport {
 }
 const _: () = assert!(size_of::<LastReport>() == 32);
 
-/// Maximum number of addresses at which a kernel program processes reports. At further addresses
-/// only the daemon's socket receives them.
+/// Maximum number of addresses at which a kernel program processes reports. Only the daemon's
+/// socket receives reports that are sent to further addresses.
 pub const MAX_LISTENERS: u32 = 1_024;
 
 /// How a kernel program processes datagrams that are sent to an address at which the daemon

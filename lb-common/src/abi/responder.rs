@@ -11,9 +11,9 @@ use crate::net::{Address, Be16};
 /// all backends of registered programs, even if no backend is in both.
 pub const MAX_ANSWERED: u32 = 512;
 
-/// Maximum subscribers that the program records until the agent reads them; the agent stores as
-/// many per backend. If there are more, the kernel removes the subscriber that has been silent
-/// longest.
+/// Maximum subscribers that the program records until the agent reads them; the agent stores at
+/// most the same number per backend. If there are more, the kernel evicts the subscriber whose last
+/// request is oldest.
 pub const MAX_SUBSCRIBERS: u32 = 65_536;
 
 /// Maximum number of addresses of this host at which the program answers requests.
@@ -57,11 +57,11 @@ pub mod map {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct PreparedAnswer {
-    /// When it was written, in nanoseconds of `CLOCK_MONOTONIC`. The program adds the time since
-    /// then to the age of the load in the report.
+    /// When the answer was written, in nanoseconds of `CLOCK_MONOTONIC`. The program adds the time
+    /// since then to the age of the load in the report.
     pub written_ns: u64,
-    /// Until when it is valid, in nanoseconds of `CLOCK_MONOTONIC`. After that, the readiness of
-    /// the backend is unknown.
+    /// Until when the answer is valid, in nanoseconds of `CLOCK_MONOTONIC`. After this time, the
+    /// readiness of the backend is unknown.
     pub deadline_ns: u64,
     /// The number of the last change of the backend's readiness.
     pub change: u16,
@@ -93,8 +93,8 @@ impl PreparedAnswer {
         self
     }
 
-    /// Reads all words of an answer with `word`, which returns the word at an index, and stores
-    /// them in `to`. Returns whether the checksum matches them.
+    /// Reads all words of an answer by calling `word` with their indexes, and stores the words in
+    /// `to`. Returns whether the checksum matches the words.
     #[inline(always)]
     pub fn copy(to: &mut Self, word: impl Fn(usize) -> u64) -> bool {
         let words: &mut [u64; WORDS] = bytemuck::cast_mut(to);
@@ -111,8 +111,8 @@ impl PreparedAnswer {
     }
 }
 
-/// Mixes in a word by a rotation and a multiplication with an odd number. It detects accidental
-/// changes, not malicious ones.
+/// The checksum `check` after a further word, by a rotation and a multiplication with an odd
+/// number. The checksum detects accidental changes, not malicious ones.
 #[inline(always)]
 const fn mixed_in(check: u64, word: u64) -> u64 {
     (check.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)
@@ -140,7 +140,7 @@ const _: () = assert!(size_of::<SubscriberName>() == 40);
 pub struct Subscriber {
     /// When the request arrived, in nanoseconds of `CLOCK_MONOTONIC`.
     pub asked_ns: u64,
-    /// The address of this host to which it was sent.
+    /// The address of this host to which the request was sent.
     pub local: Address,
     /// The number of the key that authenticated the request.
     pub key_id: u16,

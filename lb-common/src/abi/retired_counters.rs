@@ -1,4 +1,4 @@
-//! The counters of backends that no longer have a slot. Only the daemon uses them; no program does.
+//! The counters of backends that no longer have a slot. No kernel program uses them.
 
 use bytemuck::{Pod, Zeroable};
 

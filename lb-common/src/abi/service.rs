@@ -24,8 +24,8 @@ impl VipCell {
     pub const TOMBSTONE: Self = Self { mark: 0, service: u32::MAX };
 }
 
-/// Where a service's current table is: one word, so that a single store switches tables. Written by
-/// the daemon.
+/// The location of a service's current table: one word, so that a single store switches tables.
+/// Written by the daemon.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TableRef {
@@ -37,15 +37,15 @@ pub struct TableRef {
     /// Binary logarithm of the number of entries, [`MIN_SCHEDULE_LOG2`](super::MIN_SCHEDULE_LOG2)
     /// to [`MAX_SCHEDULE_LOG2`](super::MAX_SCHEDULE_LOG2); 0 means "no table".
     pub length_log2: u8,
-    /// Which list of the service's pair contains the table's [`Members`]: 1 for the first list, 2
-    /// for the second, or [`NO_MEMBERS`] if the members are not listed.
+    /// The list that contains the table's [`Members`]: 1 for the service's first list, 2 for its
+    /// second list, or [`NO_MEMBERS`] if the members are not listed.
     pub members: u8,
 }
 one_word!(TableRef, u64);
 
 impl TableRef {
-    /// The index in [`map::MEMBERS`](super::map::MEMBERS) of the members of this table of
-    /// `service`, if they are listed.
+    /// The index of this table's members in [`map::MEMBERS`](super::map::MEMBERS), if they are
+    /// listed. `service` is the service index.
     #[inline(always)]
     pub fn members_of(self, service: u32) -> Option<u32> {
         if self.members == NO_MEMBERS { None } else { Some(2 * service + u32::from((self.members - 1) & 1)) }
@@ -62,20 +62,22 @@ impl TableRef {
     }
 }
 
-/// A service: the data that connect needs, and that `status` needs when no daemon is running.
-/// Written by the daemon, except the fields that name another writer.
+/// A service: the data that the programs require at a connect, and that the command `status`
+/// requires while no daemon is running. Written by the daemon, except the fields that name another
+/// writer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Service {
     /// The current table; stored as one word after the table itself is complete.
     pub table: TableRef,
-    /// The next trial of an ejected backend. Written by the kernel programs. The daemon writes it
-    /// as well: it zeroes it when ejection is turned off, and chooses another backend for the trial
-    /// if the stored one has left, was readmitted or cannot have its trial.
+    /// The next trial of an ejected backend. Written by the kernel programs. The daemon also writes
+    /// this field: it clears the field when ejection is turned off, and stores another backend if
+    /// the stored backend has left, was readmitted or cannot have its trial.
     pub next_trial: NextTrial,
-    /// The slot for a connect if no examined backend is usable; [`NO_SLOT`](super::NO_SLOT) refuses
-    /// the connect. The daemon stores it before any state word that would make the previous value
-    /// wrong, so programs must read it after the state words.
+    /// The slot that a connect takes if no examined backend is usable; if it is
+    /// [`NO_SLOT`](super::NO_SLOT), the connect is refused. The daemon stores the fallback before
+    /// any state word that would make the previous fallback wrong, so programs must read the
+    /// fallback after the state words.
     pub fallback: u32,
     /// The errno of a refused connect, as a positive number.
     pub errno: u16,
@@ -106,11 +108,12 @@ pub struct Service {
     /// there is none. Written by the kernel programs.
     pub answered: u16,
     /// Cookie of the client's network namespace: only flows in this namespace count for or against
-    /// backends. If it is 0, the namespace is unknown and all flows count. Written by the daemon at
-    /// any time.
+    /// backends. If the cookie is 0, the namespace is unknown and all flows count. Written by the
+    /// daemon at any time.
     pub namespace: u64,
-    /// 1 if several processes of the client have begun flows recently, else 0. If it is 1, failures
-    /// that only one process sees may be caused by that process. Written by the daemon at any time.
+    /// 1 if several processes of the client have begun flows recently, else 0. If it is 1, and only
+    /// flows of one process fail, this process may have caused the failures. Written by the daemon
+    /// at any time.
     pub several_processes: u8,
     /// Zero.
     pub _reserved: [u8; 3],
@@ -139,8 +142,8 @@ pub struct NextTrial {
     pub at: u32,
     /// The slot of the ejected backend, plus one; 0 if no trial is planned.
     pub slot: u16,
-    /// How many connects must precede the trial. Programs count them down with a store of only this
-    /// field.
+    /// How many further connects must precede the trial. Programs decrement the number with a store
+    /// to only this field.
     pub others: u16,
 }
 one_word!(NextTrial, u64);
@@ -171,7 +174,7 @@ pub struct EjectionRules {
     /// Ticks of the first ejection. Each further ejection lasts twice as long as the previous one,
     /// up to `max`.
     pub base: u32,
-    /// Maximum ticks of an ejection.
+    /// Maximum ticks of an ejection, without jitter.
     pub max: u32,
     /// Failures in a row that eject a backend; 0 turns ejection off.
     pub failures: u8,
@@ -198,13 +201,13 @@ pub struct Rules {
     pub _reserved: u8,
     /// Number of open flows at which a backend is no longer eligible; 0 means no limit.
     pub active_limit: u32,
-    /// Half-life of recent errors, in ticks; 0 means that errors are not counted.
+    /// Half-life of the number of recent errors, in ticks; 0 means that errors are not counted.
     pub error_half_life: u32,
     /// Ticks after which a new backend is chosen for a flow of a datagram socket that is not
     /// connected; 0 means never.
     pub rebind: u32,
     /// Ticks after which the answer to a SYN is overdue: if the application gives up later, the
-    /// flow ends as unanswered. If it is 0, only a retransmission makes the answer overdue.
+    /// flow ends as unanswered. If the value is 0, only a retransmission makes the answer overdue.
     pub unanswered_after: u32,
 }
 const _: () = assert!(size_of::<Rules>() == 20);
@@ -256,24 +259,24 @@ impl Policy {
         }
     }
 
-    /// Whether a member has a number of schedule entries in proportion to its weight. If not, all
-    /// members have the same number.
+    /// Whether the number of a member's schedule entries is proportional to its weight. If false,
+    /// all members have the same number of entries.
     pub const fn is_weighted(self) -> bool {
         !matches!(self, Self::RoundRobin)
     }
 
-    /// Whether recent errors of a backend make it look more loaded.
+    /// Whether this policy adds a backend's recent errors to its load.
     pub const fn counts_errors(self) -> bool {
         matches!(self, Self::LeastLoaded | Self::P2c)
     }
 }
 
-/// What happens to a flow if every backend is at its limit of open flows. Numbers are part of the
+/// The effect on a flow if every backend is at its limit of open flows. Numbers are part of the
 /// ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Overflow {
-    /// The flow goes to the least loaded backend. Examines every member.
+    /// The flow goes to the least loaded backend. To find it, the program examines every member.
     LeastLoaded = 0,
     /// The call is refused with the service's errno.
     Refuse = 1,
@@ -292,9 +295,9 @@ impl Overflow {
     }
 }
 
-/// The list of a table's backends, each once, followed by the backends that others replace in the
-/// table. A replaced backend gets trials if it is ejected. Written by the daemon, only while no
-/// table refers to the list.
+/// The list of a table's backends, each once, followed by the replaced backends, for which
+/// substitutes serve. Replaced backends are listed because they get trials while they are ejected.
+/// Written by the daemon, only while no table refers to the list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Members {
@@ -315,13 +318,13 @@ pub const NO_MEMBERS: u8 = 0;
 pub const SERVICE_FREE: u8 = 0;
 /// The service is configured.
 pub const SERVICE_LIVE: u8 = 1;
-/// The service was removed. It retains the index until its last flow ends, so that getpeername
-/// still returns its address.
+/// The service was removed. The service retains its index until its last flow ends, so that
+/// getpeername still returns its address.
 pub const SERVICE_LEAVING: u8 = 2;
 
 /// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). Written by the
 /// daemon, only while no service refers to the cell. A cell has four entries because the kernel
-/// rounds every array element up to eight bytes.
+/// rounds the size of every array element up to eight bytes.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ScheduleCell {

@@ -1,10 +1,10 @@
-//! The steps of ejection, in the order in which they change a backend's words: they judge the end
-//! of a flow, permit or withhold an ejection, and make one connect at a time a trial.
+//! The steps of ejection: these functions judge the end of a flow, permit or withhold an ejection,
+//! and make one connect at a time a trial.
 //!
 //! The kernel programs, the planner and the tests all run this code; [`EjectionStore`] gives it
-//! access to the words of one service. A judgement is a compare-and-swap of the backend's ejection
-//! word, then a store of its state byte, and then a survey of all members, which decides when the
-//! next trial is due. Times are ticks.
+//! access to the words of one service. A judgement first changes the backend's ejection word by a
+//! compare-and-swap, and then stores the byte `ejected` of its state word. After that, a survey of
+//! all members determines when the next trial is due. Times are ticks.
 
 use super::{
     Event, Evidence, EvidenceKind, FailureSource, SendFailures, Verdict, failure_source, is_over, left, next,
@@ -51,8 +51,8 @@ pub trait EjectionStore {
     /// which it answered. If there is none, the slot is [`NO_SLOT`] or more.
     fn answered(&self) -> (u32, u32);
 
-    /// Whether no backend has answered since the last missing answer. If so,
-    /// [`EjectionStore::answered`] returns an earlier answer.
+    /// Whether no backend has answered since the last missing answer. If true,
+    /// [`EjectionStore::answered`] returns an answer that arrived before the missing one.
     fn awaits_answer(&self) -> bool;
 
     /// Records that an answer is missing, so that the next answer of a backend is stored.
@@ -115,7 +115,7 @@ pub enum Judgement {
     Withheld,
     /// The backend is ejected.
     Ejected,
-    /// A trial failed, and the backend stays ejected for longer.
+    /// A trial failed, and the backend remains ejected for longer.
     EjectedLonger,
     /// The backend is readmitted, and its recent errors are cleared.
     Readmitted,
@@ -139,8 +139,8 @@ impl Judgement {
 pub enum Unjudged {
     /// Another CPU changed the ejection word first.
     Contended,
-    /// The backend should be ejected, and it is unknown whether one more backend may be ejected.
-    /// The caller must determine this by a survey, and then judge again.
+    /// The evidence requires an ejection, but it is unknown whether one more backend may be
+    /// ejected. The caller must determine this by a survey, and then judge again.
     WantsRoom,
 }
 
@@ -207,15 +207,15 @@ pub fn judge<W: EjectionStore>(
     })
 }
 
-/// Discards evidence that does not count. Some failures may be the fault of this host (send
-/// failures) or normal for the protocol (missing answers). Such a failure counts only while other
-/// backends show that neither is the case. `evidence` and the result are words of [`Evidence`]; the
-/// result is 0 if nothing is left to judge. `began` is the tick at which the flow began. Call this
-/// once per flow, before [`judge`].
+/// Discards a failure that the backend need not have caused: a send failure may be the fault of
+/// this host, and a missing answer may be normal for the protocol. `evidence` and the result are
+/// words of [`Evidence`]; the result is 0 if nothing is left to judge. `began` is the tick at which
+/// the flow began. Call this function once per flow, before [`judge`].
 ///
-/// A missing answer counts if another backend has answered since the previous missing answer, or
-/// since this flow began. (The second condition is needed because clients send in bursts, so all
-/// requests to one backend may end together.)
+/// A send failure counts unless SYNs to other backends cannot be sent either. A missing answer
+/// counts if another backend has answered since the previous missing answer, or since this flow
+/// began. (The second condition is needed because clients send in bursts, so all requests to one
+/// backend may end together.)
 #[inline(always)]
 pub fn weigh<W: EjectionStore>(store: &W, slot: u32, evidence: u32, began: u32) -> u32 {
     let counts = match Evidence::from_word(evidence).kind {
@@ -265,9 +265,9 @@ pub fn schedule_trial<W: EjectionStore>(store: &W, event: Event, now: u32) {
     if !store.lists_members() {
         return;
     }
-    // This is done twice: between this CPU's survey and its store, another CPU may eject a backend
-    // and store its own result, which this CPU would overwrite. After a second survey, either this
-    // CPU has seen the other CPU's ejection, or the other CPU stores last.
+    // The survey and the store run twice: between this CPU's survey and its store, another CPU may
+    // eject a backend and store its own result, which this CPU would overwrite. After a second
+    // survey, either this CPU has seen the other CPU's ejection, or the other CPU stores last.
     for _ in 0..2 {
         let (seen, before) = (store.survey(now), store.next_trial());
         store.set_next_trial(next_trial(seen, store.rules(), event, before, now));
@@ -283,7 +283,8 @@ pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
         return NO_SLOT;
     }
     if due.others != 0 {
-        // If this store races with another, slightly more or fewer connects precede the trial.
+        // If this store races with the store of another CPU, slightly more or fewer connects
+        // precede the trial.
         store.set_others(due.others - 1);
         return NO_SLOT;
     }
@@ -294,7 +295,8 @@ pub fn take_trial<W: EjectionStore>(store: &W, now: u32) -> u32 {
     let slot = begin_trial(store, due.slot(), now);
     // The next trial is postponed for two reasons: no other connect may become a trial while this
     // one is undecided; and if this backend may not have its trial now, not every connect should
-    // attempt it. If another CPU has stored another trial meanwhile, that one is newer and stays.
+    // attempt it. If another CPU has stored another trial meanwhile, the stored trial is newer and
+    // remains.
     store.replace_next_trial(due, NextTrial { at: now.wrapping_add(rules.base), ..due });
     slot
 }

@@ -18,8 +18,8 @@ use crate::abi::{NO_SLOT, Rules, TableRef};
 /// lame duck's entries belong mostly to one other backend, which would get all of the lame duck's
 /// connects. The entries of the second half are those directly after the last scattered entry.
 /// Consecutive entries of an interleaved schedule mostly belong to different backends. So if there
-/// are only a few backends and only one of them is no lame duck, the second half certainly finds
-/// it.
+/// are only a few backends, and all but one of them are lame ducks, the second half certainly
+/// contains the remaining backend.
 pub const LOOKS: u32 = 16;
 
 /// The slot of an eligible backend that is no lame duck, from [`LOOKS`] entries of the table. If
@@ -37,9 +37,9 @@ pub fn other_than_lame<T: Tables>(
     })
 }
 
-/// The same as [`other_than_lame`], with a function `part` that examines entries. It must return
-/// the result of [`diversion_part`]; its arguments are a place, and whether the entries are
-/// scattered.
+/// The result of [`other_than_lame`], computed with a function `part` that examines entries. The
+/// function must return the result of [`diversion_part`]; its arguments are a position of the
+/// table, and whether the entries are scattered.
 #[inline(always)]
 pub fn divert(sample: u32, first: u32, part: impl Fn(u32, bool) -> u64) -> u32 {
     // The sample is inverted, because the entries for the sample itself may have led to the lame
@@ -55,7 +55,7 @@ pub fn divert(sample: u32, first: u32, part: impl Fn(u32, bool) -> u64) -> u32 {
 /// Examines half of the entries for [`divert`]: either scattered entries, beginning with a number
 /// derived from `place`, or consecutive entries after `place`. The lower half of the result is the
 /// slot of an eligible backend that is no lame duck, or [`NO_SLOT`] if there is none; the upper
-/// half is the last examined place.
+/// half is the last examined position.
 #[inline(always)]
 pub fn diversion_part<T: Tables>(
     tables: &T,
@@ -84,8 +84,8 @@ pub fn diversion_part<T: Tables>(
     to_word(NO_SLOT, place)
 }
 
-/// The limit of open flows for a diversion. It is 0, which means no limit, if every backend is at
-/// the limit, because the flow then exceeds the limit anyway.
+/// The limit of open flows for a diversion. If every backend is at the limit, the result is 0,
+/// which means no limit, because the flow exceeds the limit with any backend.
 #[inline(always)]
 pub const fn limit_of_diversion(how: How, rules: Rules) -> u32 {
     if matches!(how, How::Overflowed) { 0 } else { rules.active_limit }

@@ -1,6 +1,6 @@
 //! The policy `least-loaded`: round robin among the members with the least load ("Site Reliability
-//! Engineering", chapter 20). Other policies use its scan of all members if the backends that they
-//! have examined are at the limit.
+//! Engineering", chapter 20). Other policies use the same scan of all members if the backends that
+//! they have examined are at the limit.
 //!
 //! A scan computes one number per member and finds the smallest. The number contains, from high to
 //! low bits: 1 if the member may not be chosen, 1 if it is at the limit, its load, its distance

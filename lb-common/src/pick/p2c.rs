@@ -1,11 +1,13 @@
-//! The policy `p2c`, power of two choices: the policy takes, of two random backends, the one with
+//! The policy `p2c`, power of two choices: of two random backends, the policy picks the one with
 //! the lower load for its weight.
 //!
 //! Both backends are random entries of the schedule, so that a backend takes part in comparisons in
-//! proportion to its weight. The load is divided by the weight: a backend that should get half as
-//! much traffic counts as equally loaded with half as many flows (Mitzenmacher, "The Power of Two
-//! Choices in Randomized Load Balancing"; Twitter's deterministic aperture compares in the same
-//! way). Like Twitter's aperture, and unlike Mitzenmacher's analysis, it samples without
+//! proportion to its weight. The load is divided by the weight: if a backend should get half as
+//! much traffic as another one, the two are equally loaded if it has half as many flows
+//! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"; Twitter's deterministic
+//! aperture compares in the same way).
+//!
+//! Like Twitter's aperture, and unlike Mitzenmacher's analysis, the policy samples without
 //! replacement, because two entries of the same backend would leave no choice.
 
 use super::view::{View, slot_at};
@@ -24,8 +26,8 @@ const _: () = assert!(MAX_SCHEDULE_LOG2 <= 16);
 /// has more than four fifths of all entries.
 const BESIDE: u32 = 4;
 
-/// The slots at the two positions of a sample. If both are the same slot, the second one is
-/// replaced by another slot, see [`other_than`].
+/// The slots at the two positions of a sample. If both positions have the same slot, the second
+/// slot is replaced by another one, see [`other_than`].
 #[inline(always)]
 fn pair<T: Tables>(view: &View<'_, T>, sample: u32) -> Option<(u32, u32)> {
     let (first, second) = points(sample);
@@ -78,9 +80,9 @@ fn is_lower<T: Tables>(view: &View<'_, T>, a: T::Backend, b: T::Backend) -> bool
 /// A slot other than `first`, at a third random position or beside that position. If `first` has
 /// nearly all entries of the table, the result may be `first`.
 ///
-/// The search beside the third position begins at a random entry and goes in a random direction.
-/// Otherwise, backends that are neighbors in the schedule would be compared with each other more
-/// often than with other backends.
+/// The search beside the third position begins at a random entry and goes in a random direction. If
+/// it always began at the same entry, backends that are neighbours in the schedule would be
+/// compared with each other more often than with other backends.
 #[inline(always)]
 pub fn other_than<T: Tables>(tables: &T, table: TableRef, first: u32, sample: u32) -> u32 {
     let third = mixed(sample);

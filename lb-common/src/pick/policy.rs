@@ -75,9 +75,10 @@ impl<T: Tables> View<'_, T> {
     }
 
     /// The pick if no backend at the sample is eligible. If the service has a limit of open flows,
-    /// this examines a few scattered entries, and then scans all members for the least loaded one.
-    /// Without a limit, it examines [`MAX_LOOKS`] scattered entries, which nearly always include a
-    /// backend that may be chosen; if they do not, it examines the members.
+    /// this method examines a few scattered entries, and then scans all members for the least
+    /// loaded one. Without a limit, it examines [`MAX_LOOKS`] scattered entries, which nearly
+    /// always include a backend that may be chosen; if they include none, the method examines the
+    /// members.
     #[inline(always)]
     fn elsewhere(&self, sample: u32) -> Pick {
         let has_limit = self.rules.active_limit != 0;

@@ -2,9 +2,9 @@
 //! at the sample. This module also contains, for all policies, the search for another backend if
 //! the backend of an entry is not eligible.
 //!
-//! The three policies differ in the schedule, where all backends have either the same number of
-//! entries or numbers in proportion to their weights, and in the sample, which is either the next
-//! number or a random one.
+//! The three policies differ in the schedule and in the sample. In the schedule, all backends have
+//! the same number of entries, or numbers in proportion to their weights. The sample is the next
+//! number, or a random one.
 
 use super::survey::{PART, PARTS, of_group, of_groups};
 use super::view::{at_limit, slot_at};
@@ -23,8 +23,9 @@ const LOOKS_OF_PART: u32 = 8;
 /// all usable backends there are at the limit, and `NONE_USABLE` if no backend there may be chosen.
 ///
 /// The entries are scattered over the table. In an interleaved schedule the entries that follow
-/// those of one backend belong mostly to one other backend, which would otherwise get all connects
-/// of an ineligible backend. `part(place, first)` must return the result of [`redraw_part`].
+/// those of one backend belong mostly to one other backend. If consecutive entries were examined,
+/// this other backend would get all connects of an ineligible backend. `part(place, first)` must
+/// return the result of [`redraw_part`].
 #[inline(always)]
 pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
     const { assert!(MAX_LOOKS == 8 * LOOKS_OF_PART) };
@@ -43,7 +44,7 @@ pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
     more(more(more(more(more(more(more(first, 1), 2), 3), 4), 5), 6), 7).0
 }
 
-/// A result (lower half) and the last examined place (upper half) in one word.
+/// A result (lower half) and the last examined position of the table (upper half), in one word.
 #[inline(always)]
 pub(super) fn to_word(found: u32, place: u32) -> u64 {
     u64::from(place) << 32 | u64::from(found)
@@ -57,8 +58,8 @@ pub(super) fn from_word(word: u64) -> (u32, u32) {
 }
 
 /// Examines some of the `looks` entries for [`redraw`], beginning with entry number `first`.
-/// `place` is the last examined place, or the sample. Returns the result in the lower half of a
-/// word, and the last examined place in the upper half.
+/// `place` is the last examined position of the table, or the sample if there is none. Returns the
+/// result in the lower half of a word, and the last examined position in the upper half.
 #[inline(always)]
 pub fn redraw_part<T: Tables>(
     tables: &T,
@@ -101,8 +102,8 @@ const UNUSABLE_BIT: u32 = 62;
 pub const NO_MEMBER: u64 = u64::MAX >> 1;
 
 /// The slot of the first member that may be chosen, beginning with a random member; `NONE_USABLE`
-/// if there is none. It is used if scattered entries have found no backend that may be chosen.
-/// `group(number)` must return the result of [`usable_group`].
+/// if there is none. It is called if no examined entry of the schedule has a backend that may be
+/// chosen. `group(number)` must return the result of [`usable_group`].
 #[inline(always)]
 pub fn usable_member(group: impl Fn(u32) -> u64) -> u32 {
     let first = of_groups(group, smaller);
@@ -118,8 +119,9 @@ pub fn usable_group(number: u32, part: impl Fn(u32) -> u64) -> u64 {
     of_group(number, part, smaller)
 }
 
-/// Examines one part of the members for [`usable_member`]. Returns a number with the slot in its
-/// low bits; the member with the smallest number comes first.
+/// Examines one part of the members for [`usable_member`]. Returns the smallest number of any
+/// member in this part. The low bits of a member's number are its slot. The member with the
+/// smallest number of all parts is the result of the search.
 #[inline(always)]
 pub fn usable_part<T: Tables>(tables: &T, members: T::Members, part: u32, sample: u32) -> u64 {
     let Some((count, ..)) = tables.list(members) else { return NO_MEMBER };

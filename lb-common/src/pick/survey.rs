@@ -31,11 +31,11 @@ const NO_TRIAL_BIT: u32 = LEFT_BIT + EJECTION_BITS;
 const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NO_TRIAL_BIT < u64::BITS - 1);
 
 /// Number of members that one part of a survey examines. Each part is a function of a kernel
-/// program, which the verifier follows once; it would follow a loop over all members iteration by
-/// iteration.
+/// program, and the verifier follows this function only once. A loop over all members would be
+/// followed iteration by iteration.
 pub const PART: u32 = 12;
-/// Number of parts of a list of maximum length. If members are not listed, the same number of parts
-/// is examined, which then consist of scattered entries.
+/// Number of parts of a list of maximum length. If members are not listed, a survey examines the
+/// same number of parts, each of which consists of scattered entries.
 pub const PARTS: u32 = 32;
 /// Number of parts that one function examines, because the calls of all parts would not fit on its
 /// stack.
@@ -52,7 +52,7 @@ impl Survey {
         self.word
     }
 
-    /// The survey of a word.
+    /// The survey in a word.
     #[inline(always)]
     pub const fn from_word(word: u64) -> Self {
         Self { word }
@@ -93,7 +93,7 @@ impl Survey {
     }
 
     /// Whether any available member works: its run of failures is shorter than the number of
-    /// failures at which the service ejects.
+    /// failures in a row that ejects a backend.
     #[inline(always)]
     pub const fn any_is_well(self) -> bool {
         self.bits(WELL_BIT, 1) != 0
@@ -106,7 +106,7 @@ impl Survey {
         if self.bits(NO_TRIAL_BIT, 1) != 0 { NO_SLOT } else { self.bits(SLOT_BIT, 16) }
     }
 
-    /// The number of ticks until that ejection ends.
+    /// The number of ticks until the ejection of the backend in [`Survey::next_slot`] ends.
     #[inline(always)]
     pub const fn ticks_left(self) -> u32 {
         self.bits(LEFT_BIT, EJECTION_BITS)
@@ -123,8 +123,8 @@ pub fn survey<T: Tables>(tables: &T, rules: EjectionRules, group: impl Fn(u32) -
     seen.with(survey_backup(tables, rules))
 }
 
-/// The slot of a service's fallback, its backend, and 1 if it is a backup, else 0. A backup is
-/// outside the table: the daemon lets no policy choose it.
+/// The slot of a service's fallback, the backend in this slot, and 1 if this backend is a backup,
+/// else 0. A backup is outside the table: the daemon permits no policy to choose it.
 #[inline(always)]
 fn backup<T: Tables>(tables: &T) -> Option<(u32, T::Backend, u32)> {
     let slot = tables.fallback();
@@ -152,9 +152,10 @@ pub fn survey_group(number: u32, part: impl Fn(u32) -> u64) -> u64 {
     of_group(number, |number| Survey::from_word(part(number)), Survey::with).to_word()
 }
 
-/// Combines the results of all groups. (This is no loop, because without CAP_PERFMON the verifier
-/// cannot prove that a loop with a call in it ends. The groups are combined one after another,
-/// because intermediate results are on the stack, which the functions of a kernel program share.)
+/// Combines the results of all groups. (The function contains no loop, because without CAP_PERFMON
+/// the verifier cannot prove that a loop with a call in it ends. The groups are combined one after
+/// another, because intermediate results are on the stack, which the functions of a kernel program
+/// share.)
 #[inline(always)]
 pub(super) fn of_groups<P>(group: impl Fn(u32) -> P, with: impl Fn(P, P) -> P) -> P {
     const { assert!(PARTS == 8 * GROUP) };
@@ -248,7 +249,7 @@ pub fn usable_other<T: Tables>(tables: &T, table: TableRef, slot: u32, seed: u32
     }
 }
 
-/// The members seen so far.
+/// The result of the members that were examined so far.
 struct Seen {
     counts: u64,
     /// The bits of a survey about the next trial. A smaller number means a sooner trial.

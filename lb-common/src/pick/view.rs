@@ -64,7 +64,7 @@ pub fn slot_at<T: Tables>(tables: &T, table: TableRef, position: u32) -> Option<
 /// 1 if a backend is at the limit of open flows, else 0.
 #[inline(always)]
 pub fn at_limit<T: Tables>(tables: &T, backend: T::Backend, active_limit: u32) -> u64 {
-    // Without a limit (0) this is 2^32 - 1, and no backend has as many flows.
+    // Without a limit (0) this is 2^32 - 1, and no backend exceeds this number of flows.
     let most = active_limit.wrapping_sub(1);
     sign_mask_in_register(u64::from(most).wrapping_sub(u64::from(tables.flows(backend)))) & 1
 }

@@ -1,4 +1,4 @@
-//! A chosen lame duck is replaced by another backend if one is found; otherwise the choice remains.
+//! A chosen lame duck is replaced by another backend; if none is found, the choice remains.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ fn the_only_healthy_one_of_many_backends_is_mostly_found() {
     let lame: Vec<usize> = (1..20).collect();
     let found = samples().filter(|sample| other(&host, *sample, 0, 1, &lame) == 0).count();
     let share = found as f64 / samples().count() as f64;
-    // Of the samples, (19/20)^8 * 12/20 find no other backend.
+    // For (19/20)^8 * 12/20 of the samples, the search finds no other backend.
     assert!((0.55..0.65).contains(&share), "{share}");
 }
 

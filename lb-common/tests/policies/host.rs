@@ -1,4 +1,4 @@
-//! Tables and cursors in memory, with a content that a test determines.
+//! Tables and cursors in memory, with content that a test determines.
 
 use std::cell::Cell;
 

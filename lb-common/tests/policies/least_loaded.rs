@@ -108,7 +108,7 @@ fn a_fast_failing_backend_attracts_no_connects() {
         }
     }
     assert!(failed[0] > 980, "a failing backend attracts nearly all connects: {}", failed[0]);
-    assert!(failed[1] < 160, "errors limit it to little more than its share: {}", failed[1]);
+    assert!(failed[1] < 160, "with errors, a failing backend gets little more than its share: {}", failed[1]);
 }
 
 #[test]
@@ -116,7 +116,11 @@ fn inconsistent_members_give_a_broken_pick() {
     let no_slot = |how| Pick { how, slot: NO_SLOT };
     let mut host = Host::in_turn(257);
     host.fallback = 0;
-    assert_eq!(choose(&host, host.table(), RULES, 0, NOW), no_slot(How::Broken), "more than fit in a list");
+    assert_eq!(
+        choose(&host, host.table(), RULES, 0, NOW),
+        no_slot(How::Broken),
+        "there are more members than fit in a list"
+    );
     let lost = Host::new(vec![7; 1024], 7);
     assert_eq!(choose(&lost, lost.table(), RULES, 0, NOW), no_slot(How::Broken), "a slot past the end");
     // If a table has too many members to list, only its schedule is used.
@@ -147,7 +151,7 @@ proptest! {
             prop_assert_eq!(pick, Pick { how: How::Fallback, slot: 0 });
             return Ok(());
         };
-        // The first of the least loaded members from the sample on, around the list.
+        // The first of the least loaded members, beginning with the member at the sample.
         let expected = (0..count).map(|i| (sample % count + i) % count).find(|slot| {
             host.backends[*slot as usize].usable && load(*slot as usize) == least
         });

@@ -1,5 +1,5 @@
-//! `active_limit`: no backend at the limit is chosen while another backend is below it. If all are
-//! at the limit, the least loaded backend is chosen, or the call is refused.
+//! `active_limit`: no backend at the limit is chosen while another backend is below the limit. If
+//! all backends are at the limit, the least loaded one is chosen, or the call is refused.
 
 use lb_common::abi::{NO_SLOT, Overflow, Policy, Rules};
 use lb_common::pick::{How, Pick, choose};

@@ -37,7 +37,7 @@ fn the_lower_load_per_weight_wins_and_equal_loads_pick_the_first() {
 
 #[test]
 fn a_second_backend_is_searched_if_both_points_are_the_same() {
-    // Every fourth entry has slot 0, so both entry 4 and entry 8 do.
+    // Every fourth entry has slot 0, including entry 4 and entry 8.
     let entries = (0..LENGTH).map(|entry| u32::from(entry % 4 != 0)).collect();
     let host = Host::new(entries, 2).with_flows(&[9, 0]);
     check(&host, 4, 8, 1);

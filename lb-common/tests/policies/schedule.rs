@@ -39,8 +39,8 @@ fn a_single_usable_backend_is_found_and_the_fallback_comes_last() {
     }
 }
 
-/// A backend always has the same neighbors in a schedule. So if the next entry replaced an unusable
-/// one, a single neighbor would get all connects of a dead backend.
+/// A backend always has the same neighbours in a schedule. If connects of a dead backend used the
+/// next entry, a single neighbour would get all of them.
 #[test]
 fn connects_of_unusable_backends_go_to_all_others_by_their_shares() {
     let weights = [4, 1, 2, 1, 2, 4, 1, 1];
@@ -156,8 +156,8 @@ proptest! {
         }
     }
 
-    /// No unusable backend is picked, a usable backend at the sample always is, and the fallback is
-    /// used only if no backend is usable.
+    /// No unusable backend is picked, a usable backend at the sample is always picked, and the
+    /// fallback is used only if no backend is usable.
     #[test]
     fn unusable_backends_are_never_scheduled(
         entries in prop::collection::vec(0u32..10, LENGTH as usize),
@@ -182,7 +182,7 @@ proptest! {
         }
     }
 
-    /// The sample that a pick returns gives the same choice again.
+    /// A choice with the sample that a pick returned has the same result as the pick.
     #[test]
     fn a_sample_repeats_its_pick(
         number in 0u8..5,
