@@ -1,6 +1,6 @@
 //! Ejection: the programs store the results of flows as evidence about their backends, eject
-//! failing backends, and let one connect at a time test whether a backend works again.
-//! `lb_common::ejection` contains the decisions and the steps. This file contains their store in
+//! failing backends, and use one connect at a time to test whether a backend works again.
+//! `lb_common::ejection` contains the decisions and the steps. This file implements their access to
 //! the maps, and the global functions into which the steps are split for the verifier.
 //!
 //! Ejection works without the daemon. Linux before 5.12 has no compare-and-swap: if two CPUs judge
@@ -27,8 +27,8 @@ use crate::kernel::global_function::global_function;
 use crate::maps::{BACKENDS, SERVICES};
 use crate::rows;
 
-// The results of a judgement: what the caller must do next. (The caller does it, because functions
-// that call each other share 512 bytes of stack.)
+// The results of a judgement, each of which is the next action of the caller. (The judgement does
+// not call this action itself, because functions that call each other share 512 bytes of stack.)
 /// Nothing remains to be done.
 const DONE: u32 = 0;
 /// Judge again, because another CPU changed the ejection word first.
@@ -48,7 +48,8 @@ const NO_ROOM: u32 = 2;
 const ESTABLISHED: u32 = 1 << 16;
 /// The evidence of the flow counts.
 const COUNTS: u32 = 1 << 17;
-/// The flow may change the backend's ejection word. Without this bit it can only count as load.
+/// The flow may change the backend's ejection word. Without this bit the flow can only count as
+/// load.
 const JUDGES: u32 = 1 << 18;
 
 /// Reports that the flow of a socket was established. `reaches_backend` must return 1 if the other
@@ -130,8 +131,8 @@ pub fn trial_bit(why: u8) -> u32 {
     reason & (reason >> 1) & 1
 }
 
-/// Reports that a socket is directed elsewhere while its flow is open. This is no evidence about
-/// the backend; but if the flow was a trial, another connect must become the trial.
+/// Reports that a socket is directed to another destination while its flow is open. This is no
+/// evidence about the backend; but if the flow was a trial, another connect must become the trial.
 #[inline(always)]
 pub fn abandoned<I: Instructions>(flow: &Flow) {
     if is_trial(flow.why) && flow.phase != Phase::Established as u8 {
@@ -184,8 +185,8 @@ fn retry<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
         }
         _ => (left, room),
     };
-    // Three attempts. This is no loop, because without CAP_PERFMON the verifier cannot prove that a
-    // loop with a call in it ends.
+    // Three attempts. They are not in a loop, because without CAP_PERFMON the verifier cannot prove
+    // that a loop with a call in it ends.
     let (left, _) = attempt(attempt(attempt((AGAIN, UNKNOWN))));
     left
 }
@@ -216,7 +217,8 @@ fn room_for(index: u32, now: u32) -> u32 {
 #[inline(always)]
 pub fn sent(service: u32) {
     let Some(service) = SERVICES.get_ptr_mut(service) else { return };
-    // SAFETY: a live map value; while the service is open, only the programs write these fields.
+    // SAFETY: a live map value; while the service is configured, only the programs write these
+    // fields.
     unsafe {
         if (&raw const (*service).awaits_syn).read_volatile() != 0 {
             (&raw mut (*service).send_failures).write_volatile(SendFailures::NONE.0);
@@ -229,7 +231,8 @@ pub fn sent(service: u32) {
 #[inline(always)]
 pub fn answered(service: u32, slot: u32) {
     let Some(service) = SERVICES.get_ptr_mut(service) else { return };
-    // SAFETY: as above.
+    // SAFETY: a live map value; while the service is configured, only the programs write these
+    // fields.
     unsafe {
         if (&raw const (*service).awaits_answer).read_volatile() != 0 {
             (&raw mut (*service).answered_at).write_volatile(tick(clock::now_ns()));
@@ -268,8 +271,8 @@ fn take<I: Instructions>(index: u32, now: u32) -> u32 {
     steps::take_trial(&MapStore::<I>::new(index, service), now)
 }
 
-/// Schedules the next trial if this flow is a trial. The caller calls it when the SYN is about to
-/// be sent.
+/// Schedules the next trial if this flow is a trial. Call this function when the SYN is about to be
+/// sent.
 #[inline(always)]
 pub fn trial_begun(service: u32, why: u8) {
     if is_trial(why) {
@@ -286,10 +289,10 @@ global_function! {
 // The rest of this file contains global functions that the programs with either set of instructions
 // call, and bodies of global functions.
 
-/// The evidence that a socket's flow gives about its backend, as the word of an [`Evidence`]; 0 if
-/// there is none. `word` contains the [`End`] of the flow, or [`ESTABLISHED`], and the bits
-/// [`COUNTS`] and [`JUDGES`]; `received` and `sent` are the bytes of the end. If the end counts as
-/// load of the backend, this adds it to the backend's recent errors.
+/// The evidence from a socket's flow about its backend, as the word of an [`Evidence`]; 0 if there
+/// is none. `word` contains the [`End`] of the flow, or [`ESTABLISHED`], and the bits [`COUNTS`]
+/// and [`JUDGES`]; `received` and `sent` are the bytes of the end. If the end counts as load of the
+/// backend, this adds it to the backend's recent errors.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u32 {
@@ -322,8 +325,8 @@ extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u
     if word & JUDGES == 0 {
         return 0;
     }
-    // Failures of flows in another network namespace than the client's, which a process may have
-    // created itself, are no evidence about the backends.
+    // Failures of flows in a network namespace other than the client's are no evidence about the
+    // backends, because a process may have created that namespace itself.
     let is_foreign = is_not_zero(clients) & is_not_zero(clients ^ namespace);
     evidence &= !(Evidence::KIND & 0u32.wrapping_sub(is_foreign | counts ^ 1));
     steps::weigh(&MapStore::<Linux5_10>::new(index, service), slot, evidence, tick(start_ns))
@@ -420,7 +423,7 @@ fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, room: u32, now: 
 #[inline(always)]
 fn give_trial_up<I: Instructions>(slot: u32) -> u32 {
     let Some(backend) = BACKENDS.get_ptr(slot) else { return 0 };
-    // SAFETY: a live map value; the slot's service stays while flows refer to the slot.
+    // SAFETY: a live map value; the slot's service does not change while flows refer to the slot.
     let index = u32::from(unsafe { (&raw const (*backend).endpoint.service).read_volatile() });
     let Some(service) = SERVICES.get_ptr_mut(index) else { return 0 };
     steps::give_trial_up(&MapStore::<I>::new(index, service), slot, tick(clock::now_ns()));
@@ -504,7 +507,8 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn set_send_failures(&self, send_failures: SendFailures) {
-        // SAFETY: as above; while the service is open, only the programs write these fields.
+        // SAFETY: a live map value; while the service is configured, only the programs write these
+        // fields.
         unsafe {
             (&raw mut (*self.service).send_failures).write_volatile(send_failures.0);
             (&raw mut (*self.service).awaits_syn).write_volatile(1);
@@ -513,7 +517,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn answered(&self) -> (u32, u32) {
-        // SAFETY: as above.
+        // SAFETY: a live map value.
         let (slot, at) = unsafe {
             (
                 (&raw const (*self.service).answered).read_volatile(),
@@ -525,19 +529,19 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn awaits_answer(&self) -> bool {
-        // SAFETY: as above.
+        // SAFETY: a live map value.
         unsafe { (&raw const (*self.service).awaits_answer).read_volatile() != 0 }
     }
 
     #[inline(always)]
     fn await_answer(&self) {
-        // SAFETY: as above.
+        // SAFETY: a live map value.
         unsafe { (&raw mut (*self.service).awaits_answer).write_volatile(1) };
     }
 
     #[inline(always)]
     fn set_ejected(&self, backend: *mut Backend, ejected: u8) {
-        // SAFETY: a live map value. The daemon may store the byte as well, also in a single store.
+        // SAFETY: a live map value. The daemon may also store this byte, with a single store.
         unsafe { (&raw mut (*backend).state.ejected).write_volatile(ejected) };
     }
 
@@ -560,8 +564,7 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn takes_trials(&self, backend: *mut Backend) -> bool {
-        // A lame duck requests no new connections, so it gets no trial either; its trial is
-        // postponed.
+        // A lame duck requests that clients open no new connections, so its trial is postponed.
         !is_at_limit(backend, self.service) && !rows::is_lame(backend, clock::now_ns())
     }
 
@@ -588,13 +591,13 @@ impl<I: Instructions> EjectionStore for MapStore<I> {
 
     #[inline(always)]
     fn replace_next_trial(&self, before: NextTrial, after: NextTrial) {
-        // SAFETY: as above.
+        // SAFETY: a live map value; one word.
         unsafe { I::update(self.trial_word(), before.to_word(), after.to_word()) };
     }
 
     #[inline(always)]
     fn set_others(&self, others: u16) {
-        // SAFETY: as above.
+        // SAFETY: a live map value; the field is part of one word.
         unsafe { (&raw mut (*self.service).next_trial.others).write_volatile(others) };
     }
 }

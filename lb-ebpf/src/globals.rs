@@ -2,8 +2,8 @@
 //! each value, and skips code that these values make unreachable.
 //!
 //! The loader sets each constant by its name. `crates/lb-kernel/src/client/object.rs` determines
-//! the values, those of kernel features come from `host/features.rs`, and those of the iterator
-//! from `read/holders.rs`.
+//! the values; the values for kernel features come from `host/features.rs`, and the values for the
+//! iterator from `read/holders.rs`.
 
 use core::arch::asm;
 use core::marker::PhantomData;
@@ -58,11 +58,11 @@ pub const KNOWS_MPTCP: Constant<u32, { place_of("KNOWS_MPTCP") }> = Constant::ne
 pub const HAS_SET_RETVAL: Constant<u32, { place_of("HAS_SET_RETVAL") }> = Constant::new();
 
 /// 1 if the TCP program is attached as well (`accounting = "full"`), else 0. If it is attached, a
-/// flow ends when its connection ends, and the programs know the cause.
+/// flow ends when its connection ends, and the programs can determine the cause.
 pub const FULL_ACCOUNTING: Constant<u32, { place_of("FULL_ACCOUNTING") }> = Constant::new();
 
-/// 1 if any service of the client may scan its backends, else 0. If it is 0, the scans are dead
-/// code, which newer verifiers skip.
+/// 1 if a choice for any service of the client may scan the service's backends, else 0. If it is 0,
+/// the scans are dead code, which newer verifiers skip.
 pub const SCANS: Constant<u32, { place_of("SCANS") }> = Constant::new();
 
 /// Nanoseconds of a jiffy.
@@ -87,7 +87,8 @@ pub fn can_cast() -> bool {
 /// valid only if [`TCP_SOCK`] is not 0.
 pub const CALL: Constant<u32, { place_of("CALL") }> = Constant::new();
 
-/// The offset of the socket (`sk`) in that structure; valid only if [`TCP_SOCK`] is not 0.
+/// The offset of the socket (`sk`) in the structure whose type is [`CALL`]; valid only if
+/// [`TCP_SOCK`] is not 0.
 pub const CALL_SOCKET: Constant<u32, { place_of("CALL_SOCKET") }> = Constant::new();
 
 /// Like [`CALL`], for a TCP event (`struct bpf_sock_ops_kern`).
@@ -145,16 +146,16 @@ pub const SYN_RETRIES: Constant<u32, { place_of("SYN_RETRIES") }> = Constant::ne
 /// (`sock.sk_kern_sock`); 0 if the programs may not read it.
 pub const KERNEL_SOCKET: Constant<u32, { place_of("KERNEL_SOCKET") }> = Constant::new();
 
-/// The bit of that byte, as a mask.
+/// The bit in the byte at [`KERNEL_SOCKET`], as a mask.
 pub const KERNEL_SOCKET_MASK: Constant<u32, { place_of("KERNEL_SOCKET_MASK") }> = Constant::new();
 
 /// Like [`SK_ERR`], for the first message in a socket's error queue (`sock.sk_error_queue`).
 pub const ERROR_QUEUE: Constant<u32, { place_of("ERROR_QUEUE") }> = Constant::new();
 
-/// Like [`SK_ERR`], for the length of that queue.
+/// Like [`SK_ERR`], for the length of a socket's error queue.
 pub const ERROR_QUEUE_LENGTH: Constant<u32, { place_of("ERROR_QUEUE_LENGTH") }> = Constant::new();
 
-/// Like [`SK_ERR`], for the `struct sock_extended_err` in such a message.
+/// Like [`SK_ERR`], for the `struct sock_extended_err` in a message of the error queue.
 pub const QUEUED_ERROR: Constant<u32, { place_of("QUEUED_ERROR") }> = Constant::new();
 
 /// Like [`SK_ERR`], for `sock_common.skc_bound_dev_if`.
@@ -166,7 +167,8 @@ pub const SOCKET_MARK: Constant<u32, { place_of("SOCKET_MARK") }> = Constant::ne
 /// Like [`SK_ERR`], for the byte with the bits of `sock.sk_userlocks`.
 pub const USER_LOCKS: Constant<u32, { place_of("USER_LOCKS") }> = Constant::new();
 
-/// The bits of that byte that are set if an address or a port was bound, as a mask.
+/// The bits in the byte at [`USER_LOCKS`] that are set if an address or a port was bound, as a
+/// mask.
 pub const USER_LOCKS_MASK: Constant<u32, { place_of("USER_LOCKS_MASK") }> = Constant::new();
 
 /// Like [`SK_ERR`], for `sock.sk_filter`.

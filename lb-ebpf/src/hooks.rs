@@ -1,8 +1,8 @@
-//! The code of the hooks, one file per kind: the code reads a call's context, acts on it, and
-//! returns the verdict.
+//! The code of the hooks, one file per kind of hook: it reads the context of a call or event, and
+//! applies the result.
 //!
-//! It must not choose backends itself (`decide` does), and must not store records itself (`flow`
-//! does).
+//! This code must not choose backends (the module `decide` does), and must not store records (the
+//! module `flow` does).
 
 pub mod connect;
 

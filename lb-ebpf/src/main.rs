@@ -1,9 +1,9 @@
 //! The kernel programs of socklb: one function for each hook.
 //!
-//! Each program reads its context, calls one function and returns the verdict. Programs that use
-//! instructions which Linux 5.10 lacks exist twice; the loader chooses the `_5_10` version if a
-//! probe shows that the kernel rejects the newer instructions. All names begin with `socklb_`,
-//! which identifies the programs in lists; the kernel stores 15 characters of a name.
+//! Each program reads its context, calls one function and returns the verdict. A program that uses
+//! instructions which Linux 5.10 lacks exists in two versions; the loader chooses the `_5_10`
+//! version if a probe shows that the kernel rejects the newer instructions. All names begin with
+//! `socklb_`, which identifies the programs in lists; the kernel stores 15 characters of a name.
 #![no_std]
 #![no_main]
 // `core::sync::atomic` has no read-modify-write operations for the bpfel target; the intrinsics for
@@ -38,11 +38,11 @@ use crate::kernel::context::{Dial, Socket};
 use crate::kernel::log::log;
 use crate::kernel::sock_ops::Ops;
 
-/// The verdict that lets a call proceed.
+/// The return value of a program if the call proceeds.
 const PROCEED: i32 = 1;
-/// The verdict that makes a call fail.
+/// The return value of a program if the call fails.
 const REFUSE: i32 = 0;
-/// The result of a program for TCP events; the kernel requires 1.
+/// The return value of a program for TCP events; the kernel requires 1.
 const SEEN: u32 = 1;
 
 #[cgroup_sock_addr(connect4)]

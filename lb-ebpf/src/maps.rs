@@ -1,4 +1,4 @@
-//! All maps of the programs. `lb_common::abi` documents the content of each map and which side
+//! All maps of the programs. `lb_common::abi` documents the content of each map and the side that
 //! writes it.
 //!
 //! The capacities here are defaults; the loader replaces those that the configuration sets.
@@ -28,8 +28,8 @@ pub static SERVICES: Array<Service, { MAX_SERVICES as usize }, MAPPED> = Array::
 #[btf_map(name = "backends")]
 pub static BACKENDS: Array<Backend, { SLOTS as usize }, MAPPED> = Array::new();
 
-/// Twice the maximum number of entries in use, so that a new table finds room beside the table that
-/// it replaces.
+/// Twice the maximum number of entries in use, so that a new table fits beside the table that it
+/// replaces.
 #[btf_map(name = "schedule")]
 pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_CELL) as usize }, MAPPED> =
     Array::new();
@@ -78,7 +78,7 @@ pub static VERDICTS: Array<Verdict, { REPORT_IDS as usize }, MAPPED> = Array::ne
 #[btf_map(name = "anomalies")]
 pub static ANOMALIES: PerCpuArray<Anomalies, 1> = PerCpuArray::new();
 
-/// Only the daemon uses this map and `retired`; no program does.
+/// Only the daemon uses this map and `retired`.
 #[btf_map(name = "reclaimed")]
 pub static RECLAIMED: Array<u64, { SLOTS as usize }, MAPPED> = Array::new();
 

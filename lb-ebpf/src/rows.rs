@@ -61,7 +61,8 @@ pub fn is_lame(backend: *const Backend, now_ns: u64) -> bool {
     }
 }
 
-/// The address of a backend. It stays valid while a table, fallback or flow refers to the slot.
+/// The address of a backend. The address remains valid while a table, fallback or flow refers to
+/// the backend's slot.
 #[inline(always)]
 pub fn address_of(backend: *const Backend) -> *const BackendAddress {
     // SAFETY: a live map value.

@@ -113,7 +113,7 @@ pub fn connect_timeouts(ctx: SockAddrContext) -> i32 {
     const LEVEL: i32 = 6;
     /// `TCP_SYNCNT`
     const OPTION: i32 = 7;
-    // SAFETY: as in `socket_errors`. The other helper reads the four bytes of the value.
+    // SAFETY: as in `socket_errors`. `bpf_setsockopt` reads the four bytes of the value.
     unsafe {
         let tcp = helper::bpf_skc_to_tcp_sock(socket(ctx.sock_addr));
         if !tcp.is_null() {

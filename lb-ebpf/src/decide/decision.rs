@@ -1,4 +1,4 @@
-//! The decision about one call to a service. It reads each input once, so that the choice, the
+//! The decision about one call to a service. Each input is read only once, so that the choice, the
 //! flow's record and the counters agree.
 
 use lb_common::abi::{Backend, Flow, Phase, Reason, Service, TableRef};
@@ -24,7 +24,7 @@ pub struct Decision {
     index: u32,
     service: *const Service,
     how: How,
-    /// The chosen slot. If no backend was chosen, it is past the end of all maps.
+    /// The chosen slot. If no backend was chosen, the number is past the end of all maps.
     pub slot: u32,
     /// The row of the slot; null if no backend was chosen.
     backend: *const Backend,

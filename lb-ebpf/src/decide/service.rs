@@ -10,8 +10,8 @@ use crate::kernel::context::Dial;
 use crate::maps::VIP_TABLE;
 use crate::rows;
 
-/// The dialed service. (It is not an `Option`, because the verifier requires that every part always
-/// has a value.)
+/// The dialled service. (It is not an `Option`, because the verifier requires that every part
+/// always has a value.)
 #[derive(Clone, Copy)]
 pub struct Dialled {
     /// The service index; [`NOT_A_SERVICE`] if the address is not a service.
@@ -64,7 +64,8 @@ impl VipTable for Services {
     fn serves(&self, service: u32, destination: Destination) -> bool {
         match rows::service(service) {
             Some(service) => {
-                // SAFETY: a live map value; a service's address stays while its cell refers to it.
+                // SAFETY: a live map value; a service's address does not change while a cell refers
+                // to the service.
                 let (address, port, protocol) =
                     unsafe { ((*service).address, (*service).port, (*service).protocol) };
                 let is_it = destination == Destination { address, port, protocol };
@@ -90,7 +91,7 @@ impl VipTable for Services {
 const CELLS: u32 = 8;
 
 /// The index of the service at a destination, if the destination's first cell belongs to another
-/// service. If there is no service at the destination, [`OTHER`] or
+/// service. If there is no service at the destination, the result is [`OTHER`] or
 /// [`NOTHING`](lb_common::vip_table::NOTHING).
 #[unsafe(no_mangle)]
 #[inline(never)]

@@ -36,7 +36,7 @@ impl<I> KernelTables<I> {
 /// nothing.
 const OF_NO_SERVICE: KernelTables<Linux5_10> = KernelTables::new(0, core::ptr::null());
 
-/// Where a service's table is, loaded as one word.
+/// The location of a service's table, loaded as one word.
 #[inline(always)]
 pub fn table_of(service: *const Service) -> TableRef {
     // SAFETY: a live map value.
@@ -168,8 +168,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     #[inline(always)]
     fn member(&self, before: *const u16) -> (u32, *const u16) {
         let mut position = before;
-        // This is in assembly, because the compiler would otherwise replace the pointer with an
-        // index that it computes from the pointers of two iterations.
+        // This is in assembly, so that the compiler does not replace the pointer with an index that
+        // it computes from the pointers of two iterations.
         // SAFETY: the position stays within the slots of a live map value, because callers request
         // at most as many slots as there are; the instruction adds the size of a slot.
         unsafe {
@@ -215,8 +215,8 @@ impl<I: Instructions> Tables for KernelTables<I> {
     }
 }
 
-/// The scan, as a global function: the verifier follows it once, for any arguments, and assumes
-/// that its result can be any number.
+/// The scan for the least loaded member, as a global function: the verifier follows it once, for
+/// any arguments, and assumes that its result can be any number.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn least_of_members(
@@ -273,9 +273,9 @@ extern "C" fn redraw_entries(base: u32, bounds: u32, place: u32, active_limit: u
 
 /// The search of a service's members for one that may be chosen, as a global function like
 /// [`least_of_members`]. (The argument is the index of the service and not the index of the list,
-/// because only some paths compute the latter. Without CAP_PERFMON the verifier also follows
-/// impossible paths, and if one of them calls the function with an uninitialized argument, it
-/// rejects all calls.)
+/// because only some paths compute the index of the list. Without CAP_PERFMON the verifier also
+/// follows impossible paths, and if one of them calls the function with an uninitialized argument,
+/// it rejects all calls.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn usable_member_of(index: u32, sample: u32) -> u32 {
@@ -359,13 +359,13 @@ impl<I: Instructions> CpuCursor for KernelCursor<I> {
 
     #[inline(always)]
     fn load(&self) -> Cursor {
-        // SAFETY: as above.
+        // SAFETY: this CPU's map value, as `new` requires.
         unsafe { self.cursor.read_volatile() }
     }
 
     #[inline(always)]
     fn set_phase(&self, phase: u32) {
-        // SAFETY: as above.
+        // SAFETY: this CPU's map value, as `new` requires.
         unsafe { (&raw mut (*self.cursor).phase).write_volatile(phase) };
     }
 }

@@ -5,7 +5,7 @@ use lb_common::abi::BackendAddress;
 use crate::kernel::context::Dial;
 use crate::{PROCEED, REFUSE};
 
-/// The verdict on a call. It does not modify the call before it is applied.
+/// The verdict on a call. The call is unchanged until the verdict is applied.
 pub enum Verdict {
     /// The call goes to the backend.
     Forward(*const BackendAddress),

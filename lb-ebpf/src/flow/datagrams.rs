@@ -35,16 +35,16 @@ pub fn of(cookie: u64, service: u32) -> Option<*const Flow> {
             return None;
         }
         if u32::from(its) == service {
-            // SAFETY: as above.
+            // SAFETY: the socket's own entry; `opaque_to_verifier` masks the position.
             return Some(unsafe { flow_at(entry, opaque_to_verifier(entry, position)) });
         }
     }
     None
 }
 
-/// Returns `position` as a number whose value the verifier does not know. If it knew the value, it
-/// would follow the rest of the program once for each position; and without CAP_PERFMON it rejects
-/// arithmetic with offsets that differ by path.
+/// Returns `position` as a number whose value the verifier does not know. If the verifier knew the
+/// value, it would follow the rest of the program once for each position; and without CAP_PERFMON
+/// it rejects arithmetic with offsets that differ by path.
 ///
 /// # Safety
 /// `entry` must be a live map value.
@@ -90,9 +90,9 @@ pub fn begin(cookie: u64, backend: *const Backend, flow: &Flow) -> bool {
     true
 }
 
-/// The position for a flow to a service: the position of its current flow, or a free position, or
-/// that of the flow that was chosen first. This is a global function, because otherwise the
-/// verifier would follow the rest of the program once for each position.
+/// The position for a flow to a service: the position of the current flow to this service, or a
+/// free position, or the position of the flow that was chosen first. This is a global function, so
+/// that the verifier does not follow the rest of the program once for each position.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn position_for(cookie: u64, service: u32) -> u32 {
@@ -108,7 +108,7 @@ extern "C" fn position_for(cookie: u64, service: u32) -> u32 {
         if phase == 0 || u32::from(its) == service {
             return position as u32;
         }
-        // SAFETY: as above. The counter wraps, and so does the difference.
+        // SAFETY: the socket's own entry. The counter wraps around, and so does the difference.
         let since = unsafe { (*entry).chosen }.wrapping_sub(order);
         if since > age {
             (oldest, age) = (position as u32, since);
@@ -122,7 +122,7 @@ fn put(entry: *mut Datagrams, cookie: u64, flow: &Flow) {
     let position = position_for(cookie, u32::from(flow.service));
     // SAFETY: the socket's own entry; within the arrays by the mask.
     unsafe {
-        // This hides the position from the compiler as well. Otherwise the compiler would know the
+        // This hides the position from the compiler as well, which could otherwise compute the
         // range of the function's result and remove the mask.
         let position = opaque_to_verifier(entry, position as usize);
         let at = flow_at(entry, position);
@@ -159,7 +159,7 @@ extern "C" fn leave_position(cookie: u64, position: u32, service: u32, slot: u32
     0
 }
 
-/// The service of that flow of the socket of which `peer` is the current or the previous backend.
+/// The service of the socket's flow that has `peer` as its current or its previous backend.
 #[inline(always)]
 pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     let entry = entry(cookie)?;
@@ -167,7 +167,7 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     for position in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: the socket's own entry; within the array by the bound.
         let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(position) };
-        // SAFETY: as above.
+        // SAFETY: the socket's own entry; within the array by the bound.
         let (phase, slot, service) = unsafe { ((*flow).phase, (*flow).slot, (*flow).service) };
         if phase == 0 {
             break;
@@ -179,7 +179,7 @@ pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
         }
     }
     for position in 0..MAX_DATAGRAM_FLOWS {
-        // SAFETY: as above.
+        // SAFETY: the socket's own entry; within the arrays by the bound.
         unsafe {
             let before = (&raw const (*entry).before).cast::<Peer>().add(position);
             let flow = (&raw const (*entry).flows).cast::<Flow>().add(position);
@@ -215,7 +215,7 @@ extern "C" fn end_datagrams(cookie: u64) -> u32 {
     for (position, (start, slot)) in starts.iter_mut().zip(&mut slots).enumerate() {
         // SAFETY: the socket's own entry; within the array by the bound.
         let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(position) };
-        // SAFETY: as above.
+        // SAFETY: the socket's own entry; within the array by the bound.
         let (start_ns, its_slot, phase) = unsafe { ((*flow).start_ns, (*flow).slot, (*flow).phase) };
         *start = start_ns;
         *slot = if phase == 0 { FREE } else { its_slot as u16 };

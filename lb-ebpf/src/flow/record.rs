@@ -2,7 +2,7 @@
 //! the choice of the backend to the end of the flow.
 //!
 //! A record is in the flow table, at the socket's cookie modulo the table's length, or in the
-//! overflow table if another socket holds that bucket. The program that removes a record, by one
+//! overflow table if another socket uses that bucket. The program that removes a record, by one
 //! compare-and-swap or one delete, counts the end of the flow, so no end is counted twice. Nothing
 //! here makes a call fail: if there is no room for a record, the flow is untracked.
 
@@ -42,54 +42,54 @@ impl RecordRef {
 
     #[inline(always)]
     pub fn slot(&self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         unsafe { (&raw const (*self.flow).slot).read_volatile() }
     }
 
     #[inline(always)]
     pub fn phase(&self) -> u8 {
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         unsafe { (&raw const (*self.flow).phase).read_volatile() }
     }
 
-    /// The index of the service that the process dialed.
+    /// The index of the service that the process dialled.
     #[inline(always)]
     pub fn service(&self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         u32::from(unsafe { (&raw const (*self.flow).service).read_volatile() })
     }
 
     /// Why the backend was chosen, as [`Flow::why`].
     #[inline(always)]
     pub fn why(&self) -> u8 {
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         unsafe { (&raw const (*self.flow).why).read_volatile() }
     }
 
     /// When the backend was chosen.
     #[inline(always)]
     pub fn start_ns(&self) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         unsafe { (&raw const (*self.flow).start_ns).read_volatile() }
     }
 
     /// Cookie of the flow's network namespace.
     #[inline(always)]
     pub fn namespace(&self) -> u64 {
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         unsafe { (&raw const (*self.flow).namespace).read_volatile() }
     }
 
     /// The process that began the flow.
     #[inline(always)]
     pub fn process(&self) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         unsafe { (&raw const (*self.flow).process).read_volatile() }
     }
 
     #[inline(always)]
     pub fn set_phase(&self, phase: Phase) {
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         unsafe { (&raw mut (*self.flow).phase).write_volatile(phase as u8) };
     }
 }
@@ -102,10 +102,10 @@ fn index(cookie: u64) -> u32 {
 
 #[inline(always)]
 fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
-    // SAFETY: `bucket` is a live map value. Another socket may claim or free it meanwhile, so the
-    // loads are volatile. The stored cookie can become equal to `cookie` only by this socket's own
-    // calls, which the socket lock serializes, or by the daemon, when the daemon restores a claimed
-    // record.
+    // SAFETY: `bucket` is a live map value. Another socket may claim or free the bucket meanwhile,
+    // so the loads are volatile. The stored cookie can become equal to `cookie` only by this
+    // socket's own calls, which the socket lock serializes, or by the daemon, when the daemon
+    // restores a claimed record.
     unsafe {
         if (&raw const (*bucket).cookie).read_volatile() == cookie {
             let flow = FLOWS.get_ptr_mut(index(cookie))?;
@@ -129,9 +129,9 @@ pub fn of(cookie: u64) -> Option<RecordRef> {
     find(FLOW_BUCKETS.get_ptr_mut(index(cookie))?, cookie)
 }
 
-/// Whether any socket with the same bucket as this one has an entry of datagrams. Without this
-/// check, most sockets would need a hash lookup that finds nothing and takes as long as the rest of
-/// the program.
+/// Whether any socket has the same bucket as this socket and an entry in `datagrams`. Without this
+/// check, most sockets would require a hash lookup that finds nothing and takes as long as the rest
+/// of the program.
 #[inline(always)]
 pub fn may_have_datagrams(cookie: u64) -> bool {
     // SAFETY: a live map value, to which other programs may add.
@@ -140,8 +140,8 @@ pub fn may_have_datagrams(cookie: u64) -> bool {
     })
 }
 
-/// Adds `change` to the count of entries of datagrams at a socket's bucket: plus or minus
-/// [`FlowBucket::IN_DATAGRAMS`].
+/// Adds `change` to the number of entries in `datagrams` that a socket's bucket counts: plus or
+/// minus [`FlowBucket::IN_DATAGRAMS`].
 #[inline(always)]
 pub fn note_datagrams(cookie: u64, change: u64) {
     if let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) {
@@ -150,15 +150,15 @@ pub fn note_datagrams(cookie: u64, change: u64) {
     }
 }
 
-/// The place for the record of a new flow.
+/// The memory for the record of a new flow.
 pub struct Place {
     flow: *mut Flow,
-    /// Whether the place contains the socket's previous flow.
+    /// Whether the memory contains the socket's previous flow.
     is_taken: bool,
 }
 
 impl Place {
-    /// The place for a socket that cannot have a record: the flow will be untracked.
+    /// The value for a socket that cannot have a record: the flow will be untracked.
     pub const NOWHERE: Self = Self { flow: core::ptr::null_mut(), is_taken: false };
 
     #[inline(always)]
@@ -177,19 +177,19 @@ impl Place {
         if self.is_taken {
             // SAFETY: a live map value that belongs to the socket.
             let before = unsafe { self.flow.read_volatile() };
-            // SAFETY: as above.
+            // SAFETY: a live map value that belongs to the socket.
             unsafe { self.flow.write(flow()) };
             end_of_former::<I>(&before);
             return;
         }
         // The record is written last: nothing has used this cache line lately, and every atomic
         // instruction after this store would wait for the store.
-        // SAFETY: as above.
+        // SAFETY: a live map value that belongs to the socket.
         unsafe { self.flow.write(flow()) };
     }
 }
 
-/// Finds or claims the place for the record of a socket that is being sent to a backend.
+/// Finds or claims the memory for the record of a socket that is being directed to a backend.
 #[inline(always)]
 pub fn begin<I: Instructions>(cookie: u64) -> Place {
     let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return Place::NOWHERE };
@@ -251,14 +251,14 @@ fn former(slot: u32, word: u32, start_ns: u64) -> Flow {
     }
 }
 
-/// Counts the end of a flow whose socket is directed elsewhere.
+/// Counts the end of a flow whose socket is directed to another destination.
 #[inline(always)]
 fn abandon<I: Instructions>(flow: &Flow) {
     ejection::abandoned::<I>(flow);
     tally::ended(flow.slot, flow.start_ns, ending_of_abandoned(flow.phase) as u32, TrafficTotals::NONE);
 }
 
-/// The ending of a flow whose socket is directed elsewhere.
+/// The ending of a flow whose socket is directed to another destination.
 #[inline(always)]
 fn ending_of_abandoned(phase: u8) -> Ending {
     if phase == Phase::Datagrams as u8 {
@@ -283,8 +283,8 @@ pub fn of_error(error: u32, was_established: bool) -> Ending {
     ending_at(ending_of_error(error, u32::from(was_established)))
 }
 
-/// The same ending, as a number that is unknown to the verifier: otherwise the verifier would
-/// follow the subsequent code once for each ending.
+/// The same ending, as a number that is unknown to the verifier. If the verifier knew the ending,
+/// it would follow the subsequent code once for each ending.
 #[inline(always)]
 pub fn opaque_to_verifier(ending: Ending, any: u64) -> Ending {
     ending_at(without_bounds(ending as u64, any) as u32)
@@ -341,8 +341,8 @@ fn end_abandoned<I: Instructions>(cookie: u64) -> u32 {
 }
 
 /// Removes a socket's record. The caller must read the data of the flow before this call, because
-/// the bucket may be reused afterwards. Returns whether the record was still there; the caller must
-/// count the end of the flow only in that case.
+/// the bucket may be reused afterwards. Returns whether the record still existed; the caller must
+/// count the end of the flow only if the result is true.
 #[inline(always)]
 fn take_out<I: Instructions>(cookie: u64, record: RecordRef) -> bool {
     // SAFETY: `record` points to live map values.
@@ -375,8 +375,8 @@ extern "C" fn leave_overflow(cookie: u64) -> u32 {
 /// Removes a socket's record and counts the end of its flow. The end is first reported as evidence,
 /// because the slot may get another backend when the active count decreases. `is_ordinary` must
 /// return 1 if the socket requests no special route (see `kernel::socket::is_ordinary`); it is
-/// called only if its result matters. The word of the end is made unknown to the verifier, which
-/// would otherwise follow the subsequent code once for each possible end.
+/// called only if its result matters. The word of the end is made unknown to the verifier. If the
+/// verifier knew the word, it would follow the subsequent code once for each possible end.
 #[inline(always)]
 pub fn end<I: Instructions>(
     cookie: u64,

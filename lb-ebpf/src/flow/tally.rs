@@ -1,7 +1,7 @@
 //! Counters: the outcome of each call, and the events of the flows of each slot's backend.
 //!
 //! When a flow ends, all its counters are updated before the active count decreases, because after
-//! that the slot may get another backend with its own counters.
+//! the decrease the slot may get another backend with its own counters.
 
 use lb_common::abi::{
     Backend, ENDING_ROWS, Histogram, Outcomes, RecentErrors, SlotCounters, TIME_BUCKETS, bucket,
@@ -71,7 +71,7 @@ pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut SlotCounters) -> &mut Hi
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {
         // SAFETY: this CPU's map value.
         let bucket = unsafe { opaque_to_verifier(counts, bucket(us)) };
-        // SAFETY: as above.
+        // SAFETY: this CPU's map value.
         let times = field(unsafe { &mut *counts });
         if bucket < TIME_BUCKETS {
             // SAFETY: within the array by the comparison.
@@ -100,7 +100,7 @@ fn closed(slot: u32) {
 }
 
 /// Counts the end of a flow, by the number of its ending, and subtracts the flow from the backend's
-/// active count. The caller must have removed or overwritten the flow's record before.
+/// active count. Before this call, the caller must remove or overwrite the flow's record.
 #[inline(always)]
 pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     let now = clock::now_ns();
@@ -118,13 +118,14 @@ pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     closed(slot);
 }
 
-/// Adds a recent error to a backend. It is a slow path, and therefore a global function. Returns 0.
+/// Adds a recent error to a backend. This is a slow path, and therefore a global function. Returns
+/// 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn remember_error(slot: u32, service: u32, now: u32) -> u32 {
     let Some(backend) = BACKENDS.get_ptr_mut(slot) else { return 0 };
     // The service is looked up last, so that no call follows and its pointer need not be saved on
-    // the stack, which is small on old kernels.
+    // the stack.
     let Some(service) = SERVICES.get_ptr(service) else { return 0 };
     // SAFETY: live map values; the daemon may change the fields at any time, and the errors are one
     // word.

@@ -34,8 +34,8 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
 fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     let is_tcp = dial.protocol() == Some(IPPROTO_TCP);
     if !service.is_service() {
-        // The socket may have dialed a service before without success. If it now dials elsewhere,
-        // its flow ends here.
+        // The socket may have dialled a service before, without success. Now it dials another
+        // address, so its flow to that service ends here.
         if is_tcp || dial.protocol() == Some(IPPROTO_UDP) {
             record::leave::<I>(dial.cookie_if_any());
         }
@@ -47,10 +47,11 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     }
-    // An untracked flow cannot report the result of a trial, so it must not be one.
+    // An untracked flow cannot report the result of a trial, so such a flow must not be a trial.
     let decision = Decision::make::<I>(service, opener != Opener::Mptcp);
     let Some(backend) = decision.backend() else {
-        // A datagram socket whose connect is refused stays connected to its previous peer.
+        // A datagram socket whose connect is refused remains connected to its previous peer, so it
+        // retains its record.
         if is_tcp {
             record::leave::<I>(dial.cookie_if_any());
         }
@@ -62,7 +63,8 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     // The choice is counted before the flow is open, so that there are never more open flows than
     // choices.
     tally::chosen(decision.slot);
-    // The flow is untracked if the flow tables are full, or if no program could see its end.
+    // The flow is untracked if the flow tables are full, or if no program could detect the flow's
+    // end.
     let place = if opener == Opener::Mptcp { Place::NOWHERE } else { record::begin::<I>(dial.cookie()) };
     decision.count(place.is_there());
     place.open::<I>(backend, || decision.flow(dial, backend, dial.namespace()));

@@ -39,8 +39,8 @@ pub fn write_socket(context: OpenFile) {
             return;
         };
         let Ok(cookie) = probe::<u64>(sock.wrapping_add(SOCK_COOKIE.load() as usize).cast()) else { return };
-        // A socket's cookie is 0 until a program or process requests it, so such a socket has no
-        // record.
+        // A socket's cookie is 0 until a program or process requests it, so a socket with cookie 0
+        // has no record.
         if cookie == 0 {
             return;
         }

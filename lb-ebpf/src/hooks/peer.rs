@@ -1,10 +1,11 @@
-//! getpeername(2), and the source of a received datagram: a process sees the address that it
-//! dialed, and not the address of the backend.
+//! getpeername(2), and the source of a received datagram: a process receives the address that it
+//! dialled, and not the address of the backend.
 //!
-//! These programs run when the kernel is about to report the peer's address. They replace it only
-//! if it is the address of the backend of one of the socket's flows (for datagrams, also of a
-//! previous backend). They leave other addresses unchanged: a socket may have been connected
-//! elsewhere since, and the kernel runs these programs for accepted sockets, too.
+//! These programs run when the kernel is about to report the peer's address. They replace this
+//! address only if it is the address of the backend of one of the socket's flows (for datagrams,
+//! also of a previous backend). They leave other addresses unchanged: a socket may have been
+//! connected to another destination since, and the kernel also runs these programs for accepted
+//! sockets.
 
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};
@@ -39,7 +40,8 @@ pub fn recvmsg6(dial: &Dial) {
 #[inline(always)]
 fn show4(dial: &Dial, service: Option<*const Service>) {
     if let Some(service) = service {
-        // SAFETY: a live map value; a service's address stays while flows refer to it.
+        // SAFETY: a live map value; a service's address does not change while flows refer to the
+        // service.
         unsafe {
             let [_, _, _, v4] = (*service).address.words;
             dial.redirect4(v4, (*service).port);
@@ -50,8 +52,8 @@ fn show4(dial: &Dial, service: Option<*const Service>) {
 #[inline(always)]
 fn show6(dial: &Dial, service: Option<*const Service>) {
     if let Some(service) = service {
-        // SAFETY: as above. The address of an IPv4 service is stored v4-mapped, which is the dialed
-        // form.
+        // SAFETY: a live map value, as in `show4`. The address of an IPv4 service is stored
+        // v4-mapped, which is the dialled form.
         unsafe { dial.redirect6((*service).address, (*service).port) };
     }
 }
@@ -65,7 +67,7 @@ fn service_of_peer(dial: &Dial, peer: Address, port: Be16) -> Option<*const Serv
     }
 }
 
-/// The service that the socket dialed, if the socket's flow goes to this peer.
+/// The service that the socket dialled, if the backend of the socket's flow is this peer.
 #[inline(always)]
 fn dialled(dial: &Dial, peer: Address, port: Be16) -> Option<*const Service> {
     let backend = rows::address(record::of(dial.cookie_if_any())?.slot())?;

@@ -1,4 +1,4 @@
-//! The last close(2) of a socket. Flows end here if no other program sees their end: flows of
+//! The last close(2) of a socket. Flows end here if no other program detects their end: flows of
 //! datagrams, connections whose SYN was never sent, and connections of clients without full
 //! accounting.
 
@@ -37,9 +37,9 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let is_datagram = phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram {
         // The flow ends with its connection, which may be long after the release of the socket. But
-        // if another program has removed our request for state changes, no program would see that
-        // end. Kernel fact: a state change is announced before it is made, so if the socket is
-        // already closed, its end was announced.
+        // if another program has removed our request for events of state changes, no program would
+        // detect that end. Kernel fact: the event precedes the state change, so if the socket is
+        // already closed, the event of its end has occurred.
         let is_closed = socket.is_closed();
         if !is_closed && socket.announces_states() {
             return;
@@ -78,8 +78,8 @@ pub fn release<I: Instructions>(socket: &Socket) {
     record::end::<I>(cookie, record, end, retransmits, judges, is_ordinary);
 }
 
-/// Whether accounting is full and the TCP program has seen no SYN of the flow. If so, the
-/// connection never began.
+/// Whether accounting is full and the TCP program has received no event of a SYN of the flow. If
+/// true, the connection never began.
 #[inline(always)]
 fn is_unsent(phase: u8) -> bool {
     FULL_ACCOUNTING.load() != 0 && phase == Phase::Chosen as u8

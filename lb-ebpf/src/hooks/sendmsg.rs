@@ -1,6 +1,6 @@
 //! sendmsg(2) with a destination address. An existing flow of the socket to the service continues
-//! until its backend may no longer be chosen, or until `rebind` requires a new choice. Otherwise a
-//! backend is chosen as in connect, and the flow is recorded.
+//! until its backend may no longer be chosen, or until `rebind` requires a new choice. If no flow
+//! continues, a backend is chosen as in connect, and the flow is recorded.
 //!
 //! Each call counts exactly one outcome.
 
@@ -61,7 +61,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     // Datagrams never eject a backend, so no datagram is a trial.
     let decision = Decision::make::<I>(service, false);
     let Some(backend) = decision.backend() else {
-        // The record of an existing flow stays, because answers may be in flight. If the flow's
+        // The record of an existing flow remains, because answers may be in flight. If the flow's
         // backend is usable and only `rebind` required the choice, the flow continues.
         if !before.is_null()
             && is_due
@@ -123,7 +123,7 @@ fn is_lame_duck(flow: *const Flow) -> u32 {
 }
 
 /// Whether the backend in a slot is a lame duck by its own report: 1 or 0. (This is a global
-/// function, because otherwise the verifier would follow the rest of the program once per path.)
+/// function, so that the verifier does not follow the rest of the program once per path.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn lame_duck_in(slot: u32) -> u32 {

@@ -51,8 +51,8 @@ fn established<I: Instructions>(ops: &Ops) {
     let (rtt, start_ns) = (ops.smoothed_rtt_us(), record.start_ns());
     tally::time(slot, rtt, |counts| &mut counts.rtt);
     // If the first SYN was answered, the connect took as long as the handshake, which the kernel
-    // has measured. Otherwise the connect took seconds, for which the kernel's ticks are precise
-    // enough.
+    // has measured. If the SYN was retransmitted, the connect took seconds, for which the kernel's
+    // ticks are precise enough.
     let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
     tally::time(slot, took, |counts| &mut counts.connect);
     // The connection may lead to another peer than the backend: if no socket listens, a loopback
@@ -73,8 +73,8 @@ fn micros(ns: u64) -> u32 {
     if us > u64::from(u32::MAX) { u32::MAX } else { us as u32 }
 }
 
-/// The backend's kernel has acknowledged the client's FIN. If the backend has sent nothing by then,
-/// it counts as not answering, because the connection may stay open for long without a further
+/// The backend's kernel has acknowledged the client's FIN. If the backend has sent nothing until
+/// now, this is a missing answer, because the connection may remain open for long without a further
 /// event.
 #[inline(always)]
 fn fin_acknowledged<I: Instructions>(ops: &Ops) {
@@ -99,8 +99,8 @@ extern "C" fn lack_of_answer(cookie: u64, acknowledged: u64) -> u64 {
     if end.lacks_answer() == 0 {
         return 0;
     }
-    // It does not matter whether the socket requests a special route (the last argument), because a
-    // single process cannot eject a backend by missing answers.
+    // The last argument is always 1 (the socket requests no special route), because a single
+    // process cannot eject a backend by missing answers.
     let evidence = ejection::evidence_of_end(cookie, end, Judges::All, 1);
     u64::from(evidence) << 32 | u64::from(service & 0xffff) << 16 | u64::from(slot & 0xffff)
 }

@@ -2,9 +2,9 @@
 //! (XDP) that processes reports, independently of the daemon. The object is separate from the
 //! clients' object, because it outlives every client and every version of the clients' ABI.
 //!
-//! `lb_common::abi::host` documents the content and the writers of the maps. The clients' programs
-//! read one of the maps. They declare it as well, and the loader replaces it with this object's
-//! map.
+//! `lb_common::abi::host` documents the content and the writers of the maps. The clients' object
+//! also declares the map `verdicts`, because the clients' programs read it; the loader replaces the
+//! declared map with the map of this object.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics)]
@@ -35,8 +35,8 @@ use crate::log::log;
 use crate::maps::{HostMaps, count};
 use crate::packet::Packet;
 
-/// The UDP port at which the daemon listens. Set by the loader. One comparison with it excludes all
-/// other traffic.
+/// The UDP port at which the daemon listens. Set by the loader. One comparison with the port
+/// excludes all other traffic.
 #[unsafe(no_mangle)]
 static PORT: Global<u32> = Global::new(0);
 

@@ -58,7 +58,7 @@ impl<I: Instructions> Maps for HostMaps<I> {
 
     #[inline(always)]
     fn listener(&self, address: Address) -> Option<Listener> {
-        // SAFETY: the word of an entry, which is written in one piece.
+        // SAFETY: the word of an entry, which is written with a single store.
         LISTENERS.get_ptr(address).map(|listener| unsafe { listener.read_volatile() })
     }
 
@@ -77,10 +77,11 @@ impl<I: Instructions> Maps for HostMaps<I> {
 
     #[inline(always)]
     fn key(&self, sender: *const Sender, number: u16) -> Option<Key> {
-        // SAFETY: as above.
+        // SAFETY: the memory of the entry belongs to the map, see `id`.
         let keys = unsafe { [&raw const (*sender).keys[0], &raw const (*sender).keys[1]] };
         for key in keys {
-            // SAFETY: as above; the values of a map, and so these words, are aligned.
+            // SAFETY: the memory of the entry belongs to the map, see `id`. The values of a map,
+            // and so these words, are aligned.
             unsafe {
                 if number != 0 && (&raw const (*key).id).read_volatile() == number {
                     let words = (&raw const (*key).key).cast::<u64>();

@@ -32,7 +32,7 @@ impl Packet {
         let mut start = self.data;
         // The compiler must not compute this address twice, once for the comparison and once for
         // the reads, because the verifier knows only the bounds of the compared register. The
-        // assembly prevents that.
+        // assembly prevents the second computation.
         // SAFETY: the instruction only adds.
         unsafe { asm!("{0} += {1}", inout(reg) start, in(reg) offset, options(pure, nomem, nostack)) };
         if start + length > self.end { None } else { Some(start) }

@@ -28,8 +28,9 @@ pub trait Instructions {
     /// `word` must point into a map value and be aligned.
     unsafe fn replace(word: *mut u64, old: u64, new: u64) -> bool;
 
-    /// Like [`Instructions::replace`], but without a compare-and-swap it is a plain store. Use it
-    /// only for words for which the loss of one of two simultaneous updates is acceptable.
+    /// Like [`Instructions::replace`], but a plain store if the kernel has no compare-and-swap. Use
+    /// this method only for words for which the loss of one of two simultaneous updates is
+    /// acceptable.
     ///
     /// # Safety
     /// `word` must point into a map value and be aligned.
@@ -81,7 +82,8 @@ impl Instructions for Linux5_10 {
     #[inline(always)]
     unsafe fn step(cursor: *mut Cursor) -> Cursor {
         // Kernel fact: before 5.12 a program runs with preemption off (`migrate_disable` is
-        // `preempt_disable` there), so no other code can run in between on this CPU.
+        // `preempt_disable` there), so no other code can run on this CPU between the load and the
+        // store.
         // SAFETY: the caller's pointer points to a live map value.
         unsafe {
             let now = cursor.read_volatile();

@@ -261,8 +261,8 @@ impl Dial {
 pub enum Opener {
     /// A process.
     Process,
-    /// The kernel, on behalf of a process's MPTCP socket. No program sees the end of such a socket:
-    /// release runs only for the MPTCP socket, which has another cookie.
+    /// The kernel, on behalf of a process's MPTCP socket. No program detects the end of such a
+    /// socket: the hook of release runs only for the MPTCP socket, which has another cookie.
     Mptcp,
     /// The kernel itself, for example for a file system that a process mounts. Its connects are not
     /// balanced, because the kernel cannot handle a refused connect as a process can, and because
@@ -289,8 +289,8 @@ impl Socket {
         unsafe { cookie_if_any(self.ctx, || cast(self.ctx.cast_const(), TCP_SOCK.load())) }
     }
 
-    /// Whether the socket is connected. If not, its peer's address may be missing, or may be that
-    /// of an earlier connection.
+    /// Whether the socket is connected. If false, its peer's address may be missing, or may be the
+    /// address of an earlier connection.
     #[inline(always)]
     pub fn is_connected(&self) -> bool {
         let state = self.state();
@@ -333,10 +333,10 @@ impl Socket {
         snapshot
     }
 
-    /// Whether the kernel still announces the socket's state changes, as the TCP program requested
-    /// when the SYN was sent. Kernel fact: a socket has one set of such requests, and any program
-    /// for TCP events that stores its own set removes the requests of the others. If the set cannot
-    /// be read, the result is `true`.
+    /// Whether the kernel still reports events of the socket's state changes, which the TCP program
+    /// requested when the SYN was sent. Kernel fact: a socket has one set of such requests, and any
+    /// program for TCP events that stores its own set removes the requests of the others. If the
+    /// set cannot be read, the result is `true`.
     #[inline(always)]
     pub fn announces_states(&self) -> bool {
         let offset = RELEASED_CALLBACKS.load();

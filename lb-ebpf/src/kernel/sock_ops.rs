@@ -20,7 +20,7 @@ const INET: u32 = 2;
 pub enum Event {
     /// The first SYN is about to be sent.
     Connect,
-    /// The socket changes from one TCP state to another. The kernel announces this only if a
+    /// The socket changes from one TCP state to another. The kernel reports this event only if a
     /// program has requested it for the socket.
     State { from: u32, to: u32 },
     /// An event that the programs ignore.
@@ -44,7 +44,7 @@ impl Ops {
         if op == BPF_SOCK_OPS_TCP_CONNECT_CB {
             Event::Connect
         } else if op == BPF_SOCK_OPS_STATE_CB {
-            // SAFETY: as above; a state event has two arguments.
+            // SAFETY: the context is valid while the program runs; a state event has two arguments.
             unsafe {
                 let args = (&raw const (*self.ctx).__bindgen_anon_1.args).cast::<u32>();
                 Event::State { from: args.read_volatile(), to: args.add(1).read_volatile() }
@@ -68,7 +68,7 @@ impl Ops {
         unsafe { cookie_if_any(self.ctx, || self.socket()) }
     }
 
-    /// Requests announcements of the socket's state changes, without removing the requests of other
+    /// Requests events of the socket's state changes, without removing the requests of other
     /// programs.
     #[inline(always)]
     pub fn request_states(&self) {
@@ -79,10 +79,10 @@ impl Ops {
         }
     }
 
-    /// Withdraws the request for announcements of the socket's state changes. The request belongs
-    /// to the socket and not to its flow. Without this withdrawal, the request would outlive the
-    /// flow of a socket that dials elsewhere, and a listening socket would pass it on to the
-    /// sockets that it accepts.
+    /// Withdraws the request for events of the socket's state changes. The request belongs to the
+    /// socket and not to its flow. Without this withdrawal, the request would outlive the flow of a
+    /// socket that dials another address, and the sockets that a listening socket accepts would
+    /// inherit it.
     #[inline(always)]
     pub fn decline_states(&self) {
         // SAFETY: the context is valid while the program runs, and the helper takes it.

@@ -1,5 +1,6 @@
 //! Reads the causes of a failure from the kernel's own structure of a socket. Each read is a call
-//! of a helper, so programs use this only for flows whose end may be evidence about the backend.
+//! of a helper, so programs use this module only for flows whose end may be evidence about the
+//! backend.
 
 use aya_ebpf::helpers::generated as helper;
 use lb_common::load::is_not_zero;
@@ -31,11 +32,11 @@ unsafe fn read_into<T: Copy>(address: *const u8, value: *mut T) -> T {
     }
 }
 
-/// 1 if a socket requests no special route, else 0. It requests none if it is bound to no address,
-/// port or device, and has no mark, filter, TTL or `SO_DONTROUTE`, like the sockets of most
-/// applications. Any process can set most of these options, and can thereby make its own connects
-/// fail. (Arithmetic replaces branches, because the verifier follows both sides of a branch to the
-/// end.)
+/// 1 if a socket requests no special route, else 0. A socket requests no special route if it is
+/// bound to no address, port or device, and has no mark, filter, TTL or `SO_DONTROUTE`, like the
+/// sockets of most applications. Any process can set most of these options, and can thereby make
+/// its own connects fail. (Arithmetic replaces branches, because the verifier follows both sides of
+/// a branch to the end.)
 #[inline(always)]
 pub fn is_ordinary(socket: *const u8) -> u32 {
     /// The bit of `SOCK_LOCALROUTE` (`SO_DONTROUTE`), the same on every kernel since 2.6.
@@ -44,8 +45,8 @@ pub fn is_ordinary(socket: *const u8) -> u32 {
     let place = &raw mut place;
     // Reads the low bits of a field, up to its size.
     let read = |offset: u32, mask: u64| {
-        // SAFETY: the variable has eight bytes; if the field is shorter, the next one is read as
-        // well.
+        // SAFETY: the variable has eight bytes; if the field is shorter, the bytes after it are
+        // read as well.
         unsafe { read_into(socket.wrapping_add(offset as usize), place) & mask }
     };
     let is_bound = read(BOUND_DEVICE.load(), 0xffff_ffff)

@@ -34,8 +34,8 @@ use crate::log::log;
 use crate::maps::{AgentMaps, count, workspace};
 use crate::packet::Packet;
 
-/// The UDP port at which the agent listens. Set by the loader. One comparison with it excludes all
-/// other traffic.
+/// The UDP port at which the agent listens. Set by the loader. One comparison with the port
+/// excludes all other traffic.
 #[unsafe(no_mangle)]
 static PORT: Global<u32> = Global::new(0);
 

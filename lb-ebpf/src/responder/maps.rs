@@ -86,8 +86,8 @@ impl Maps for AgentMaps {
 
     #[inline(always)]
     fn subscribe(&self, name: &SubscriberName, subscriber: &Subscriber) {
-        // This may fail if all CPUs allocate entries at this moment. The client is then recorded
-        // with its next request, which comes soon.
+        // This may fail if all CPUs allocate entries at this moment. The client is then recorded at
+        // its next request, which follows soon.
         let _ = SUBSCRIBERS.insert(name, subscriber, 0);
     }
 
