@@ -1,15 +1,15 @@
 //! Scenarios of a whole daemon that tests run both on the simulated kernel (`lb-fake`) and on a
-//! real kernel, to check that the two behave alike.
+//! real kernel, to check that both kernels behave in the same way.
 //!
 //! Tests of the daemon on the simulated kernel are only as reliable as that kernel. Each scenario
-//! covers a property in which it could differ from a real kernel: tables that are published while
-//! programs read them, counts that are summed over CPUs, links that are removed and created again,
-//! programs and maps that outlive their daemon, and the order of the steps by which failures are
-//! judged.
+//! covers a property in which the simulated kernel could differ from a real kernel: tables that are
+//! published while programs read them, counts that are summed over CPUs, links that are removed and
+//! created again, programs and maps that outlive their daemon, and the order of the steps by which
+//! failures are judged.
 //!
 //! A [`World`] is a host with three backends, two cgroups, and a daemon that may be running or not.
 //! Scenarios observe the daemon through its status, as an operator does. If an expected status
-//! takes time to appear, they wait for it until a deadline.
+//! takes time to appear, the scenarios wait for it until a deadline.
 
 mod scenarios;
 
@@ -45,7 +45,7 @@ pub trait World {
     /// Kills the daemon.
     fn kill(&mut self);
 
-    /// Dials [`SERVICE`] from a process in a client's cgroup, on one of two CPUs.
+    /// Dials [`SERVICE`] from a process in a client's cgroup, on CPU 0 or 1.
     fn dial(&mut self, client: &str, cpu: usize) -> Reached;
 
     /// Dials a backend's own address from a process in a client's cgroup, and closes the
@@ -70,7 +70,7 @@ pub trait World {
     /// The maximum time that a scenario waits until a condition holds.
     fn patience(&self) -> Duration;
 
-    /// Lets a moment pass.
+    /// Waits for a short time.
     fn pass(&mut self);
 }
 
@@ -131,8 +131,8 @@ fn rows(status: &StatusDocument, client: &str) -> BTreeMap<SocketAddr, Row> {
         .collect()
 }
 
-/// Calls `look` until it returns a value, and lets time pass between the calls. `what` is the
-/// awaited condition, for the message if the deadline passes.
+/// Calls `look` until it returns a value, and waits between the calls. `what` is the awaited
+/// condition, for the message if the deadline passes.
 #[track_caller]
 fn until<W: World, T>(world: &mut W, what: &str, mut look: impl FnMut(&mut W) -> Option<T>) -> T {
     let deadline = world.now() + world.patience();
@@ -151,7 +151,7 @@ fn status_until<W: World>(world: &mut W, what: &str, fact: impl Fn(&StatusDocume
     until(world, what, |world| fact(&world.status()).then_some(()));
 }
 
-/// Waits until the rows of a client's backends are these.
+/// Waits until the rows of a client's backends equal `expected`.
 #[track_caller]
 fn rows_become<W: World>(world: &mut W, client: &str, expected: &BTreeMap<SocketAddr, Row>) {
     status_until(world, &format!("{client} has {expected:#?}"), |status| rows(status, client) == *expected);

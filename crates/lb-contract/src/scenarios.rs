@@ -100,7 +100,7 @@ pub fn a_connection_holds_its_slot_until_it_ends<W: World>(world: &mut W) {
         rows(&world.status(), "web").get(&first).filter(|row| row.membership == "member").cloned()
     });
     assert_ne!(slot_of(world), Some(slot), "a flow with the old slot must not refer to the new backend");
-    // The counts of the backend continue from before.
+    // The counts of the backend continue from their previous values.
     assert_eq!(rows(&world.status(), "web")[&first], member(1, 0, 1));
 }
 
@@ -133,7 +133,7 @@ pub fn links_removed_by_an_operator_are_created_again<W: World>(world: &mut W) {
     rows_become(world, "web", &with(backend, member(1, 0, 1)));
     world.unlink("web");
     assert_eq!(world.dial("web", 0), Reached::Nothing);
-    // The other client has links of its own.
+    // The other client has its own links.
     let (other, flow) = world.dial("batch", 0).backend();
     world.close(flow);
     rows_become(world, "batch", &with(other, member(1, 0, 1)));
@@ -155,8 +155,8 @@ fn with(backend: SocketAddr, row: Row) -> BTreeMap<SocketAddr, Row> {
     rows
 }
 
-/// No flow of a client begins if the client is no longer configured, and the client stays until its
-/// last flow has ended.
+/// If a client is no longer configured, no flow of the client begins, and the client remains until
+/// its last flow has ended.
 pub fn a_removed_client_stays_until_its_last_flow_has_ended<W: World>(world: &mut W) {
     begin(world, &["web", "batch"]);
     let (_, flow) = world.dial("batch", 0).backend();

@@ -1,4 +1,5 @@
-//! One connection, named so exactly that a request to destroy it can reach no other socket.
+//! One connection, identified so precisely that a request to destroy it cannot destroy another
+//! socket.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -24,7 +25,7 @@ pub struct Connection {
     local_port: u16,
     peer: IpAddr,
     peer_port: NonZeroU16,
-    /// The interface to which the socket is bound, or 0. The kernel compares it.
+    /// The interface to which the socket is bound, or 0. The kernel compares this number, too.
     interface: u32,
     cookie: [u8; 8],
 }
@@ -53,7 +54,7 @@ impl Connection {
         self.protocol
     }
 
-    /// The request that names this socket and no other.
+    /// The request that identifies this socket and no other.
     pub(crate) fn request(&self, extensions: ExtensionFlags) -> InetRequest {
         InetRequest {
             family: self.family,

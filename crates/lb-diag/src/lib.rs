@@ -1,11 +1,11 @@
-//! The kernel's lists of sockets (sock_diag(7)), with the sockets' cookies. The lists have TCP
-//! sockets that are listening, connecting or connected, and UDP sockets that have a port. Other
-//! sockets are in no list, even while they are open.
+//! The kernel's lists of sockets (sock_diag(7)), with the sockets' cookies. The lists contain TCP
+//! sockets that are listening, connecting or connected, and UDP sockets that have a port. No list
+//! contains other sockets, even while they are open.
 //!
-//! This is a crate of its own because two crates use it: the kernel side finds open sockets with
-//! it, and the agent finds a backend's connections without kernel programs.
+//! This is a separate crate because two crates use it: `lb-kernel` finds open sockets, and
+//! `lb-agent` finds a backend's connections without kernel programs.
 //!
-//! With the same requests the kernel can also destroy a socket ([`SocketLists::destroy`]).
+//! A request of the same form can also destroy a socket ([`SocketLists::destroy`]).
 
 mod connection;
 
@@ -34,18 +34,19 @@ pub use connection::Connection;
 /// A socket in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketEntry {
-    /// Unique while the host is up.
+    /// Its cookie, which is unique while the host is up.
     pub cookie: u64,
     /// Its inode, as `/proc/<pid>/fd` shows it.
     pub inode: u32,
     /// Whether it listens. A listening socket has no connection.
     pub listens: bool,
-    /// Its own address and port. The address is unspecified if the socket listens on all addresses.
+    /// Its local address and port. The address is unspecified if the socket listens on all
+    /// addresses.
     pub local: SocketAddr,
     /// Whether its process has closed it. The kernel then ends the connection by itself.
     pub is_closed: bool,
-    /// The number of bytes that its process has not read, plus those that its peer has not
-    /// acknowledged.
+    /// The number of bytes that its process has not read, plus the number of bytes that its peer
+    /// has not acknowledged.
     pub queued: u64,
     /// For a TCP connection, the time since data was last received or sent.
     pub idle: Option<Duration>,
@@ -54,11 +55,11 @@ pub struct SocketEntry {
     pub peer: SocketAddr,
     /// Whether it is a subflow of an MPTCP socket. The kernel reports this only to CAP_NET_ADMIN.
     pub is_mptcp: bool,
-    /// The socket as a request can name it; `None` if it has no peer.
+    /// The data by which a request identifies the socket; `None` if the socket has no peer.
     pub connection: Option<Connection>,
 }
 
-// The netlink library has no names for these, and does not parse them.
+// The netlink library does not define these attributes, and does not parse them.
 const INET_DIAG_CGROUP_ID: u16 = 21;
 /// The upper-layer protocol of a connection, which is itself a list of attributes.
 const INET_DIAG_ULP_INFO: u16 = 19;
@@ -66,7 +67,8 @@ const INET_ULP_INFO_NAME: u16 = 1;
 /// A connection with an incomplete handshake, which has no socket yet.
 const TCP_NEW_SYN_RECV: u8 = 12;
 /// The states listening, established, SYN sent and SYN received, and every state of a connection
-/// that is closing. Excludes the states of incomplete sockets: time wait (6) and requests (12).
+/// that is closing. The states of incomplete sockets, time wait (6) and requests (12), are
+/// excluded.
 const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << TCP_LISTEN | 1 << 11;
 /// The states of a connection that this host has ended: both FIN wait states, time wait, last ACK,
 /// and closing. A connection that has no inode and is in another state waits to be accepted.
@@ -76,11 +78,11 @@ const CLOSING: u32 = 1 << 4 | 1 << 5 | 1 << 6 | 1 << 9 | 1 << 11;
 const LAST_DATA_SENT: usize = offset_of!(libc::tcp_info, tcpi_last_data_sent);
 const LAST_DATA_RECEIVED: usize = offset_of!(libc::tcp_info, tcpi_last_data_recv);
 
-/// Queries the lists of the network namespace in which this was opened.
+/// Queries the kernel's lists of sockets in one network namespace.
 pub struct SocketLists {
     socket: OwnedFd,
-    /// The number of the last request. It shows whether a message answers this request, because
-    /// unread messages of an earlier request may still arrive.
+    /// The number of the last request. A message that answers this request contains this number;
+    /// unread messages that answer an earlier request may still arrive.
     requests: Cell<u32>,
 }
 
@@ -102,12 +104,12 @@ impl SocketLists {
     /// Cookie of the network namespace, which the kernel programs write into flow records.
     ///
     /// # Errors
-    /// Before Linux 5.14, because the kernel does not report it.
+    /// Before Linux 5.14 the kernel does not report the cookie.
     pub fn namespace(&self) -> io::Result<u64> {
         const SO_NETNS_COOKIE: libc::c_int = 71;
         let mut cookie = 0u64;
         let mut length = libc::socklen_t::try_from(size_of::<u64>()).map_err(io::Error::other)?;
-        // SAFETY: the value of the option has 64 bits, and the variable has as many.
+        // SAFETY: the value of the option has 64 bits, like the variable.
         let result = unsafe {
             libc::getsockopt(
                 self.socket.as_fd().as_raw_fd(),
@@ -123,28 +125,28 @@ impl SocketLists {
     /// All TCP sockets of the namespace.
     ///
     /// # Errors
-    /// If the kernel refuses, or could not list them completely.
+    /// If the kernel refuses the request, or could not list all sockets.
     pub fn tcp(&self) -> io::Result<Vec<SocketEntry>> {
         let mut sockets = Vec::new();
         self.each_tcp(|socket| sockets.push(socket))?;
         Ok(sockets)
     }
 
-    /// Calls `each` with the TCP sockets of the namespace, one after the other, because there may
-    /// be a million sockets.
+    /// Calls `each` with the TCP sockets of the namespace, one after the other. It stores no list
+    /// of them, because there may be a million sockets.
     ///
     /// # Errors
-    /// If the kernel refuses, or could not list them completely.
+    /// If the kernel refuses the request, or could not list all sockets.
     pub fn each_tcp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
         self.dump(&tcp_request(STATES), &mut each)
     }
 
-    /// Calls `each` with the TCP sockets of the namespace that have `port` as their own port,
+    /// Calls `each` with the TCP sockets of the namespace that have `port` as their local port,
     /// including connections with an incomplete handshake. The kernel selects these sockets, but
-    /// for this it reads its whole table of connections.
+    /// for the selection it reads its whole table of connections.
     ///
     /// # Errors
-    /// If the kernel refuses, or could not list them completely.
+    /// If the kernel refuses the request, or could not list all sockets.
     pub fn each_tcp_at(&self, port: u16, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
         let mut request = tcp_request(STATES | 1 << TCP_NEW_SYN_RECV);
         request.socket_id.source_port = port;
@@ -154,19 +156,19 @@ impl SocketLists {
     /// Calls `each` with the UDP sockets of the namespace, one after the other.
     ///
     /// # Errors
-    /// If the kernel refuses, has no such list (`CONFIG_INET_UDP_DIAG`), or could not list all
-    /// sockets.
+    /// If the kernel refuses the request, has no list of UDP sockets (`CONFIG_INET_UDP_DIAG`), or
+    /// could not list all sockets.
     pub fn each_udp(&self, mut each: impl FnMut(SocketEntry)) -> io::Result<()> {
         /// All states: connected or not.
         const ANY: u32 = u32::MAX;
         self.dump(&request(IPPROTO_UDP, ANY), &mut each)
     }
 
-    /// Reads a TCP connection again, in a few microseconds however many sockets there are; `None`
-    /// if it no longer exists.
+    /// Reads a TCP connection again; `None` if it no longer exists. This takes a few microseconds,
+    /// independently of the number of sockets.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses the request.
     pub fn read_tcp(&self, connection: &Connection) -> io::Result<Option<SocketEntry>> {
         let mut found = None;
         let request = SockDiagMessage::InetRequest(connection.request(ExtensionFlags::INFO));
@@ -178,9 +180,9 @@ impl SocketLists {
     }
 
     /// Closes a connection as the kernel does after a fatal error: a process that waits for the
-    /// socket receives ECONNABORTED, and the peer of a TCP connection a reset. A UDP socket loses
-    /// its peer and its port, and can connect again. Returns `false` if the connection no longer
-    /// exists.
+    /// socket receives ECONNABORTED, and the peer of a TCP connection receives a reset. A UDP
+    /// socket loses its peer and its port, and can connect again. Returns `false` if the connection
+    /// no longer exists.
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN in the user namespace that owns the network namespace,
@@ -201,7 +203,8 @@ impl SocketLists {
     pub fn try_destroy(&self) -> io::Result<()> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let local = socket.local_addr()?;
-        // Connected to itself: this sends nothing, and needs no other socket.
+        // The socket is connected to itself: this connect sends nothing, and requires no other
+        // socket.
         socket.connect(local)?;
         let id = SocketId {
             source_port: local.port(),
@@ -235,8 +238,8 @@ impl SocketLists {
         protocol: u8,
         each: &mut impl FnMut(SocketEntry),
     ) -> io::Result<()> {
-        /// The maximum number of bytes that the kernel sends at once (NLMSG_GOODSIZE is 8 KiB; it
-        /// is larger for readers with larger buffers).
+        /// At least the maximum number of bytes that the kernel sends at once: NLMSG_GOODSIZE,
+        /// which is 8 KiB, or more for readers with larger buffers.
         const BUFFER: usize = 32 << 10;
         let sequence = self.requests.get().wrapping_add(1);
         self.requests.set(sequence);
@@ -259,7 +262,7 @@ impl SocketLists {
     }
 }
 
-/// Whether the kernel has found no such socket.
+/// Whether the error means that the kernel has found no such socket.
 fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOENT)
 }
@@ -275,13 +278,13 @@ fn request(protocol: u8, states: u32) -> InetRequest {
     }
 }
 
-/// As [`request`], for TCP. The kernel reports an upper-layer protocol such as MPTCP only if the
-/// request wants details of the connection.
+/// Like [`request`], for TCP. The kernel reports an upper-layer protocol such as MPTCP only if the
+/// request includes details of the connection.
 fn tcp_request(states: u32) -> InetRequest {
     InetRequest { extensions: ExtensionFlags::INFO, ..request(IPPROTO_TCP, states) }
 }
 
-/// Reads one datagram of messages. Returns whether the list ended with it.
+/// Reads one datagram of messages. Returns whether the list ends with this datagram.
 ///
 /// Parses the datagram in place. The library's own message type would copy each attribute, and
 /// fails for an attribute that no caller needs.
@@ -299,7 +302,7 @@ fn read_datagram(
         let body = message.payload();
         // Each message begins at a multiple of four bytes.
         rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
-        // This answers an earlier request; it was left unread.
+        // This message answers an earlier request, and was not read then.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -421,7 +424,7 @@ mod tests {
         );
         assert!(!seen.is_closed);
         assert!(find(cookie(&listener)).expect("the listener is in the list").listens);
-        // The own port of these sockets is another one.
+        // These sockets have another local port.
         assert_eq!(find(cookie(&client)), None);
         assert_eq!(find(cookie(&other)), None);
     }

@@ -1,5 +1,5 @@
-//! The agent's side: the reports of its backends. It uses no socket, clock or random number;
-//! datagrams, times and the secret are arguments.
+//! The agent's side: the reports of its backends. The module uses no socket, clock or random
+//! number; datagrams, times and the secret are arguments.
 //!
 //! In reading order: the readiness of a backend from all its inputs ([`readiness`], [`streak`]) and
 //! its load ([`load`]); the clients that receive pushes (`subscribers`) and the times of pushes
@@ -99,7 +99,8 @@ impl Reports {
         }
     }
 
-    /// Removes a backend. Requests for it are then refused like requests for an unknown name.
+    /// Removes a backend. After that, requests for this backend are refused like requests for an
+    /// unknown name.
     pub fn remove(&mut self, name: Name) {
         if let Some(entry) = self.entries.remove(&name) {
             self.version = self.version.max(entry.version());
@@ -132,8 +133,8 @@ impl Reports {
         self.incarnation
     }
 
-    /// The answer to the bytes of a packet, with the same length. Counts the packet. `None` if it
-    /// is refused.
+    /// The answer to a packet with these bytes; the answer has the same length. `None` if the
+    /// packet is refused. Counts the packet in either case.
     pub fn answer(&mut self, bytes: &[u8], requester: Requester, now: Instant) -> Option<Datagram> {
         match self.answer_to(bytes, requester, now) {
             Ok(answer) => {
@@ -226,7 +227,7 @@ impl Reports {
     }
 
     /// When [`Reports::push`] or [`Reports::expire`] must be called next, if no datagram arrives
-    /// before.
+    /// until then.
     pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let pushes = self.entries.values().filter_map(Entry::push_at).min();
         let pushes = pushes.map(|at| at.max(self.pace.allowed_at(now)));

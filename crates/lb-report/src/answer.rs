@@ -1,5 +1,5 @@
-//! The answer to a request for a backend's report. The agent's socket and the kernel program that
-//! answers in its place use the same rules.
+//! The answer to a request for a backend's report. The agent, and the kernel program that answers
+//! in the agent's place, use the same rules.
 
 use lb_common::abi::responder::{PreparedAnswer, REFUSALS};
 use lb_common::net::Be16;
@@ -65,11 +65,12 @@ impl Refused {
 }
 
 /// Turns the prepared answer of a backend into the answer to a request. If the request contains a
-/// valid cookie, returns the number of the change that the client acknowledges with it: the caller
-/// makes the client a subscriber. Otherwise returns `None`.
+/// valid cookie, returns the number of the change that the client acknowledges with the cookie, and
+/// the caller must make the client a subscriber. If the request contains no valid cookie, returns
+/// `None`.
 ///
 /// # Errors
-/// Why the request is not answered.
+/// The reason why the request is not answered.
 #[inline(always)]
 pub fn answer(
     request: &Datagram,
@@ -117,7 +118,7 @@ fn key_of(prepared: &PreparedAnswer, number: u16) -> Option<Key> {
 #[inline(always)]
 fn later(age: Be16, ns: u64) -> Be16 {
     let ms = age.to_host() as u64 + ns / 1_000_000;
-    #[expect(clippy::cast_possible_truncation, reason = "it was compared")]
+    #[expect(clippy::cast_possible_truncation, reason = "the number was compared with the maximum")]
     Be16::from_host(if ms > u16::MAX as u64 { u16::MAX } else { ms as u16 })
 }
 

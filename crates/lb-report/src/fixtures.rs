@@ -21,7 +21,7 @@ pub const ROOM: usize = 256;
 /// The headers of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// The types of its VLAN tags, the outer one first; 0 is no tag.
+    /// The types of its VLAN tags, the outer tag first; 0 means no tag.
     pub tags: [u16; 2],
     /// The number of 32-bit words of options in an IPv4 header, up to 10.
     pub options: u8,
@@ -50,7 +50,7 @@ pub struct Frame {
 
 impl Frame {
     /// A frame with a payload from one address to another of the same family. All checksums are
-    /// zero except that of an IPv4 header.
+    /// zero except the checksum of an IPv4 header.
     ///
     /// # Panics
     /// If the families differ, or the frame does not fit.

@@ -26,13 +26,17 @@ pub unsafe trait Header: Copy {}
 // SAFETY: the header consists of integers and arrays of bytes, without padding, and all reads are
 // unaligned.
 unsafe impl Header for EthHdr {}
-// SAFETY: as above.
+// SAFETY: the header consists of integers and arrays of bytes, without padding, and all reads are
+// unaligned.
 unsafe impl Header for VlanHdr {}
-// SAFETY: as above.
+// SAFETY: the header consists of integers and arrays of bytes, without padding, and all reads are
+// unaligned.
 unsafe impl Header for Ipv4Hdr {}
-// SAFETY: as above.
+// SAFETY: the header consists of integers and arrays of bytes, without padding, and all reads are
+// unaligned.
 unsafe impl Header for Ipv6Hdr {}
-// SAFETY: as above.
+// SAFETY: the header consists of integers and arrays of bytes, without padding, and all reads are
+// unaligned.
 unsafe impl Header for UdpHdr {}
 
 // SAFETY: any byte is a valid `u8`.
@@ -214,8 +218,8 @@ pub fn turn<F: FrameMut + ?Sized>(frame: &mut F, udp: &Udp, payload: &Payload) -
     frame.put_datagram(udp.payload(), payload)
 }
 
-/// Whether [`turn`] can turn a frame around: it has no IP options, nothing after the payload, and
-/// no group address.
+/// Whether [`turn`] can turn a frame around: the frame must have no IP options, nothing after the
+/// payload, and no group address.
 #[inline(always)]
 pub fn can_turn<F: Frame + ?Sized>(frame: &F, udp: Udp) -> bool {
     /// The lowest bit of an address's first byte. It is set in a group address (IEEE 802).
@@ -258,7 +262,7 @@ fn sum_of_ipv4(ip: &Ipv4Hdr) -> u64 {
 
 /// The UDP checksum of an answer to the datagram `udp` (RFC 768, RFC 8200 section 8.1). IPv4 and
 /// IPv6 use the same code, because the prefix of an IPv4 address in mapped form, 0xffff, does not
-/// change a sum of this kind.
+/// change a ones' complement sum.
 #[inline(always)]
 fn checksum_of_udp(udp: &Udp, header: UdpHdr, payload: &Payload) -> u16 {
     let two = |bytes| u64::from(u16::from_ne_bytes(bytes));
@@ -286,7 +290,7 @@ const fn halves(word: Be32) -> u64 {
 }
 
 /// Folds a sum into 16 bits by adding the carries.
-#[expect(clippy::cast_possible_truncation, reason = "what is carried over has been added")]
+#[expect(clippy::cast_possible_truncation, reason = "all carries have been added")]
 #[inline(always)]
 const fn folded(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);

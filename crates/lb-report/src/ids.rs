@@ -1,10 +1,10 @@
-//! The assignment of report ids to backends. A report id is the place of a backend's verdict in the
+//! The assignment of report ids to backends. A report id is the index of a backend's verdict in the
 //! kernel's verdict array, which all client tasks share.
 //!
-//! The kernel's rows of backends and its register of senders contain ids, so an id is released in
-//! steps. First, the caller removes the id from all rows and from the register. Then the caller
-//! waits until every program that may have read the id there has ended (a grace period). Then the
-//! caller clears the verdict of the id, and the id is free.
+//! The rows of the map `backends` and the register of senders (the map `senders`) contain ids, so
+//! an id is released in steps. First, the caller removes the id from all rows and from the
+//! register. Then the caller waits until every program that may have read the id there has ended (a
+//! grace period). Then the caller clears the verdict of the id, and the id is free.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -20,7 +20,8 @@ pub struct ReportIds {
     free: BTreeSet<u32>,
     /// This id and all above it were never in use, and are free.
     fresh: u32,
-    /// Ids that are no longer in rows or in the register, but that running programs may still use.
+    /// Ids that are no longer in rows of `backends` or in the register, but that running programs
+    /// may still use.
     leaving: BTreeSet<u32>,
     periods: GracePeriods<u32>,
     /// Names without an id, because no id was free.
@@ -63,8 +64,8 @@ impl ReportIds {
     /// Adopts the id that a name has in the kernel's register.
     ///
     /// # Errors
-    /// If the id does not exist, or contradicts an entry that was adopted before. The caller should
-    /// then remove the entry.
+    /// If the id does not exist, or if the id or the name is in an entry that was adopted before.
+    /// The caller should then remove the register's entry.
     pub fn adopt(&mut self, name: Name, id: u32) -> Result<(), Contradiction> {
         let is_ours = (1..=self.capacity).contains(&id) && (id >= self.fresh || self.free.contains(&id));
         if !is_ours || self.in_use.contains_key(&name) {
@@ -124,8 +125,8 @@ impl ReportIds {
         self.uncovered.len()
     }
 
-    /// Begins to release the id of a backend. No row of a backend and no entry of the register may
-    /// contain the id any more. If the name returns, it gets another id.
+    /// Begins to release the id of a backend. Before this call, the caller must remove the id from
+    /// all rows of `backends` and from the register. If the name returns, it gets another id.
     pub fn release(&mut self, name: Name) {
         self.uncovered.remove(&name);
         self.leaving.extend(self.in_use.remove(&name));
@@ -136,13 +137,13 @@ impl ReportIds {
         self.periods.wants_wait(&self.leaving)
     }
 
-    /// Notes that a grace period begins. An earlier grace period that has not ended counts as
+    /// Records that a grace period begins. An earlier grace period that has not ended counts as
     /// failed.
     pub fn before_wait(&mut self) {
         self.periods.before_wait(&self.leaving);
     }
 
-    /// Notes that the current grace period has ended. The caller must clear the verdicts of the
+    /// Records that the current grace period has ended. The caller must clear the verdicts of the
     /// returned ids and then call [`ReportIds::cleared`], which frees the ids.
     pub fn after_wait(&mut self) -> BTreeSet<u32> {
         self.periods.after_wait();
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(ids.hold(Name { protocol: Protocol::Udp, ..name(1) }), 4);
         ids.release(name(2));
         ids.release(name(1));
-        assert_eq!(ids.hold(name(9)), 5, "readers may still have the others");
+        assert_eq!(ids.hold(name(9)), 5, "programs may still use the released ids");
         assert_eq!(freed(&mut ids), [1, 2]);
         assert_eq!([1, 2, 7].map(|n| ids.hold(name(n))), [1, 2, 6]);
         assert_eq!(ids.get(name(9)), Some(5));
@@ -202,7 +203,7 @@ mod tests {
         // This id is released during the grace period, so it needs the next grace period.
         ids.release(name(2));
         assert_eq!(ids.after_wait(), [a].into());
-        assert_eq!((ids.hold(name(3)), ids.uncovered()), (NO_REPORT, 1), "not cleared yet");
+        assert_eq!((ids.hold(name(3)), ids.uncovered()), (NO_REPORT, 1), "the verdict is not cleared yet");
         ids.cleared(&[a].into());
         assert_eq!((ids.hold(name(3)), ids.uncovered()), (a, 0));
         assert!(ids.wants_wait());

@@ -126,7 +126,7 @@ pub struct Keys<K>(Vec<Numbered<K>>);
 pub struct KeysError {
     /// The line, 1 or more.
     pub line: usize,
-    /// The fault of the line, and what would be right. It contains no part of a key.
+    /// The fault of the line, and the correct form. The text contains no part of a key.
     pub why: String,
 }
 
@@ -160,7 +160,7 @@ impl<K: Secret> Keys<K> {
         if keys.is_empty() {
             return Err(KeysError {
                 line: last,
-                why: "no key: write one as `1 KEY` (`socklb agent key` makes one)".to_owned(),
+                why: "no key: write a line `1 KEY` (`socklb agent key` makes a key)".to_owned(),
             });
         }
         Ok(Self(keys))
@@ -183,9 +183,9 @@ impl<K: Copy> Keys<K> {
         self.0.iter().find(|key| key.id == id).map(|key| key.key)
     }
 
-    /// The keys that are also in `others`; `None` if there are none. If there are common keys, both
-    /// sets belong to the same party: while a key is being replaced, each set may contain a key
-    /// that the other set does not contain.
+    /// The keys that are also in `others`; `None` if there are none. A common key shows that both
+    /// sets have the same owner: while a key is being replaced, each set may contain a key that the
+    /// other set does not contain.
     pub fn common(&self, others: &Self) -> Option<Self>
     where
         K: PartialEq,
@@ -232,7 +232,7 @@ fn numbered<K: Secret>(text: &str) -> Result<Numbered<K>, String> {
         None => {
             let (expected, is) = (2 * K::BYTES, digits.len());
             let other = match is {
-                64 => ", which is a service's key: `socklb agent key` derives a backend's from it",
+                64 => ", which is a service's key: `socklb agent key` derives a backend's key from it",
                 32 => ", which is a backend's key",
                 _ => "",
             };
@@ -281,7 +281,7 @@ mod tests {
         for (at, one) in all.iter().enumerate() {
             assert!(all[..at].iter().all(|other| other != one));
         }
-        assert_eq!(derive(1, Protocol::Tcp, "[::ffff:10.1.2.3]:8080"), all[0], "it is the same address");
+        assert_eq!(derive(1, Protocol::Tcp, "[::ffff:10.1.2.3]:8080"), all[0], "both are the same address");
     }
 
     #[test]
@@ -291,7 +291,7 @@ mod tests {
         let keys = Keys::<ServiceKey>::parse(&text).unwrap();
         assert_eq!((keys.current().id, keys.all().len()), (7, 2));
         assert_eq!((keys.get(8), keys.get(9)), (Some(key().key), None));
-        assert!(!format!("{keys:?}").contains(&digits[..8]), "a key does not show");
+        assert!(!format!("{keys:?}").contains(&digits[..8]), "the output shows no key");
     }
 
     #[test]
@@ -302,7 +302,7 @@ mod tests {
         fn check<K: Secret + fmt::Debug>(text: &str, expected: &str) {
             assert_eq!(Keys::<K>::parse(text).unwrap_err().to_string(), expected);
         }
-        let none = "no key: write one as `1 KEY` (`socklb agent key` makes one)";
+        let none = "no key: write a line `1 KEY` (`socklb agent key` makes a key)";
         check::<ServiceKey>("", &format!("line 1: {none}"));
         check::<ServiceKey>("# a\n# b\n", &format!("line 2: {none}"));
         check::<ServiceKey>(&long, "line 1: not `ID KEY`: a number, a space, a key");
@@ -327,7 +327,7 @@ mod tests {
         check::<BackendKey>(
             &format!("1 {long}"),
             "line 1: a backend's key has 32 digits, this has 64, which is a service's key: `socklb agent key` derives a \
-             backend's from it",
+             backend's key from it",
         );
         let three = format!("1 {long}\n2 {long}\n3 {long}");
         check::<ServiceKey>(&three, "line 3: more than 2 keys: write only the current and the next key");

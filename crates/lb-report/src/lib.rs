@@ -6,8 +6,8 @@
 //! network interfaces, which find it in a frame ([`frame`]), process it before the daemon
 //! ([`receive`]), and answer it in place of the agent ([`answer`], [`respond`]). Kernel programs
 //! use only these modules, without `std`. The daemon and the agent also use the names of backends
-//! ([`name`]), keys ([`keys`]), the places of verdicts in the kernel ([`ids`]), the client, which
-//! sends requests ([`client`]), and the agent's side, which answers them ([`agent`]).
+//! ([`name`]), keys ([`keys`]), report ids ([`ids`]), the client, which sends requests
+//! ([`client`]), and the agent's side, which answers requests ([`agent`]).
 #![cfg_attr(not(feature = "std"), no_std)]
 #![warn(missing_docs)]
 

@@ -12,7 +12,7 @@ use lb_common::net::{Address, Be16};
 use crate::frame::{Frame, Udp, udp_to};
 use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Disbelieved, Key, after, judge, lame_until_ns};
 
-/// The words that a report about a backend changes, by report id.
+/// The words in the kernel's maps that a report about a backend changes, by report id.
 pub trait Words {
     /// The number of the last accepted report.
     fn base(&self, id: u32) -> ReportBase;
@@ -25,8 +25,8 @@ pub trait Words {
 
 /// Stores the time until which a backend is a lame duck after the report with the number `base`,
 /// which the caller has just stored as the last report. `of` computes the new time from the stored
-/// time. If a later report has arrived in the meantime, the time from the later report remains,
-/// whichever of the two is stored first.
+/// time. If a later report has arrived in the meantime, the time from the later report remains, in
+/// either order of the two stores.
 #[inline(always)]
 pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl Fn(u64) -> u64) {
     // There are two attempts, because an earlier report may store its time during the first
@@ -38,8 +38,8 @@ pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl
             return;
         }
         if words.replace_lame_until_ns(id, before, after) {
-            // A later report may have arrived meanwhile, found its time already stored, and stored
-            // nothing. In that case the store above must be undone.
+            // A later report may have arrived meanwhile, and may have stored nothing because its
+            // time was already stored. In that case the store above must be undone.
             if words.base(id).to_word() != base.to_word() {
                 words.replace_lame_until_ns(id, after, before);
             }
@@ -50,7 +50,7 @@ pub fn store_lame_until<W: Words>(words: &W, id: u32, base: ReportBase, of: impl
 
 /// The maps of the host, as the receiver uses them.
 pub trait Maps: Words {
-    /// An entry of the register of senders.
+    /// A reference to an entry of the register of senders.
     type Sender: Copy;
 
     /// The settings of an address; `None` if the daemon does not listen at it.
@@ -117,7 +117,7 @@ pub struct Received {
     /// The result of processing the datagram.
     pub reception: Reception,
     /// Whether the datagram is passed on to the socket. Accepted reports are passed on, because the
-    /// daemon also needs their load and round-trip time.
+    /// daemon also uses their load and round-trip time.
     pub goes_on: bool,
 }
 
@@ -131,8 +131,8 @@ impl Received {
     }
 }
 
-/// Processes a frame. `None` if it is not for the daemon's port at one of its addresses; the
-/// program then lets the frame pass.
+/// Processes a frame. `None` if the frame is not for the daemon's port at one of its addresses; the
+/// program then passes the frame to the network stack.
 #[inline(always)]
 pub fn receive<F: Frame + ?Sized, M: Maps>(
     frame: &F,
@@ -175,8 +175,8 @@ fn take<F: Frame + ?Sized, M: Maps>(
     }
     // While the verifier of Linux 6.1 checks the function that computes a MAC, it loses the
     // precision of the values on which this flag depends. It then treats both values of the flag as
-    // one, and removes the code for the other value from the program. The verifier does not do that
-    // if it knows no bounds of the flag.
+    // one, and removes the code for the other value from the program. If the verifier knows no
+    // bounds of the flag, it does not remove this code.
     let is_news = without_bounds(u64::from(judged.is_ok()), now_ns);
     let authentic = match maps.key(sender, datagram.key_id.to_host()) {
         None => Err(Disbelieved::UnknownKey),
@@ -314,7 +314,7 @@ mod tests {
             assert_eq!(take(&maps(false), Shape { fragment, ..plain }, false, &fine), None);
         }
         let whole = Shape { fragment: 0x4000, ..plain };
-        assert_eq!(take(&maps(false), whole, false, &fine), BELIEVED, "not to be fragmented");
+        assert_eq!(take(&maps(false), whole, false, &fine), BELIEVED, "the flag \"don't fragment\" is set");
         let (daemon, agent) = ends(false);
         for to in [address("192.0.2.3:9467"), SocketAddr::new(daemon.ip(), 9466)] {
             let frame = Frame::new(plain, agent, to, &fine);

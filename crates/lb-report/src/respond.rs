@@ -56,7 +56,7 @@ pub enum Response {
 }
 
 /// Answers the request in a frame. `None` if the frame is not for the agent, or if the agent's
-/// socket must answer it; the frame is then unchanged.
+/// socket must answer the request; the frame is then unchanged.
 #[inline(always)]
 pub fn respond<'w, F: FrameMut + ?Sized, M: Maps>(
     frame: &mut F,
@@ -97,8 +97,8 @@ fn is_to_this_host<F: FrameMut + ?Sized, M: Maps>(frame: &F, maps: &M) -> bool {
     frame.header::<EthHdr>(0).is_some_and(|ethernet| maps.is_own(Station::from(ethernet.dst_addr)))
 }
 
-/// Decides on the request in the workspace. If it is answered, the answer replaces the prepared
-/// answer in the workspace.
+/// Decides whether the request in the workspace is answered. If the request is answered, the answer
+/// replaces the prepared answer in the workspace.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) -> Option<Response> {
     let Workspace { request, prepared } = workspace;
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(frame[udp..udp + 4], ports);
         let pseudo = [&from[..], &to, &[0, 17, 0, 88], &frame[udp..]].concat();
         assert_eq!(checksum(&pseudo), 0);
-        assert_ne!(frame[udp + 6..udp + 8], [0, 0], "which would be none");
+        assert_ne!(frame[udp + 6..udp + 8], [0, 0], "zero would mean that there is no checksum");
         Datagram::parse(&frame[udp + 8..]).expect("a datagram")
     }
 
@@ -285,7 +285,7 @@ mod tests {
         untouched(&maps, frame, None);
     }
 
-    /// Checks that a frame is not changed.
+    /// Checks the response to a frame, and that the frame is not changed.
     #[track_caller]
     fn untouched(maps: &OneAnswer, mut frame: Frame, expected: Option<Response>) {
         let before = frame.bytes().to_vec();

@@ -2,10 +2,10 @@
 //! reports it. Requests, answers and pushes all have 80 bytes. The agent, the daemon and kernel
 //! programs read and write it.
 //!
-//! A *request* is for the report of one backend, by its name: protocol, address and port as in
-//! the endpoint list. An *answer* is as large as its request, so that an agent cannot be used to
-//! amplify traffic. A *push* is a report that was not requested. Each datagram is authenticated
-//! under the backend's key by SipHash-2-4 (Aumasson and Bernstein, 2012).
+//! A *request* requests the report of one backend. The backend is identified by its name: protocol,
+//! address and port as in the endpoint list. An *answer* is as large as its request, so that an
+//! agent cannot be used to amplify traffic. A *push* is a report that was not requested. Each
+//! datagram is authenticated under the backend's key by SipHash-2-4 (Aumasson and Bernstein, 2012).
 
 mod cookie;
 mod datagram;
@@ -29,8 +29,8 @@ pub const AUTHENTICATED_BYTES: usize = BYTES - 8;
 /// The version of the layout.
 pub const VERSION: u8 = 1;
 
-/// The longest `valid for` of a report, in milliseconds. A longer time in a report counts as this
-/// time.
+/// The longest `valid for` of a report, in milliseconds. If a report contains a longer time,
+/// [`MAX_VALID_FOR_MS`] is used instead.
 pub const MAX_VALID_FOR_MS: u32 = 300_000;
 
 /// [`MAX_VALID_FOR_MS`] as a duration.

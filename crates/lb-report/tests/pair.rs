@@ -1,8 +1,9 @@
 //! One client and one agent exchange datagrams in virtual time, over a wire that loses, repeats,
 //! delays and thereby reorders datagrams.
 //!
-//! The behavior of the wire is drawn from a seed that the test prints. No assertion depends on the
-//! draws: each assertion must hold for any behavior within the limits that the test sets.
+//! The behaviour of the wire is random, and derived from a seed that the test prints. No assertion
+//! depends on the seed: each assertion must be true for any behaviour within the limits that the
+//! test sets.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -57,7 +58,7 @@ enum End {
     Agent,
 }
 
-/// The behavior of the wire: percentages of losses and repetitions, and delays in milliseconds.
+/// The behaviour of the wire: percentages of losses and repetitions, and delays in milliseconds.
 #[derive(Clone, Debug)]
 struct Weather {
     lost: u8,
@@ -222,8 +223,8 @@ impl Pair {
         }
     }
 
-    /// Runs until the client sees this state, which must take at most `within` milliseconds.
-    /// Returns the time.
+    /// Runs until the backend has this state at the client, which must take at most `within`
+    /// milliseconds. Returns the time.
     #[track_caller]
     fn run_until(&mut self, state: ReportState, within: u64) -> u64 {
         let begin = self.now;
@@ -330,8 +331,8 @@ fn the_first_push_that_arrives_delivers_a_lame_duck() {
     }
 }
 
-/// The wire loses all pushes. It also loses the request or the answer of several polls. The next
-/// poll delivers the change.
+/// The wire loses all pushes, and the request or the answer of several polls. The next poll
+/// delivers the change.
 #[test]
 fn the_first_poll_that_arrives_delivers_a_lame_duck() {
     for lost in 0..5 {
@@ -408,7 +409,7 @@ fn no_older_report_is_believed_after_a_newer_one() {
     for seed in 0..24 {
         let mut pair = Pair::new(seed, ROUGH);
         let mut incarnation = 7;
-        // The agent's readiness, by the number from which it is valid.
+        // The agent's readiness, by the number of the first report that contains it.
         let mut readiness_of = BTreeMap::new();
         for turn in 0..120_u32 {
             let all = [Readiness::Ready, Readiness::LameDuck, Readiness::Down, Readiness::Unknown];
@@ -473,13 +474,13 @@ fn a_delayed_answer_is_refused_after_a_push() {
     assert_eq!(pair.state(), ReportState::LameDuck);
 }
 
-/// A restarted agent is accepted at the first poll, with any number. It gets a second request at
-/// once, so it can push its next change to the client.
+/// The first answer of a restarted agent is accepted, with any number. The agent gets a second
+/// request at once, so it can push its next change to the client.
 #[test]
 fn a_restarted_agent_is_believed_and_pushes_changes() {
     for incarnation in [8, 9, u32::MAX] {
         let mut pair = Pair::introduced();
-        // An agent gets at most one such second request per interval.
+        // An agent gets at most one immediate second request per interval.
         pair.run(LONGEST_INTERVAL);
         let requests_before = pair.requests.len();
         let restarted = pair.now;
@@ -491,7 +492,7 @@ fn a_restarted_agent_is_believed_and_pushes_changes() {
         }
         assert_eq!(pair.client.take_restarted().len(), 1);
         pair.run(1);
-        assert_eq!(pair.requests.len(), requests_before + 2, "with its cookie");
+        assert_eq!(pair.requests.len(), requests_before + 2, "the second request returns the cookie");
         pair.run(1);
         assert_eq!(pair.agent.get(name()).map(Entry::subscribers), Some(1));
         pair.set_readiness(Readiness::LameDuck);
@@ -501,8 +502,8 @@ fn a_restarted_agent_is_believed_and_pushes_changes() {
     }
 }
 
-/// The agent has lost its disk and its clock. Its answers are accepted; its old pushes, which have
-/// higher numbers, are not.
+/// The agent's disk was lost, and its clock was set back. Its answers are accepted; its old pushes,
+/// which have higher numbers, are rejected.
 #[test]
 fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
     let mut pair = Pair::introduced();
@@ -577,8 +578,8 @@ fn a_report_under_another_key_changes_nothing() {
     assert_eq!(stranger.agent.get(name()).map(Entry::subscribers), Some(0));
 }
 
-/// The agent dies after its last report was accepted. The test checks the state that remains at the
-/// client, and the exact millisecond at which it ends.
+/// The agent stops after its last report was accepted. The test checks the state that remains at
+/// the client, and the exact millisecond at which it ends.
 #[test]
 fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
     let ms = |duration: Duration| u64::try_from(duration.as_millis()).expect("a minute");
@@ -614,8 +615,8 @@ fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
     }
 }
 
-/// A lame duck that goes down and becomes silent is a lame duck again until its hold ends, because
-/// it is restarting.
+/// A lame duck that reports that it is down, and then becomes silent, is a lame duck again until
+/// its hold ends, because the backend is restarting.
 #[test]
 fn a_lame_duck_that_goes_down_silently_remains_one_until_its_hold_ends() {
     let mut pair = Pair::introduced();
@@ -671,7 +672,7 @@ fn a_key_is_replaced_without_a_gap() {
             };
             pair.set_readiness(readiness);
             pair.run_until(state, 22);
-            // Polls are answered, too.
+            // Polls are also answered.
             let believed = pair.believed.len();
             pair.run(3 * LONGEST_INTERVAL);
             assert!(pair.believed.len() >= believed + 3);
@@ -686,8 +687,8 @@ fn a_key_is_replaced_without_a_gap() {
     }
 }
 
-/// If a client no longer has any earlier key, it discards the reported state, because the state
-/// belongs to an earlier key.
+/// If a client has none of its earlier keys any more, it discards the reported state, because the
+/// state belongs to an earlier key.
 #[test]
 fn an_abrupt_change_of_keys_discards_the_reported_state() {
     let mut pair = Pair::introduced();

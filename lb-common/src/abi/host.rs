@@ -115,8 +115,8 @@ one_word!(ReportBase, u64);
 pub struct LastReport {
     /// The number of the last accepted report.
     pub base: ReportBase,
-    /// The highest number of any accepted report. It is higher than `base` after an agent has lost
-    /// its disk or its clock, because the agent then sends lower numbers.
+    /// The highest number of any accepted report. It is higher than `base` after an agent has begun
+    /// with lower numbers, because its disk was lost and its clock was set back.
     pub highest: ReportBase,
     /// The nonce of the unanswered request; 0 if there is none.
     pub nonce: u64,

@@ -25,11 +25,11 @@ pub struct Rules {
     pub valid_for: Duration,
     /// How long a silent backend remains a lame duck.
     pub hold: Duration,
-    /// The rules of its health check; `None` without a check.
+    /// The rules of its health check; `None` if it has no health check.
     pub check: Option<CheckRules>,
 }
 
-/// How results of a health check count.
+/// The rules by which results of a health check change the readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckRules {
     /// Passed checks in a row that make the backend healthy.
@@ -44,8 +44,8 @@ pub struct CheckRules {
 /// client sends a request at least every 2.2 s (2 s and a tenth).
 const ALL_REQUESTED_WITHIN: Duration = Duration::from_millis(2500);
 
-/// The maximum time for which the responder may use a prepared answer, because the agent may get no
-/// CPU time to prepare a new one. It is five times [`PREPARED_EVERY`].
+/// The maximum time for which the responder may use a prepared answer while the agent gets no CPU
+/// time to prepare a new one. It is five times [`PREPARED_EVERY`].
 const ANSWERED_FOR: Duration = Duration::from_secs(5);
 
 /// The interval at which the agent prepares all answers.
@@ -129,7 +129,8 @@ impl Entry {
         self.refresh(now);
     }
 
-    /// Records the readiness that the runner reports; `None` if there is no longer a runner.
+    /// Records the readiness that the runner (the program that runs the backend) reports; `None` if
+    /// there is no longer a runner.
     pub fn runner(&mut self, readiness: Option<Readiness>, now: Instant) {
         self.runner = readiness;
         self.refresh(now);
@@ -268,8 +269,8 @@ impl Entry {
     }
 
     /// Like [`Entry::subscribe`], for a client that the responder has answered. If the client is
-    /// new and has not acknowledged the last change, the pushes were not sent to it, so it is added
-    /// to their receivers.
+    /// new and has not acknowledged the last change, no push was sent to it, so it is added to the
+    /// receivers of the pushes.
     pub fn subscribe_late(
         &mut self,
         requester: Requester,

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::wire::UNKNOWN;
 
-/// The largest number that a report can contain, in thousandths. The next number means unknown.
+/// The largest number that a report can contain, in thousandths. The next larger number means
+/// "unknown".
 const LARGEST: f64 = (UNKNOWN - 1) as f64;
 
 /// Load over a window of time.
@@ -59,9 +60,9 @@ impl Loads {
         self.measured = load;
     }
 
-    /// The load that is valid now. If the application reports a number, that number is used, and
-    /// otherwise the measured number. If the application's load is valid, window and age are those
-    /// of this load.
+    /// The load that is valid now. A valid number of the application takes precedence over the
+    /// measured number. If the application's load is valid, the window and its end are from the
+    /// application's load.
     pub fn at(&self, now: Instant) -> Option<Load> {
         let reported = self.application.filter(|(_, until)| now < *until).map(|(load, _)| load);
         match (reported, self.measured) {

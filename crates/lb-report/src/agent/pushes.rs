@@ -93,12 +93,12 @@ impl Pushes {
 /// Limits the rate of pushes with a token bucket.
 #[derive(Debug)]
 pub struct Pace {
-    /// The saved time. Each push costs [`COST`], and at most the time of a burst is saved.
+    /// The saved time: elapsed time minus [`COST`] for each push, at most the time for a burst.
     saved: Duration,
     at: Instant,
 }
 
-/// The time that one push costs.
+/// The part of the saved time that one push uses.
 const COST: Duration = Duration::from_nanos(1_000_000_000 / PER_SECOND as u64);
 
 impl Pace {
@@ -147,7 +147,7 @@ mod tests {
             for ms in 0..200 {
                 let now = start + MS * ms;
                 sent.extend(pushes.next(now, |_| ms < acknowledged).map(|_| ms));
-                assert_eq!(pushes.next(now, |_| true), None, "one at a time");
+                assert_eq!(pushes.next(now, |_| true), None, "only one push is due");
             }
             assert_eq!(sent, expected);
             assert_eq!(pushes.at(), None);

@@ -8,7 +8,7 @@ use crate::wire::Readiness;
 pub enum Health {
     /// There is no check.
     Unchecked,
-    /// No check has completed, or the last one is too old; the text is the reason.
+    /// No check has completed, or the last completed check is too old; the text is the reason.
     Unknown(String),
     /// The application is healthy.
     Up,
@@ -30,8 +30,8 @@ pub struct ReadinessInputs {
 impl ReadinessInputs {
     /// The resulting readiness and its reason. If the runner reports a readiness other than ready,
     /// the health check is ignored. If the runner reports ready, only a failing health check
-    /// overrides the report. A lame duck that the operator has set takes precedence over ready and
-    /// unknown, but not over down.
+    /// overrides the report. If the operator has made the backend a lame duck, this takes
+    /// precedence over ready and unknown, but not over down.
     pub fn readiness(&self) -> (Readiness, String) {
         let (readiness, why) = self.without_operator();
         match readiness {

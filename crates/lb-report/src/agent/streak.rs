@@ -1,5 +1,5 @@
-//! The health of an application according to its health check. After the first result, only several
-//! equal results in a row change the health.
+//! The health of an application according to its health check. The first result decides at once;
+//! later, only several equal results in a row change the health.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub enum Outcome {
 pub struct Streak {
     /// Number of passed checks in a row that make a backend healthy.
     rise: u32,
-    /// Number of failed checks in a row that make it unhealthy.
+    /// Number of failed checks in a row that make a backend unhealthy.
     fall: u32,
     health: Health,
     /// The results from which `health` follows, unless `health` is unknown.

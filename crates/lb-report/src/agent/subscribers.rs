@@ -40,7 +40,8 @@ pub struct Requester {
 struct Subscriber {
     via: Via,
     key_id: u16,
-    /// Its key in `by_silence`. A counter of the requests of all subscribers assigns it.
+    /// Its key in `by_silence`: the number of all requests of all subscribers until its last
+    /// request.
     turn: u64,
     requested_at: Instant,
 }
@@ -50,7 +51,7 @@ struct Subscriber {
 pub struct Subscribers {
     limit: usize,
     by_address: HashMap<SocketAddr, Subscriber>,
-    /// The subscriber that has been silent longest comes first.
+    /// The subscribers, ordered by their last request, the oldest request first.
     by_silence: BTreeMap<u64, SocketAddr>,
     turns: u64,
     /// The number of the last change.
@@ -135,7 +136,7 @@ impl Subscribers {
     }
 
     /// Starts a change, which no subscriber has acknowledged yet. Returns the addresses of all
-    /// subscribers, the latest request first.
+    /// subscribers, ordered by their last request, the latest request first.
     pub fn changed(&mut self, change: u16) -> impl Iterator<Item = SocketAddr> {
         self.change = change;
         self.unacknowledged = self.by_address.keys().copied().collect();
@@ -180,7 +181,7 @@ mod tests {
         for n in 1..=3 {
             assert!(!subscribers.on_request(requester(n), 1, 0, now));
         }
-        assert!(!subscribers.on_request(requester(1), 1, 0, now), "it is a subscriber already");
+        assert!(!subscribers.on_request(requester(1), 1, 0, now), "the client is a subscriber already");
         assert!(subscribers.on_request(requester(4), 1, 0, now));
         assert_eq!(addresses(&mut subscribers), [4, 1, 3].map(|n| requester(n).address));
     }

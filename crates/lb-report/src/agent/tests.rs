@@ -218,13 +218,13 @@ fn a_change_is_pushed_until_its_cookie_is_returned() {
     request_report(&mut reports, 1, push.cookie, now + MS * 11);
     assert_eq!(entry(&reports), 0);
     assert_eq!(pushes(&mut reports, now + MS * 20), []);
-    // The answer contained the change, too.
+    // The answer also contained the change.
     assert_eq!(answer.cookie, push.cookie);
     assert_eq!(reports.counts().pushed, 2);
 }
 
 /// The responder answered the client before the change, with the earlier prepared answer. The agent
-/// reads only after the change that the client is a subscriber.
+/// reads the subscription from the responder's map after the change.
 #[test]
 fn a_client_that_subscribed_just_before_a_change_receives_it() {
     let now = moment();

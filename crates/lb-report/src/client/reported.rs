@@ -1,5 +1,5 @@
-//! The reported state of one backend: which of its datagrams are accepted, and the state that
-//! results from them.
+//! The reported state of one backend: the rules by which its datagrams are accepted, and the state
+//! that results from the accepted reports.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -61,8 +61,8 @@ pub struct Reported<T> {
     last: LastReport,
     /// When the last request was made; `None` if it was answered.
     requested_at: Option<T>,
-    /// The cookie that the next request returns to the agent, which proves to the agent that this
-    /// address receives its answers.
+    /// The cookie that the next request returns to the agent, to prove that this client receives
+    /// the agent's answers at its address.
     cookie: u64,
     report: Option<Report<T>>,
     lame_until: Option<T>,
@@ -74,8 +74,8 @@ pub struct Reported<T> {
     went_back: [Option<T>; 2],
 }
 
-/// The numbers of an agent go back once if it has lost its disk and its clock. If an agent's
-/// numbers seem to go back twice within this time, two agents report the backend.
+/// The numbers of an agent go back once if its disk was lost and its clock was set back. If numbers
+/// go back twice within this time, two agents report the backend.
 const CONTESTED_WITHIN: Duration = Duration::from_mins(10);
 
 /// The state of a backend according to its reports.
@@ -170,7 +170,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
     /// is valid.
     ///
     /// # Errors
-    /// Why it is not accepted. Nothing has changed then.
+    /// The reason why the datagram is not accepted. The state is then unchanged.
     pub fn take(&mut self, datagram: &Datagram, keys: &Keys<BackendKey>, now: T) -> Result<(), Disbelieved> {
         let readiness = datagram.readiness().ok_or(Disbelieved::NotAReport)?;
         let after = judge(self.last, datagram)?;
@@ -239,9 +239,10 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         [self.lame_until, self.down_until].into_iter().flatten().filter(|until| *until > now).min()
     }
 
-    /// The time until which connects treat the backend as a lame duck (they read this time from the
-    /// verdict array); `None` if they do not. Connects also treat a backend that is down as a lame
-    /// duck, so that they avoid it at once, before the daemon has published that it is refusing.
+    /// The time until which connects treat the backend as a lame duck, which the kernel programs
+    /// read from the verdict array; `None` if there is no such time. A backend that is down also
+    /// counts as a lame duck here, so that connects avoid it at once, before the daemon has
+    /// published that it is refusing.
     pub fn lame_until(&self) -> Option<T> {
         self.lame_until.max(self.down_until)
     }
@@ -273,7 +274,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.round_trip
     }
 
-    /// The number of requests in a row that were not answered. The latest request is not counted.
+    /// The number of requests in a row that were not answered, without the latest request.
     pub fn unanswered(&self) -> u32 {
         self.unanswered
     }
@@ -384,7 +385,7 @@ mod tests {
         assert_eq!(
             reported.take(&answer, &keys(), at(6)),
             Err(Disbelieved::Unrequested),
-            "that nonce is spent"
+            "the nonce was already used"
         );
     }
 
@@ -413,7 +414,7 @@ mod tests {
         let mut answer = Agent::of(Readiness::LameDuck).answer(&request);
         answer.hold = Be32::from_host(0);
         reported.take(&answer.sealed(keys().current().key.wire()), &keys(), at(0)).unwrap();
-        assert_eq!(reported.lame_until(), Some(at(6_000)), "as long as the report is valid");
+        assert_eq!(reported.lame_until(), Some(at(6_000)), "the report is valid until then");
     }
 
     #[test]
@@ -482,7 +483,7 @@ mod tests {
             let push = Agent { incarnation, counter, ..lame }.push();
             assert_eq!(reported.take(&push, &keys(), at(1)), expected, "{incarnation} {counter}");
         }
-        // An agent has lost its disk, and its clock is behind.
+        // The agent's disk was lost, and its clock is behind.
         let request = reported.new_request(name(), &keys(), 9, at(2));
         let answer = Agent { incarnation: 3, counter: 0, readiness: Readiness::Ready }.answer(&request);
         reported.take(&answer, &keys(), at(3)).unwrap();
@@ -501,7 +502,7 @@ mod tests {
             let agent = Agent { incarnation: *incarnation, ..Agent::of(Readiness::Ready) };
             reported.take(&agent.answer(&request), &keys(), now).unwrap();
         }
-        assert!(!reported.is_contested(now + CONTESTED_WITHIN), "this must expire");
+        assert!(!reported.is_contested(now + CONTESTED_WITHIN), "the detection must expire");
         reported.is_contested(now)
     }
 
@@ -509,9 +510,12 @@ mod tests {
     fn two_agents_that_answer_in_turns_are_detected() {
         let second = at(1_000);
         assert!(contested(&[5, 9, 5, 9, 5], second));
-        assert!(!contested(&[5, 9, 5, 9, 5], CONTESTED_WITHIN), "too rare to be distinguished from restarts");
-        // These are single agents: one restarts repeatedly, one has lost its disk and its clock,
-        // and one continues to run.
+        assert!(
+            !contested(&[5, 9, 5, 9, 5], CONTESTED_WITHIN),
+            "answers of two agents that are this rare look like restarts"
+        );
+        // These are single agents: one restarts repeatedly, one has begun with lower numbers, and
+        // one continues to run.
         assert!(!contested(&[5, 6, 7, 8, 9], second));
         assert!(!contested(&[9, 5, 6, 7, 8], second));
         assert!(!contested(&[5; 5], second));

@@ -1,5 +1,5 @@
-//! Decides which backends to poll for reports and when, and stores the reported states of all
-//! backends.
+//! Decides which backends the daemon polls for reports, and when, and stores the reported states of
+//! all backends.
 //!
 //! Requests are spread over their interval and jittered, so that neither the requests of one host
 //! nor those of many hosts are sent at the same time. Each backend is polled once, regardless of
@@ -91,7 +91,7 @@ pub struct Change<T> {
 #[derive(Clone, Debug)]
 struct Sender<T> {
     target: Target,
-    /// Whether its agent has restarted and has not reported ready since.
+    /// Whether its agent has restarted and has not reported "ready" since.
     has_restarted: bool,
     reported: Reported<T>,
     due: T,
@@ -120,7 +120,7 @@ struct Sender<T> {
 struct Stored<T> {
     base: Base,
     lame_until: Option<T>,
-    /// How many reports since then left this state unchanged.
+    /// The number of reports since this store that left the state unchanged.
     repeated: u8,
 }
 
@@ -148,14 +148,15 @@ pub struct ToStore<'s, T> {
 type Place = u32;
 
 /// An unchanged state is stored again only after this many reports, because each store costs a
-/// system call. The repetition is needed because the entry may have been recreated without the
-/// state.
+/// system call. The repetition is needed because the register's entry may have been recreated
+/// without the state.
 const REPEATED: u8 = 15;
 
 /// All backends that are polled. `T` is a time of any clock.
 #[derive(Clone, Debug)]
 pub struct Senders<T> {
-    /// The seed of this host. It differs between hosts, so that they do not poll at the same time.
+    /// The seed of this host. It differs between hosts, so that two hosts do not poll at the same
+    /// time.
     seed: u64,
     senders: Vec<Sender<T>>,
     places: HashMap<Name, Place>,
@@ -257,9 +258,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         changes
     }
 
-    /// Sends the first requests to these backends earlier. The first is due after the time `after`,
-    /// and the others follow in this order, `spacing` apart. Requests that are already due earlier
-    /// do not change. Backends that have reported are skipped.
+    /// Makes the first requests to these backends due earlier: the first request after the time
+    /// `after`, and the others in this order, `spacing` apart. Requests that are already due
+    /// earlier do not change. Backends that have reported are skipped.
     pub fn poll_first(
         &mut self,
         names: impl IntoIterator<Item = Name>,
@@ -326,11 +327,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
 
     /// Processes a received datagram. Returns its backend, and the change of the verdict, if any.
     /// After each push, even a repeated one, a request is due at once, which acknowledges the push.
-    /// After the first report of an agent since its start, a request is due at once, too, because
-    /// an agent does not push to a client that has not returned its cookie.
+    /// A request is also due at once after the first report of an agent since its start, because an
+    /// agent does not push to a client that has not returned its cookie.
     ///
     /// # Errors
-    /// Why the datagram is not accepted. No reported state has changed then.
+    /// The reason why the datagram is not accepted. All reported states are then unchanged.
     pub fn take(&mut self, bytes: &[u8], now: T) -> Result<(Name, Option<Change<T>>), Refusal> {
         let datagram = Datagram::parse(bytes).map_err(Refusal::Malformed)?;
         let name = name_in(&datagram).ok_or(Refusal::Malformed(Malformed::Name))?;
@@ -345,8 +346,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
             && sender.requested_at.is_none_or(|at| at + ACKNOWLEDGED_FOR <= now)
             && sender.target.keys.authenticate(&datagram);
         let incarnation = datagram.incarnation.to_host();
-        // An immediate second request is sent at most once per interval, even if the incarnation
-        // changes all the time.
+        // An immediate second request is sent at most once per interval, even if every report has
+        // another incarnation.
         let is_stranger = taken.is_ok()
             && sender
                 .introduced
@@ -362,7 +363,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         }
         taken.map_err(Refusal::Disbelieved)?;
         // An agent that has just started may not know the readiness of its backend yet, so the
-        // restart counts when it reports ready.
+        // restart counts only after the agent reports "ready".
         sender.has_restarted |= known.is_some_and(|known| known.incarnation < incarnation);
         if sender.has_restarted && sender.reported.state(now) == ReportState::Ready {
             sender.has_restarted = false;
@@ -416,7 +417,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     }
 
     /// The state to store for a backend after a report; `None` if it equals the stored state. After
-    /// 15 such reports, the same state is returned again.
+    /// 15 reports with an equal state, the state is returned again.
     pub fn to_store(&mut self, name: Name) -> Option<ToStore<'_, T>> {
         let place = self.places.get(&name.on_wire())?;
         let sender = self.senders.get_mut(*place as usize)?;
@@ -466,8 +467,8 @@ fn note<T>(sick: &mut BTreeMap<Name, Health>, change: Option<&Change<T>>) {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Sender<T> {
-    /// The new verdict, if its health has changed. It has no end time, because the end is returned
-    /// as a separate change.
+    /// The new verdict, if its health has changed. The verdict has no end time, because its end is
+    /// returned as a separate change.
     fn take_change(&mut self, name: Name, now: T) -> Option<Change<T>> {
         let verdict = self.reported.verdict(now);
         self.expiry = self.reported.next_change(now);
@@ -546,13 +547,13 @@ mod tests {
             requests.len()
         };
         let sent: Vec<usize> = [2_000, 2_000, 2_000].map(|now| poll(now, 1)).to_vec();
-        assert_eq!(sent, [1, 1, 0], "a second time with the cookie");
+        assert_eq!(sent, [1, 1, 0], "the second request returns the cookie");
         let sent: Vec<usize> = [4_500, 4_500, 4_500].map(|now| poll(now, 2)).to_vec();
-        assert_eq!(sent, [1, 1, 0], "and after a restart");
+        assert_eq!(sent, [1, 1, 0], "a second request also follows a restart");
         let sent: usize = (4_600..6_400).map(|now| poll(now, u32::try_from(now).unwrap())).sum();
         assert_eq!(sent, 0, "less than an interval has passed since the second request at 4,500");
         let sent: usize = (6_700..16_700).map(|now| poll(now, u32::try_from(now).unwrap())).sum();
-        assert!((8..=12).contains(&sent), "twice in an interval at most: {sent}");
+        assert!((8..=12).contains(&sent), "at most two requests per interval: {sent}");
     }
 
     #[test]
@@ -602,7 +603,7 @@ mod tests {
         let again = report(1, Kind::Push, Readiness::LameDuck, 2, 0);
         assert_eq!(senders.take(again.bytes(), at(3_000)), Ok((name, None)));
         assert_eq!(senders.pass(at(62_999)), []);
-        assert_eq!(senders.pass(at(63_000)), [Change { name, verdict: None }], "hold is over");
+        assert_eq!(senders.pass(at(63_000)), [Change { name, verdict: None }], "the hold has ended");
         assert_eq!(senders.pass(at(70_000)), []);
     }
 
@@ -720,7 +721,7 @@ mod tests {
         );
         senders.poll_first(names, Duration::ZERO, Duration::from_millis(2), at(60));
         let again = senders.requests(9, || 9, at(70)).into_iter().map(|one| one.datagram.port.to_host());
-        assert_eq!(again.collect::<Vec<_>>(), [3, 2], "the first has reported");
+        assert_eq!(again.collect::<Vec<_>>(), [3, 2], "backend 1 has reported");
     }
 
     #[test]
@@ -740,7 +741,7 @@ mod tests {
         assert_eq!(senders.len(), 2);
         assert!(senders.get(target(1).name).is_none());
         assert_eq!(senders.get(target(2).name).unwrap().1.state(at(2_000)), ReportState::LameDuck);
-        assert!(senders.next_due() <= Some(at(2_100)), "a shorter interval counts at once");
+        assert!(senders.next_due() <= Some(at(2_100)), "a shorter interval is applied at once");
         let of_unknown = report(1, Kind::Push, Readiness::Ready, 9, 0);
         let unknown = Err(Refusal::Disbelieved(Disbelieved::UnknownName));
         assert_eq!(senders.take(of_unknown.bytes(), at(2_001)), unknown);
@@ -751,7 +752,7 @@ mod tests {
         let mut senders = Senders::new(1);
         let base = Base { incarnation: 1, counter: 5 };
         let changes = senders.set_targets([target(1)], |_| (Some(base), Some(at(500))), at(0));
-        assert_eq!(changes.len(), 1, "it is a lame duck");
+        assert_eq!(changes.len(), 1, "the backend is a lame duck");
         let old = report(1, Kind::Push, Readiness::Ready, 5, 0);
         assert!(senders.take(old.bytes(), at(1)).is_err());
         assert_eq!(senders.pass(at(500)), [Change { name: target(1).name, verdict: None }]);
@@ -797,14 +798,14 @@ mod tests {
         let turns: Vec<usize> = (0..33).filter(|turn| stored[*turn]).collect();
         assert_eq!(turns, [0, 16, 32]);
         assert!(store(&mut senders, Readiness::LameDuck, 2));
-        assert!(!store(&mut senders, Readiness::LameDuck, 2), "it ends at the same time");
+        assert!(!store(&mut senders, Readiness::LameDuck, 2), "the lame duck ends at the same time");
         assert!(store(&mut senders, Readiness::Ready, 3));
         senders.set_targets([target(1)], |_| (None, None), at(0));
         assert!(!store(&mut senders, Readiness::Ready, 3));
         senders.set_targets([Target { id: 5, ..target(1) }], |_| (None, None), at(0));
         assert!(store(&mut senders, Readiness::Ready, 3), "the new id may have another entry");
         assert!(store(&mut senders, Readiness::Ready, 2), "an agent's numbers may go back");
-        assert_eq!(before.get(), Some(3), "the stored number is remembered");
+        assert_eq!(before.get(), Some(3), "the number that was stored before is returned");
         assert!(senders.to_store(Name { address: "10.0.0.9:1".parse().unwrap(), ..name }).is_none());
         // State that an earlier daemon has stored counts as stored.
         let base = Base { incarnation: 100, counter: 9 };

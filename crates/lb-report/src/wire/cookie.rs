@@ -13,8 +13,9 @@ use lb_common::net::{Address, Be16};
 
 use super::siphash::{Key, siphash};
 
-/// The length of an epoch. A cookie is valid in the epoch in which it was made and in the next, so
-/// it is valid for at least ten minutes. This is longer than any polling interval of clients.
+/// The length of an epoch. A cookie is valid in the epoch in which it was made and in the next
+/// epoch, so it is valid for at least ten minutes. This is longer than any polling interval of
+/// clients.
 pub const EPOCH_NS: u64 = 600 * 1_000_000_000;
 
 /// The bits of a cookie that contain the number of the change.
@@ -29,7 +30,7 @@ pub struct RequestSource {
     pub port: Be16,
 }
 
-/// Makes and checks cookies at one time.
+/// Makes cookies of the current epoch, and checks cookies of the current and the previous epoch.
 #[derive(Clone, Copy)]
 pub struct Cookies {
     secret: Key,
@@ -122,7 +123,11 @@ mod tests {
         for other in [name("10.0.0.1:80", 17), name("10.0.0.1:81", 6), name("10.0.0.2:80", 6)] {
             assert_eq!(cookies.acknowledged(cookie, &other, &one), None, "{other:?}");
         }
-        assert_eq!(cookies.acknowledged(cookie ^ 1, &backend, &one), None, "the number is authenticated");
+        assert_eq!(
+            cookies.acknowledged(cookie ^ 1, &backend, &one),
+            None,
+            "the hash covers the number of the change"
+        );
         assert_eq!(cookies.acknowledged(0, &backend, &one), None);
         let restarted = Cookies::new(Key::from_bytes([8; 16]), 0);
         assert_eq!(restarted.acknowledged(cookie, &backend, &one), None);

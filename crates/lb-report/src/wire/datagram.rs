@@ -10,10 +10,10 @@ use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP, socket_addr}
 use super::siphash::{Key, siphash};
 use super::{AUTHENTICATED_BYTES, BYTES, MAX_HOLD_MS, MAX_VALID_FOR_MS, VERSION};
 
-/// The value of a number in a report if the agent does not know it.
+/// The value of a number in a report if the agent does not know the number.
 pub const UNKNOWN: u32 = u32::MAX;
 
-/// The kind of a datagram. The MAC covers it, so a request cannot be changed into a report.
+/// The kind of a datagram. The MAC covers the kind, so a request cannot be changed into a report.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -29,14 +29,14 @@ pub enum Kind {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Readiness {
-    /// Its agent does not know the readiness, or the datagram is not a report.
+    /// The agent does not know the readiness, or the datagram is not a report.
     Unknown = 0,
-    /// It accepts requests.
+    /// The backend accepts requests.
     Ready = 1,
-    /// It serves, but requests that clients open no new connections ("Site Reliability
+    /// The backend serves, but requests that clients open no new connections ("Site Reliability
     /// Engineering", chapter 20).
     LameDuck = 2,
-    /// It accepts no requests.
+    /// The backend accepts no requests.
     Down = 3,
 }
 
@@ -56,8 +56,8 @@ pub enum Malformed {
     Name,
 }
 
-/// A datagram as it is sent. Integers are in network order, times in milliseconds. All zero is not
-/// a valid datagram.
+/// A datagram as it is sent. Integers are in network order, times in milliseconds. A datagram of
+/// which all bytes are zero is invalid.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Datagram {
@@ -80,11 +80,11 @@ pub struct Datagram {
     /// Rises with each change of the report, within an incarnation.
     pub counter: Be32,
     /// A random number that the client draws for a request and that the agent copies into the
-    /// answer. It is compared as bytes, so its byte order does not matter.
+    /// answer. The nonce is compared as bytes, so its byte order does not matter.
     pub nonce: u64,
     /// A value that the agent computes for the receiver's address and sends in a report. The client
     /// copies it from the previous report into a request, to prove to the agent that the client
-    /// receives datagrams at its address. It is compared as bytes, too.
+    /// receives datagrams at its address. The cookie is also compared as bytes.
     pub cookie: u64,
     /// Requests per second, in thousandths, or [`UNKNOWN`].
     pub qps: Be32,
@@ -214,9 +214,9 @@ impl Datagram {
         if valid_for < MAX_VALID_FOR_MS { valid_for } else { MAX_VALID_FOR_MS }
     }
 
-    /// How long a silent backend remains a lame duck, in milliseconds, at most [`MAX_HOLD_MS`]. It
-    /// is at least the time for which the report is valid, because the backend does not count as
-    /// silent before that time has passed.
+    /// How long a silent backend remains a lame duck, in milliseconds, at most [`MAX_HOLD_MS`]. The
+    /// result is at least the time for which the report is valid, because the backend does not
+    /// count as silent before that time has passed.
     #[inline(always)]
     pub const fn hold_ms(&self) -> u32 {
         let (hold, valid_for) = (self.hold.to_host(), self.valid_for_ms());

@@ -52,17 +52,17 @@ impl Disbelieved {
 }
 
 /// Judges a report by its kind and number, given the last accepted report. Returns the state after
-/// the report, which holds only if the report's MAC is valid. The caller checks the MAC afterwards,
-/// because the check of the MAC costs more.
+/// the report, which is correct only if the report's MAC is valid. The caller checks the MAC after
+/// this function, because that check takes more time.
 ///
 /// An answer is accepted if it has the nonce of the last request. Its number does not matter,
-/// because an agent that has lost its disk or its clock starts its numbers again. A push is
-/// accepted if it is later than the last accepted report. After any accepted report the nonce is no
-/// longer valid, because an answer that was in flight when a push arrived may be older than the
-/// push.
+/// because an agent begins with lower numbers if its disk was lost and its clock was set back. A
+/// push is accepted if it is later than the last accepted report. After any accepted report the
+/// nonce is no longer valid, because an answer that was in flight when a push arrived may be older
+/// than the push.
 ///
 /// # Errors
-/// Why it is not accepted.
+/// The reason why the report is not accepted.
 #[inline(always)]
 pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbelieved> {
     let base = datagram.base();
@@ -79,8 +79,8 @@ pub fn judge(last: LastReport, datagram: &Datagram) -> Result<LastReport, Disbel
             if last.base.to_word() == 0 {
                 return Err(Disbelieved::Premature);
             }
-            // After numbers have gone back, older pushes have higher numbers than the last accepted
-            // report.
+            // After an agent has begun with lower numbers, its older pushes have higher numbers
+            // than the last accepted report.
             let is_of_before =
                 base.incarnation != last.base.incarnation && base.to_word() <= last.highest.to_word();
             if base.to_word() <= last.base.to_word() || is_of_before {
@@ -166,8 +166,8 @@ mod tests {
         }
         let nothing = LastReport::zeroed();
         assert_eq!(judge(nothing, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Premature));
-        // The agent has lost its clock. Its older pushes are replays, and its new pushes are
-        // accepted.
+        // The agent has begun with lower numbers. Its older pushes are replays, and its new pushes
+        // are accepted.
         let back = LastReport { base: base(3, 1), ..last };
         assert_eq!(judge(back, &report(Kind::Push, 7, 9, 0)), Err(Disbelieved::Replayed));
         assert!(judge(back, &report(Kind::Push, 3, 2, 0)).is_ok());

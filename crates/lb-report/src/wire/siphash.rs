@@ -1,6 +1,6 @@
 //! SipHash-2-4 of whole words of 64 bits. socklb has its own implementation, because kernel
-//! programs run it: every loop has a bound that the verifier can see, and all operations are on
-//! words. Tests compare it with the implementation of the standard library.
+//! programs run it: every loop has a bound that the verifier can determine, and all operations are
+//! on words. Tests compare this implementation with the one of the standard library.
 
 /// A key of 16 bytes, as two words.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub fn siphash<const N: usize>(&Key([low, high]): &Key, message: &[u64; N]) -> u
     a ^ b ^ c ^ d
 }
 
-/// Mixes in a word of the message with two rounds.
+/// Mixes a word of the message into the state, with two rounds.
 #[inline(always)]
 fn mixed_in(mut state: [u64; 4], word: u64) -> [u64; 4] {
     state[3] ^= word;
