@@ -85,7 +85,8 @@ pub const MAX_LISTED: u32 = MAX_SUBSET + MAX_SUBSET / 2;
 /// Maximum backends of a service without a subset: all its endpoints are its backends.
 pub const MAX_BACKENDS: u32 = 16_384;
 /// Binary logarithm of the length of the shortest schedule. With this length, 1,024 entries, the
-/// rounding of weights costs 0.7 % of utilization; with 256 entries it would cost 2.8 %.
+/// rounding of weights reduces utilization by 0.7 %; with 256 entries, it would reduce utilization
+/// by 2.8 %.
 pub const MIN_SCHEDULE_LOG2: u8 = 10;
 /// Binary logarithm of the length of the longest schedule of one service, 65,536 entries.
 pub const MAX_SCHEDULE_LOG2: u8 = 16;

@@ -11,8 +11,8 @@
 //! (Envoy's outlier detection ejects as well, but readmits hosts after a time, not by a trial.)
 //!
 //! The module must not use maps or clocks. Times are ticks, which wrap around after 52 days, so
-//! they are compared by their distance: a time that is further ahead than the longest ejection
-//! counts as past.
+//! they are compared by their distance: a time that is further in the future than the longest
+//! ejection counts as past.
 
 pub mod steps;
 
@@ -150,7 +150,7 @@ impl Evidence {
     }
 
     /// The word ([`Evidence::to_word`]) of the evidence of the end of a flow. `is_trial` is 1 or 0.
-    /// It is computed without branches, like [`End`].
+    /// The word is computed without branches, like [`End`].
     #[inline(always)]
     pub fn word_of_end(end: End, is_trial: u32, failure_source: FailureSource, lasted_ns: u64) -> u32 {
         /// Endings of a connect that count against the backend.
@@ -312,9 +312,10 @@ fn at_most_255(number: u32) -> u8 {
 ///
 /// `state` is the backend's state word. If connects may choose the backend although it is ejected
 /// ([`Usable::EvenEjected`]), any flow that ends after the ejection's time counts like a trial. If
-/// the ejection's time is over and the state word does not mark the backend as ejected, it is
-/// treated as not ejected: two CPUs that judge at the same moment may leave such words, because
-/// each stores the state word after its compare-and-swap. `random` determines the jitter.
+/// the ejection's time is over and the state word does not mark the backend as ejected, the backend
+/// is treated as not ejected: if two CPUs judge at the same moment, they may leave such words,
+/// because each CPU stores the state word after its compare-and-swap. `random` determines the
+/// jitter.
 #[inline(always)]
 pub fn next(
     before: EjectionState,
@@ -442,7 +443,7 @@ pub fn time_over(before: EjectionState, now: u32) -> EjectionState {
 }
 
 /// The ejection word if an ejection is withheld: the backend is not ejected, and its run of
-/// failures stays long enough that the next failure leads to the same decision. `ejected` is the
+/// failures remains long enough that the next failure leads to the same decision. `ejected` is the
 /// word that [`next`] returned, and `before` the word before it.
 #[inline(always)]
 pub const fn withheld(ejected: EjectionState, before: EjectionState, now: u32) -> EjectionState {
@@ -523,8 +524,8 @@ const fn is_long_ago(at: u32, rules: EjectionRules, now: u32) -> bool {
 ///
 /// The trial may take as long as the last ejection. A trial that is undecided after this time
 /// counts as a failure, so that a client with a long timeout does not lose one connect after
-/// another to a silent backend. If a trial begins early because no available backend works, its
-/// failure does not lengthen the ejection.
+/// another to a silent backend. If a trial begins early because no available backend works, the
+/// failure of this trial does not lengthen the ejection.
 #[inline(always)]
 pub fn on_trial(before: EjectionState, rules: EjectionRules, now: u32) -> EjectionState {
     let level = if before.phase == EjectionPhase::Trial as u8 {

@@ -31,8 +31,8 @@ pub enum Ending {
     Aborted = 8,
     /// Another program or the kernel destroyed the socket.
     Destroyed = 9,
-    /// Another error. Also a failure before the connection was established, if its cause cannot be
-    /// read.
+    /// Another error. A failure before the connection was established also has this ending, if its
+    /// cause cannot be read.
     Other = 10,
     /// The ending cannot be determined.
     Unknown = 11,
@@ -153,8 +153,8 @@ impl End {
         Self { word: self.word | (send_failed as u32) << Self::SEND_FAILED, ..self }
     }
 
-    /// The end of a flow of datagrams. It is no evidence about the backend, because the application
-    /// has usually read (and so cleared) any ICMP error before the flow ends.
+    /// The end of a flow of datagrams. This end is no evidence about the backend, because the
+    /// application has usually read (and so cleared) any ICMP error before the flow ends.
     pub const OF_DATAGRAMS: Self =
         Self { word: Ending::Closed as u32 | 1 << Self::REPORTED, bytes_received: 0, bytes_sent: 0 };
 
@@ -192,7 +192,7 @@ impl End {
         self.word & 0xff
     }
 
-    /// 1 if the ending is one of those with these bits ([`Ending::bit`]), else 0.
+    /// 1 if `endings` contains the bit of this ending ([`Ending::bit`]), else 0.
     #[inline(always)]
     pub fn is_one_of(self, endings: u32) -> u32 {
         // The bits must be in a register. If they are not, the compiler turns the shift of a single
@@ -219,9 +219,9 @@ impl End {
         self.flag(Self::SEND_FAILED)
     }
 
-    /// 1 if the end is no evidence about the backend, else 0. It is no evidence if two conditions
-    /// hold: the client or the backend closed the connection; and the backend has sent data, or had
-    /// nothing to answer, or the end was already reported.
+    /// 1 if the end is no evidence about the backend, else 0. The end is no evidence if two
+    /// conditions are true: the client or the backend closed the connection; and the backend has
+    /// sent data, or had nothing to answer, or the end was already reported.
     #[inline(always)]
     pub fn is_plain(self) -> u32 {
         // This expression needs fewer registers, and so less stack, than `sent_nothing`: functions

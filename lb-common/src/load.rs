@@ -177,9 +177,9 @@ pub fn in_one_register(value: u64) -> u64 {
 }
 
 /// Returns the same value, but the verifier knows no bounds of the result. `any` is a value that
-/// was read from a map; it is XORed in twice. The reason is that a sum that grows in a loop has
-/// different bounds in each iteration. If the verifier knew these bounds, it would never recognize
-/// an iteration as already verified without CAP_PERFMON.
+/// was read from a map; a kernel program XORs it into the value twice. This is for sums that grow
+/// in a loop and therefore have different bounds in each iteration. If the verifier knew these
+/// bounds, it would never recognize an iteration as already verified without CAP_PERFMON.
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn without_bounds(value: u64, any: u64) -> u64 {

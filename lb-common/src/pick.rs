@@ -7,8 +7,9 @@
 //!
 //! A backend is *eligible* if its state word permits connects to choose it, and the number of its
 //! open flows is below the limit. If the picked backend is not eligible, entries that are scattered
-//! over the table are examined. So its connects are spread over all other backends in proportion to
-//! their shares. If no backend is eligible, the service's rules and its fallback decide.
+//! over the table are examined. So the connects of the ineligible backend are spread over all other
+//! backends in proportion to their shares. If no backend is eligible, the service's rules and its
+//! fallback decide.
 //!
 //! This file contains the parts that all policies share. The module must not depend on how weights
 //! become a schedule, and reads no clock.
@@ -135,8 +136,9 @@ pub trait Tables: Sized {
         other_than(self, table, first, sample)
     }
 
-    /// The number of the service's fallback slot, or [`NO_SLOT`]. It must be read after the state
-    /// words, because the daemon stores it before the state words that require it.
+    /// The number of the service's fallback slot, or [`NO_SLOT`]. The fallback must be read after
+    /// the state words, because the daemon stores the fallback before the state words that require
+    /// it.
     fn fallback(&self) -> u32;
 }
 
@@ -178,7 +180,7 @@ pub enum How {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
-    /// The result.
+    /// How the pick was made.
     pub how: How,
     /// The slot, or [`NO_SLOT`].
     pub slot: u32,
@@ -200,7 +202,7 @@ const CORRUPT: u32 = u32::MAX;
 const NONE_USABLE: u32 = u32::MAX - 1;
 
 /// A cursor's position in a table of 2^`length_log2` entries: its start plus its phase. The caller
-/// reduces it modulo the table's length.
+/// reduces the sum modulo the table's length.
 #[inline(always)]
 pub fn position(cursor: Cursor, length_log2: u8) -> u32 {
     // The start is a fraction of the table, so it remains valid when the length changes.
@@ -245,8 +247,8 @@ pub fn pick<T: Tables>(
         let at = cursor.load();
         let sample = position(at, table.length_log2);
         let (pick, steps) = view.scan(members, sample);
-        // A plain store: a concurrent store by another call on this CPU affects only the order
-        // among equally loaded backends.
+        // A plain store is sufficient: a concurrent store by another call on this CPU affects only
+        // the order among equally loaded backends.
         cursor.set_phase(at.phase.wrapping_add(steps));
         return (pick, sample);
     }

@@ -4,7 +4,8 @@
 //! the maps, and the global functions into which the steps are split for the verifier.
 //!
 //! Ejection works without the daemon. Linux before 5.12 has no compare-and-swap: if two CPUs judge
-//! the same backend at the same moment there, a failure may be lost, or two trials may begin.
+//! the same backend at the same moment on such a kernel, a failure may be lost, or two trials may
+//! begin.
 
 use core::marker::PhantomData;
 
@@ -46,7 +47,7 @@ const NO_ROOM: u32 = 2;
 // Bits that are added to the word of a flow's [`End`], above the bits that the end itself uses.
 /// The flow was established and has not ended.
 const ESTABLISHED: u32 = 1 << 16;
-/// The evidence of the flow counts.
+/// The evidence of the flow may count for or against the backend.
 const COUNTS: u32 = 1 << 17;
 /// The flow may change the backend's ejection word. Without this bit the flow can only count as
 /// load.
@@ -62,8 +63,8 @@ pub fn report_established<I: Instructions>(
     why: u8,
     reaches_backend: impl Fn() -> u32,
 ) {
-    // For most backends nothing changes, because their ejection words are zero. A single load shows
-    // that.
+    // For most backends nothing changes, because their ejection words are zero. A single load
+    // detects this case.
     let Some(backend) = BACKENDS.get_ptr(slot) else { return };
     if Evidence::established(is_trial(why)).matters(load(backend)) {
         let word = ESTABLISHED | JUDGES | (reaches_backend() * COUNTS);
@@ -95,8 +96,8 @@ pub fn report_end<I: Instructions>(
 }
 
 /// The evidence of a flow's end as a word; 0 if there is none. If the end counts as load of the
-/// backend, this adds it to the backend's recent errors. The arguments are those of [`report_end`],
-/// which also reports the evidence.
+/// backend, this function adds it to the backend's recent errors. The arguments are those of
+/// [`report_end`], which also reports the evidence.
 #[inline(always)]
 pub fn evidence_of_end(cookie: u64, end: End, judges: Judges, is_ordinary: u32) -> u32 {
     // `judges` depends only on constants that the verifier knows, so the verifier skips the branch
@@ -123,7 +124,8 @@ pub fn is_trial(why: u8) -> bool {
     trial_bit(why) != 0
 }
 
-/// 1 if a flow is a trial, according to [`Flow::why`], else 0. Computed without a branch.
+/// 1 if a flow is a trial, according to [`Flow::why`], else 0. The result is computed without a
+/// branch.
 #[inline(always)]
 pub fn trial_bit(why: u8) -> u32 {
     const { assert!(Reason::Trial as u32 == 3 && (Reason::Diverted as u32) < 7) };
@@ -292,7 +294,7 @@ global_function! {
 /// The evidence from a socket's flow about its backend, as the word of an [`Evidence`]; 0 if there
 /// is none. `word` contains the [`End`] of the flow, or [`ESTABLISHED`], and the bits [`COUNTS`]
 /// and [`JUDGES`]; `received` and `sent` are the bytes of the end. If the end counts as load of the
-/// backend, this adds it to the backend's recent errors.
+/// backend, this function adds it to the backend's recent errors.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn evidence_of(cookie: u64, word: u32, received: u64, sent: u64) -> u32 {

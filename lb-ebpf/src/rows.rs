@@ -75,8 +75,8 @@ pub fn address(slot: u32) -> Option<*const BackendAddress> {
     backend(slot).map(address_of)
 }
 
-/// Whether the destination of a socket is the backend in a slot. Programs that run after socklb's,
-/// on the same cgroup or a cgroup above, may have written another destination.
+/// Whether the destination of a socket is the backend in a slot. Programs that run after socklb's
+/// program, on the same cgroup or a cgroup above it, may have written another destination.
 #[inline(always)]
 pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     match address(slot) {

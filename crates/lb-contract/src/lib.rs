@@ -67,7 +67,7 @@ pub trait World {
     /// The time since the beginning of the world.
     fn now(&self) -> Duration;
 
-    /// The maximum time that a scenario waits until a condition holds.
+    /// The maximum time that a scenario waits for a condition.
     fn patience(&self) -> Duration;
 
     /// Waits for a short time.

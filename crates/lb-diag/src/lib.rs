@@ -43,12 +43,13 @@ pub struct SocketEntry {
     /// Its local address and port. The address is unspecified if the socket listens on all
     /// addresses.
     pub local: SocketAddr,
-    /// Whether its process has closed it. The kernel then ends the connection by itself.
+    /// Whether its process has closed the socket. The kernel then ends the connection by itself.
     pub is_closed: bool,
     /// The number of bytes that its process has not read, plus the number of bytes that its peer
     /// has not acknowledged.
     pub queued: u64,
-    /// For a TCP connection, the time since data was last received or sent.
+    /// For a TCP connection, the time since data was last received or last sent, whichever was
+    /// later; `None` if the kernel does not report it.
     pub idle: Option<Duration>,
     /// The cgroup in which it was created, if the kernel reports it (Linux 5.8).
     pub cgroup: Option<u64>,
@@ -61,7 +62,7 @@ pub struct SocketEntry {
 
 // The netlink library does not define these attributes, and does not parse them.
 const INET_DIAG_CGROUP_ID: u16 = 21;
-/// The upper-layer protocol of a connection, which is itself a list of attributes.
+/// The attribute with the upper-layer protocol of a connection. Its value is a list of attributes.
 const INET_DIAG_ULP_INFO: u16 = 19;
 const INET_ULP_INFO_NAME: u16 = 1;
 /// A connection with an incomplete handshake, which has no socket yet.
@@ -199,7 +200,7 @@ impl SocketLists {
     /// cookie would not test the privilege, because the kernel compares the cookie first.
     ///
     /// # Errors
-    /// Those of [`SocketLists::destroy`], or if the socket cannot be made.
+    /// The errors of [`SocketLists::destroy`]; also if the socket cannot be made.
     pub fn try_destroy(&self) -> io::Result<()> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let local = socket.local_addr()?;
@@ -229,8 +230,8 @@ impl SocketLists {
         Ok(())
     }
 
-    /// Sends a request, and reads the answers up to the one that ends them: the end of a list
-    /// (`NLM_F_DUMP`), an acknowledgement (`NLM_F_ACK`), or an error.
+    /// Sends a request, and reads the messages of the answer, up to the message that ends it: the
+    /// end of a list (`NLM_F_DUMP`), an acknowledgement (`NLM_F_ACK`), or an error.
     fn exchange<M: NetlinkSerializable + Into<NetlinkPayload<M>>>(
         &self,
         request: M,
@@ -302,7 +303,7 @@ fn read_datagram(
         let body = message.payload();
         // Each message begins at a multiple of four bytes.
         rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
-        // This message answers an earlier request, and was not read then.
+        // This message answers an earlier request, and was not read at that time.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -392,7 +393,7 @@ mod tests {
         rustix::net::connect(&path_of_mptcp, &listener.local_addr().unwrap()).unwrap();
         let local = SocketAddr::try_from(rustix::net::getsockname(&path_of_mptcp).unwrap()).unwrap();
         let sockets = SocketLists::open().unwrap().tcp().unwrap();
-        // The subflow is a socket of its own, with another cookie.
+        // The subflow is a separate socket, with another cookie.
         let path = sockets.iter().find(|socket| socket.local == local).expect("connected");
         assert!(path.is_mptcp);
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);

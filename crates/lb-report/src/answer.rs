@@ -10,15 +10,15 @@ use crate::wire::{Cookies, Datagram, Key, Kind, Malformed, Readiness, RequestSou
 /// counted by its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is not a datagram of the protocol.
+    /// The bytes are not a datagram of the protocol.
     Malformed(Malformed),
     /// This host has no backend with this name.
     UnknownName,
     /// The backend has no key with this number.
     UnknownKey,
-    /// Its MAC is not valid under the key.
+    /// The MAC of the datagram is not valid under the key.
     Forged,
-    /// It is an authentic answer or push, which was reflected to its sender.
+    /// The datagram is an authentic answer or push, which was reflected to its sender.
     NotARequest,
 }
 
@@ -114,7 +114,7 @@ fn key_of(prepared: &PreparedAnswer, number: u16) -> Option<Key> {
     if number == 0 { None } else { Some(Key::from_bytes(key.key)) }
 }
 
-/// An age in milliseconds after `ns` more nanoseconds. It saturates at the largest number.
+/// An age in milliseconds after `ns` more nanoseconds. The result saturates at the largest number.
 #[inline(always)]
 fn later(age: Be16, ns: u64) -> Be16 {
     let ms = age.to_host() as u64 + ns / 1_000_000;

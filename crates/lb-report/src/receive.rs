@@ -18,8 +18,8 @@ pub trait Words {
     fn base(&self, id: u32) -> ReportBase;
     /// The time until which the backend is a lame duck.
     fn lame_until_ns(&self, id: u32) -> u64;
-    /// Replaces the time until which the backend is a lame duck, if it still is `before`. Returns
-    /// whether it was replaced.
+    /// Replaces the time until which the backend is a lame duck, if this time is still `before`.
+    /// Returns whether the time was replaced.
     fn replace_lame_until_ns(&self, id: u32, before: u64, after: u64) -> bool;
 }
 
@@ -64,7 +64,7 @@ pub trait Maps: Words {
     /// The last report that was accepted.
     fn last(&self, id: u32) -> Option<LastReport>;
     /// Replaces the last report `before` with `after`. Returns false if another CPU has replaced
-    /// it first.
+    /// the last report first.
     fn believe(&self, id: u32, before: LastReport, after: LastReport) -> bool;
     /// Records the time at which a repeated push was passed on.
     fn set_repeated_ns(&self, id: u32, now_ns: u64);
@@ -73,14 +73,14 @@ pub trait Maps: Words {
 /// The result of processing a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reception {
-    /// It was accepted and stored, and is passed on to the daemon.
+    /// The datagram was accepted and stored, and is passed on to the daemon.
     Believed,
     /// Another CPU stored a report of this backend at the same time, or the entry was reused. The
     /// datagram is passed on to the daemon, which judges it.
     Contended,
-    /// It is not a datagram of this version.
+    /// The frame contains no valid datagram of this version.
     Malformed,
-    /// It is not accepted.
+    /// The datagram is not accepted.
     Disbelieved(Disbelieved),
 }
 

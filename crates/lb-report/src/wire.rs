@@ -1,6 +1,6 @@
 //! The datagram with which a client's host requests a backend's state and the backend's agent
 //! reports it. Requests, answers and pushes all have 80 bytes. The agent, the daemon and kernel
-//! programs read and write it.
+//! programs read and write such datagrams.
 //!
 //! A *request* requests the report of one backend. The backend is identified by its name: protocol,
 //! address and port as in the endpoint list. An *answer* is as large as its request, so that an

@@ -168,7 +168,7 @@ impl Pair {
     }
 
     /// A client and its agent over a wire without losses, after a report has arrived and the client
-    /// has returned its cookie, so that it receives pushes.
+    /// has returned its cookie, so that the client receives pushes.
     fn introduced() -> Self {
         let mut pair = Self::new(1, FINE);
         pair.run(LONGEST_INTERVAL);
@@ -532,8 +532,8 @@ fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
     );
 }
 
-/// An attacker knows everything except the key, and therefore also the nonce of the current
-/// request. The attacker's datagrams change nothing and suppress no answer.
+/// An attacker knows everything except the key, including the nonce of the current request. The
+/// attacker's datagrams change nothing and suppress no answer.
 #[test]
 fn a_report_under_another_key_changes_nothing() {
     let mut pair = Pair::introduced();
@@ -608,7 +608,7 @@ fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
         let ends: Vec<u64> =
             pair.changes.iter().filter(|(_, change)| change.verdict.is_none()).map(|(at, _)| *at).collect();
         assert_eq!(ends, health.map(|_| received + holds).into_iter().collect::<Vec<_>>());
-        // The first poll after the agent is back gets an answer.
+        // After the agent has restarted, the first poll gets an answer.
         pair.runs = true;
         pair.restart(8);
         pair.run_until(ReportState::Ready, LONGEST_INTERVAL + 2);

@@ -17,8 +17,8 @@ pub struct StateWord {
     /// The field `state` of [`DaemonState`]. Written by the daemon together with `usable`.
     pub state: u8,
     /// 1 while the backend is ejected, else 0. Written by the kernel programs. The daemon also sets
-    /// it when it ejects the backend, and clears it when an operator readmits the backend, when
-    /// ejection is turned off, and before the slot gets another backend.
+    /// this byte when it ejects the backend, and clears the byte when an operator readmits the
+    /// backend, when ejection is turned off, and before the slot gets another backend.
     pub ejected: u8,
     /// The [`FailureSource`](crate::ejection::FailureSource) of the run of failures; 0 if there is
     /// no run. Written by the kernel programs.
@@ -33,7 +33,7 @@ pub struct DaemonState {
     /// Bits 0 and 1: a [`Usable`]. Bit 2: whether a probe has found the backend healthy. Bits 3 to
     /// 6: a [`HealthReason`].
     pub usable: u8,
-    /// A [`BackendState`]. No program reads it; the daemon and the commands do.
+    /// A [`BackendState`]. Only the daemon and the commands read it.
     pub state: u8,
 }
 one_word!(DaemonState, u16);
@@ -43,16 +43,18 @@ one_word!(DaemonState, u16);
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Usable {
-    /// It may not be chosen.
+    /// Connects may not choose the backend.
     No = 0,
-    /// It may be chosen unless it is ejected.
+    /// Connects may choose the backend unless it is ejected.
     UnlessEjected = 1,
-    /// It may be chosen although it is ejected, because too few backends are available (panic).
+    /// Connects may choose the backend even while it is ejected, because too few backends are
+    /// available (panic).
     EvenEjected = 3,
 }
 
 impl Usable {
-    /// The bit of [`DaemonState::usable`] that is set if a probe has found the backend healthy.
+    /// The bit in the field `usable` of a [`DaemonState`] that is set if a probe has found the
+    /// backend healthy.
     pub const PROBED_HEALTHY: u8 = 4;
 
     /// The value in the two lowest bits of a number. The number 2 is never written; it means
@@ -160,8 +162,8 @@ impl DaemonState {
         self.usable & Usable::PROBED_HEALTHY != 0
     }
 
-    /// The reason. Versions without reasons stored the list's verdict as number 2, 3 or 6 in
-    /// `state`; these numbers are translated.
+    /// The reason for the backend's health. Versions without reasons stored the list's verdict as
+    /// number 2, 3 or 6 in `state`; these numbers are translated.
     pub fn reason(self) -> HealthReason {
         let stated = HealthReason::ALL.get((self.usable >> Self::REASON_BIT & 15) as usize).copied();
         match (stated.unwrap_or(HealthReason::Unstated), self.state) {
@@ -179,7 +181,7 @@ impl StateWord {
         Self { usable: usable as u8, state: state as u8, ejected: 0, failure_source: 0 }
     }
 
-    /// The daemon's half.
+    /// The daemon's half of the word.
     pub const fn daemon(self) -> DaemonState {
         DaemonState { usable: self.usable, state: self.state }
     }
@@ -274,8 +276,7 @@ pub struct BackendAddress {
     /// How many backends have had this slot before, modulo 2^32. In a free slot: the generation of
     /// the next backend.
     pub generation: u32,
-    /// The backend's structural weight (its capacity). No program reads it; the daemon and the
-    /// commands do.
+    /// The backend's structural weight (its capacity). Only the daemon and the commands read it.
     pub weight: u32,
 }
 const _: () = assert!(size_of::<BackendAddress>() == 32);
@@ -331,7 +332,7 @@ pub struct EjectionState {
     pub at: u32,
     /// Failures in a row. An established connection subtracts one.
     pub run: u8,
-    /// How often the backend was ejected since its run of failures last ended; determines the
+    /// The number of ejections since the backend's run of failures last ended; determines the
     /// duration of the next ejection.
     pub level: u8,
     /// An [`EjectionPhase`].

@@ -11,7 +11,7 @@ use crate::ending::Ending;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Cursor {
     /// How far the cursor has advanced, modulo 2^32: by one per pick, or with `least-loaded` to the
-    /// position after the chosen member. A new table does not reset it.
+    /// position after the chosen member. A new table does not reset the phase.
     pub phase: u32,
     /// Where the cursor starts in a table, as a fraction of the table's length in units of 2^-32.
     /// The starts of CPUs and of client tasks differ.
@@ -20,31 +20,32 @@ pub struct Cursor {
 const _: () = assert!(size_of::<Cursor>() == 8);
 
 /// Outcomes of calls of connect and sendmsg: each call counts in exactly one field. Written by the
-/// kernel programs; the daemon zeroes it when it writes the service.
+/// kernel programs; the daemon sets all fields to zero when it writes the service.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Outcomes {
-    /// Sent to the backend that the policy picked.
+    /// Calls that were sent to the backend that the policy picked.
     pub forwarded: u64,
-    /// No examined backend was usable; sent to the service's fallback.
+    /// Calls that were sent to the service's fallback, because no examined backend was usable.
     pub fallback: u64,
-    /// Every backend was at its limit; sent to the least loaded one.
+    /// Calls that were sent to the least loaded backend, because every backend was at its limit.
     pub overflowed: u64,
-    /// A datagram of an existing flow; sent to the backend of that flow.
+    /// Datagrams of existing flows, sent to the backends of these flows.
     pub reused: u64,
-    /// Sent to a backend, but the flow is not in any active count: the flow table was full, or the
-    /// socket is a path of an MPTCP socket, whose end the programs cannot detect.
+    /// Calls that were sent to a backend, but with a flow that no active count includes: the flow
+    /// table was full, or the socket is a path of an MPTCP socket, and the programs cannot detect
+    /// the end of such a path.
     pub untracked: u64,
-    /// Sent to an ejected backend, to test whether it works again.
+    /// Calls that were sent to an ejected backend, to test whether the backend works again.
     pub trial: u64,
-    /// No usable backend: refused with the service's errno.
+    /// Calls that were refused with the service's errno, because no backend was usable.
     pub no_backend: u64,
-    /// Every backend was at its limit: refused with the service's errno.
+    /// Calls that were refused with the service's errno, because every backend was at its limit.
     pub limited: u64,
-    /// The content of the maps was inconsistent; the program left the call unchanged.
+    /// Calls that the program left unchanged, because the content of the maps was inconsistent.
     pub passed: u64,
-    /// The address is not a service, or the socket belongs to the kernel; the program left the call
-    /// unchanged.
+    /// Calls that the program left unchanged, because the address is not a service, or because the
+    /// socket belongs to the kernel.
     pub not_a_service: u64,
 }
 const _: () = assert!(size_of::<Outcomes>() == 80);
@@ -157,13 +158,13 @@ impl Outcomes {
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
 /// Length of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The last
-/// element is unused and stays 0; programs rely on that.
+/// element is unused and always 0; the programs depend on this value.
 pub const ENDING_ROWS: usize = 16;
 const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
 
 /// Counters of a slot's backend on one CPU. Written by the kernel programs. When a backend gets the
-/// slot, the daemon sets them so that their sums over CPUs are the backend's retired counters, or
-/// zero. Summed over CPUs, `chosen` equals the total of all endings,
+/// slot, the daemon sets the counters so that their sums over CPUs are the backend's retired
+/// counters, or zero. The sum of `chosen` over CPUs equals the total of all endings,
 /// [`Backend::flows`](super::Backend::flows), the reclaimed flows
 /// ([`map::RECLAIMED`](super::map::RECLAIMED)) and `untracked`.
 #[repr(C)]

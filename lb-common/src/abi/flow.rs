@@ -14,8 +14,8 @@ pub struct Flow {
     /// When the backend was chosen, in nanoseconds of `CLOCK_MONOTONIC`, with the resolution of the
     /// kernel's tick.
     pub start_ns: u64,
-    /// Cookie of the socket's network namespace. The socket is in the kernel's list of the sockets
-    /// in this namespace.
+    /// Cookie of the socket's network namespace. The daemon searches for the socket in the kernel's
+    /// list of the sockets in this namespace.
     pub namespace: u64,
     /// The slot of the backend.
     pub slot: u32,
@@ -99,16 +99,16 @@ impl Phase {
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
-    /// The policy picked it.
+    /// The policy picked the backend.
     Picked = 0,
-    /// No examined backend was usable; this is the service's fallback.
+    /// No examined backend was usable; the backend is the service's fallback.
     Fallback = 1,
-    /// Every backend was at its limit; this is the least loaded one.
+    /// Every backend was at its limit; the chosen backend is the least loaded one.
     Overflow = 2,
     /// The backend is ejected, and the flow tests whether it works again.
     Trial = 3,
-    /// The first choice was a lame duck by its own report; this is another backend, from the
-    /// schedule.
+    /// The first choice was a lame duck by its own report; the chosen backend is another one from
+    /// the schedule.
     Diverted = 4,
 }
 

@@ -19,7 +19,7 @@ pub const HOST_ABI_VERSION: u32 = 2;
 /// (two megabytes) each have this number of elements.
 pub const REPORT_IDS: u32 = 65_536;
 
-/// The report id of a backend without reports. Its verdict is always zero.
+/// The report id of a backend without reports. The verdict with this id is always zero.
 pub const NO_REPORT: u32 = 0;
 
 /// Maximum number of backends with a report id at the same time: the number of all ids but
@@ -58,7 +58,7 @@ pub struct Verdict {
 const _: () = assert!(size_of::<Verdict>() == 8);
 
 impl Verdict {
-    /// Whether the backend is a lame duck at this time.
+    /// Whether the backend is a lame duck at the time `now_ns`.
     #[inline(always)]
     pub const fn is_lame(self, now_ns: u64) -> bool {
         self.lame_until_ns > now_ns
@@ -80,8 +80,8 @@ pub struct SenderName {
 }
 const _: () = assert!(size_of::<SenderName>() == 20);
 
-/// The entry of a reporting backend in the register of senders. It outlives the daemon. Written
-/// only by the daemon.
+/// The entry of a reporting backend in the register of senders. The entry outlives the daemon.
+/// Written only by the daemon.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Sender {
@@ -95,7 +95,8 @@ pub struct Sender {
 const _: () = assert!(size_of::<Sender>() == 56);
 
 /// The number of a backend's last report: one word, so that a single compare-and-swap changes it.
-/// Compared as numbers, the word of a later report is larger. All zero if there was no report.
+/// As a number, the word of a later report is larger than the word of an earlier report. The word
+/// is zero if there was no report.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct ReportBase {
@@ -136,8 +137,9 @@ pub const MAX_LISTENERS: u32 = 1_024;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Listener {
     /// 1 if the program passes datagrams that it does not accept to the daemon's socket, 0 if it
-    /// drops them; it counts them in either case. The daemon stores 1 if it polls a backend that
-    /// has no entry in [`map::SENDERS`], because the program accepts no report of such a backend.
+    /// drops such datagrams; the program counts them in either case. The daemon stores 1 if it
+    /// polls a backend that has no entry in [`map::SENDERS`], because the program accepts no report
+    /// of such a backend.
     pub passes_unbelieved: u32,
 }
 const _: () = assert!(size_of::<Listener>() == 4);

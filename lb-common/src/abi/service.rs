@@ -29,10 +29,11 @@ impl VipCell {
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct TableRef {
-    /// First entry (not cell) of the table; a multiple of its length.
+    /// The index of the table's first entry (not cell) in [`map::SCHEDULE`](super::map::SCHEDULE);
+    /// a multiple of the table's length.
     pub base: u32,
-    /// How many tables of the service have been published, modulo 2^16. It distinguishes successive
-    /// tables in a dump of the maps.
+    /// The number of tables of the service that have been published, modulo 2^16. The number
+    /// distinguishes successive tables in a dump of the maps.
     pub generation: u16,
     /// Binary logarithm of the number of entries, [`MIN_SCHEDULE_LOG2`](super::MIN_SCHEDULE_LOG2)
     /// to [`MAX_SCHEDULE_LOG2`](super::MAX_SCHEDULE_LOG2); 0 means "no table".
@@ -68,13 +69,13 @@ impl TableRef {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct Service {
-    /// The current table; stored as one word after the table itself is complete.
+    /// The location of the current table; stored as one word after the table itself is complete.
     pub table: TableRef,
     /// The next trial of an ejected backend. Written by the kernel programs. The daemon also writes
     /// this field: it clears the field when ejection is turned off, and stores another backend if
     /// the stored backend has left, was readmitted or cannot have its trial.
     pub next_trial: NextTrial,
-    /// The slot that a connect takes if no examined backend is usable; if it is
+    /// The slot that a connect takes if no examined backend is usable; if the slot is
     /// [`NO_SLOT`](super::NO_SLOT), the connect is refused. The daemon stores the fallback before
     /// any state word that would make the previous fallback wrong, so programs must read the
     /// fallback after the state words.
@@ -95,7 +96,7 @@ pub struct Service {
     pub protocol: u8,
     /// [`SERVICE_FREE`], [`SERVICE_LIVE`] or [`SERVICE_LEAVING`].
     pub state: u8,
-    /// The policy by which a backend is picked, and its limits.
+    /// The rules by which a backend of the service is picked.
     pub rules: Rules,
     /// When a backend is ejected, and for how long.
     pub ejection: EjectionRules,

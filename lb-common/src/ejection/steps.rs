@@ -1,10 +1,10 @@
 //! The steps of ejection: these functions judge the end of a flow, permit or withhold an ejection,
 //! and make one connect at a time a trial.
 //!
-//! The kernel programs, the planner and the tests all run this code; [`EjectionStore`] gives it
-//! access to the words of one service. A judgement first changes the backend's ejection word by a
-//! compare-and-swap, and then stores the byte `ejected` of its state word. After that, a survey of
-//! all members determines when the next trial is due. Times are ticks.
+//! The kernel programs, the planner and the tests all run this code; the trait [`EjectionStore`]
+//! provides access to the words of one service. A judgement first changes the backend's ejection
+//! word by a compare-and-swap, and then stores the byte `ejected` of the backend's state word.
+//! After that, a survey of all members determines when the next trial is due. Times are ticks.
 
 use super::{
     Event, Evidence, EvidenceKind, FailureSource, SendFailures, Verdict, failure_source, is_over, left, next,
@@ -122,7 +122,8 @@ pub enum Judgement {
 }
 
 impl Judgement {
-    /// The event with which to schedule the next trial; `None` if the schedule does not change.
+    /// The event after which the next trial must be scheduled; `None` if the next trial does not
+    /// change.
     #[inline(always)]
     pub const fn event(self) -> Option<Event> {
         match self {
@@ -134,7 +135,8 @@ impl Judgement {
     }
 }
 
-/// The reason why the evidence was not judged. The caller must call [`judge`] again.
+/// The reason why the evidence was not judged. After each reason the caller must call [`judge`]
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unjudged {
     /// Another CPU changed the ejection word first.
@@ -334,7 +336,7 @@ pub fn may_be_tried<W: EjectionStore>(
 }
 
 /// Ends the running trial of the backend in a slot without a result, so that another trial follows
-/// soon. Returns whether there was a running trial.
+/// soon. Returns whether a trial was ended.
 #[inline(always)]
 pub fn give_trial_up<W: EjectionStore>(store: &W, slot: u32, now: u32) -> bool {
     let Some(backend) = store.backend(slot) else { return false };

@@ -55,8 +55,8 @@ pub fn least(count: u32, sample: u32, part: impl Fn(u32) -> u64) -> u64 {
         let theirs = part(index);
         if theirs == CORRUPT { CORRUPT } else { smaller(number, theirs) }
     };
-    // This is no loop, because without CAP_PERFMON the verifier cannot prove that a loop with a
-    // call in it ends.
+    // The calls are not in a loop, because without CAP_PERFMON the verifier cannot prove that a
+    // loop with a call in it ends.
     let number = more(more(more(more(NO_MEMBER, 0), 1), 2), 3);
     if number >= NO_MEMBER {
         return number;
@@ -108,7 +108,7 @@ pub fn least_of_part<T: Tables>(tables: &T, members: T::Members, part: u32, scan
 /// The state of the least loaded member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It may be chosen.
+    /// The member may be chosen, and is below the limit.
     BelowLimit,
     /// Every member that may be chosen is at the limit.
     AtLimit,

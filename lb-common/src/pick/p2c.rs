@@ -3,9 +3,9 @@
 //!
 //! Both backends are random entries of the schedule, so that a backend takes part in comparisons in
 //! proportion to its weight. The load is divided by the weight: if a backend should get half as
-//! much traffic as another one, the two are equally loaded if it has half as many flows
-//! (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"; Twitter's deterministic
-//! aperture compares in the same way).
+//! much traffic as another one, the two are equally loaded when the first one has half as many
+//! flows (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"; Twitter's
+//! deterministic aperture compares in the same way).
 //!
 //! Like Twitter's aperture, and unlike Mitzenmacher's analysis, the policy samples without
 //! replacement, because two entries of the same backend would leave no choice.

@@ -148,7 +148,7 @@ impl<T: Tables> View<'_, T> {
             let slot = self.tables.redraw(self.table, sample, MAX_LOOKS, self.rules.active_limit);
             if slot == NONE_USABLE { found } else { slot }
         };
-        // This is no loop, for the reason given at `of_groups`.
+        // The calls are not in a loop, for the reason given at `of_groups`.
         look(look(look(look(NONE_USABLE, 1), 2), 3), 4)
     }
 

@@ -39,7 +39,7 @@ pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
         // chosen".
         (if found == NONE_USABLE { before } else { found }, place)
     };
-    // This is no loop, for the reason given at `of_groups`.
+    // The calls are not in a loop, for the reason given at `of_groups`.
     let first = more((NONE_USABLE, sample), 0);
     more(more(more(more(more(more(more(first, 1), 2), 3), 4), 5), 6), 7).0
 }
@@ -102,8 +102,8 @@ const UNUSABLE_BIT: u32 = 62;
 pub const NO_MEMBER: u64 = u64::MAX >> 1;
 
 /// The slot of the first member that may be chosen, beginning with a random member; `NONE_USABLE`
-/// if there is none. It is called if no examined entry of the schedule has a backend that may be
-/// chosen. `group(number)` must return the result of [`usable_group`].
+/// if there is none. This function is called if no examined entry of the schedule has a backend
+/// that may be chosen. `group(number)` must return the result of [`usable_group`].
 #[inline(always)]
 pub fn usable_member(group: impl Fn(u32) -> u64) -> u32 {
     let first = of_groups(group, smaller);

@@ -77,8 +77,8 @@ impl Survey {
     }
 
     /// Whether one more backend may be ejected: at least two are available, so that one remains.
-    /// (If very many backends fail, this host may be the cause. The daemon, which has more
-    /// information, decides about that.)
+    /// (If very many backends fail, this host may be the cause. The daemon decides whether it is,
+    /// because the daemon has more information.)
     #[inline(always)]
     pub const fn has_room(self) -> bool {
         self.available() >= 2
@@ -99,8 +99,8 @@ impl Survey {
         self.bits(WELL_BIT, 1) != 0
     }
 
-    /// The slot of the ejected backend whose ejection ends first, or [`NO_SLOT`] if no backend is
-    /// ejected.
+    /// The slot of the ejected backend with the earliest end of its ejection, or [`NO_SLOT`] if no
+    /// backend is ejected.
     #[inline(always)]
     pub const fn next_slot(self) -> u32 {
         if self.bits(NO_TRIAL_BIT, 1) != 0 { NO_SLOT } else { self.bits(SLOT_BIT, 16) }
@@ -277,8 +277,8 @@ impl Seen {
         let is_below = sign_mask_in_register(u64::from(standing.run).wrapping_sub(u64::from(rules.failures)));
         let counted = may_be_chosen + ((is_held_back & is_in_table) << EJECTED_BIT);
         let counts = (self.counts + counted) | (may_be_chosen & is_below) << WELL_BIT;
-        // This computes the same as `ejection::left`. If the state byte marks a backend as ejected
-        // but its ejection word does not, the ejection's time is over.
+        // This computes the same number as `ejection::left`. If the state byte marks a backend as
+        // ejected but its ejection word does not, the ejection's time is over.
         let ahead = u64::from(standing.at.wrapping_sub(now));
         let is_over = sign_mask_in_register(u64::from(ejection::longest(rules)).wrapping_sub(ahead));
         let knows = sign_mask_in_register(0u64.wrapping_sub(u64::from(standing.phase)));

@@ -53,7 +53,7 @@ fn connects_of_unusable_backends_go_to_all_others_by_their_shares() {
             for listed in [true, false] {
                 let mut host = Host { listed, ..Host::new(Vec::clone(&entries), 8).without(dead) };
                 // The first dead backend is ejected, the others are unusable: a choice treats both
-                // alike.
+                // in the same way.
                 host.backends[dead[0]].usable = true;
                 host.backends[dead[0]].is_ejected = true;
                 let cpu = cpu_at(7);

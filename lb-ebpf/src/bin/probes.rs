@@ -71,7 +71,7 @@ pub fn set_retval(_: SockAddrContext) -> i32 {
 /// Since Linux 6.0: a program can check whether a socket is a path of an MPTCP socket.
 #[cgroup_sock_addr(connect4)]
 pub fn knows_mptcp(ctx: SockAddrContext) -> i32 {
-    // SAFETY: the context is valid while the program runs, and its socket with it.
+    // SAFETY: the context and its socket are valid while the program runs.
     unsafe { helper::bpf_skc_to_mptcp_sock(socket(ctx.sock_addr)) };
     1
 }
@@ -141,7 +141,7 @@ pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
 /// Since Linux 6.2: a program can get pointers to the kernel's own structures.
 #[cgroup_sock_addr(connect4)]
 pub fn kernel_casts(ctx: SockAddrContext) -> i32 {
-    // SAFETY: the context is valid while the program runs, and its socket with it.
+    // SAFETY: the context and its socket are valid while the program runs.
     unsafe {
         let socket: *const u8 =
             cast::field(cast::cast(ctx.sock_addr.cast_const(), CALL.load()), CALL_SOCKET.load());

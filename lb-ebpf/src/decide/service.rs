@@ -98,8 +98,8 @@ const CELLS: u32 = 8;
 extern "C" fn service_further_on(ab: u64, cd: u64, end: u32) -> u32 {
     const { assert!(MAX_PROBES == 4 * CELLS) };
     let more = |found, part| if found == OTHER { service_at_some(ab, cd, end, part) } else { found };
-    // This is no loop, because without CAP_PERFMON the verifier cannot prove that a loop with a
-    // call in it ends.
+    // The calls are not in a loop, because without CAP_PERFMON the verifier cannot prove that a
+    // loop with a call in it ends.
     more(more(more(more(OTHER, 0), 1), 2), 3)
 }
 

@@ -147,7 +147,7 @@ impl<I: Instructions> Tables for KernelTables<I> {
     fn list(&self, members: u32) -> Option<(u32, u32, *const u16)> {
         let members: *const Members = MEMBERS.get_ptr(members)?;
         // The position is before the first slot, so that the last step ends at the last slot and
-        // not behind it: without CAP_PERFMON no pointer may leave its map's value.
+        // not after it: without CAP_PERFMON no pointer may leave its map's value.
         // SAFETY: a live map value; the slots follow the field `listed`.
         unsafe {
             let count = (&raw const (*members).count).read_volatile();

@@ -209,8 +209,9 @@ pub fn end(cookie: u64) {
 #[inline(never)]
 extern "C" fn end_datagrams(cookie: u64) -> u32 {
     let Some(entry) = entry(cookie) else { return 0 };
-    // Read all data that the ends need before removing the entry, because afterwards its memory may
-    // belong to another socket. Two arrays take less stack than one array of pairs.
+    // All data for the ends of the flows is read before the entry is removed, because afterwards
+    // its memory may belong to another socket. Two arrays occupy less stack than one array of
+    // pairs.
     let (mut starts, mut slots) = ([0u64; MAX_DATAGRAM_FLOWS], [FREE; MAX_DATAGRAM_FLOWS]);
     for (position, (start, slot)) in starts.iter_mut().zip(&mut slots).enumerate() {
         // SAFETY: the socket's own entry; within the array by the bound.
@@ -234,8 +235,8 @@ extern "C" fn end_datagrams(cookie: u64) -> u32 {
     0
 }
 
-/// Counts the end of one flow. If it were inlined, its code would be repeated for each position.
-/// Returns 0.
+/// Counts the end of one flow. If this function were inlined, its code would be repeated for each
+/// position. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn end_one(slot: u32, start_ns: u64) -> u32 {

@@ -3,8 +3,9 @@
 //!
 //! A record is in the flow table, at the socket's cookie modulo the table's length, or in the
 //! overflow table if another socket uses that bucket. The program that removes a record, by one
-//! compare-and-swap or one delete, counts the end of the flow, so no end is counted twice. Nothing
-//! here makes a call fail: if there is no room for a record, the flow is untracked.
+//! compare-and-swap or one delete, counts the end of the flow, so no end is counted twice. No
+//! function of this module makes a call fail: if there is no room for a record, the flow is
+//! untracked.
 
 use lb_common::abi::{Anomalies, Backend, Flow, FlowBucket, Phase};
 use lb_common::ending::{self, Attempt, End, Ending};

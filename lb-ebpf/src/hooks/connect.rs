@@ -22,8 +22,8 @@ pub fn connect4<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, Address::mapped(dial.ip4()))).apply_v4(dial)
 }
 
-/// This also handles v4-mapped addresses, with which IPv6 sockets dial IPv4 services: the addresses
-/// of backends are stored v4-mapped as well.
+/// This hook also handles v4-mapped addresses, with which IPv6 sockets dial IPv4 services: the
+/// addresses of backends are also stored v4-mapped.
 #[inline(always)]
 pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
     balance::<I>(dial, service_at(dial, dial.ip6())).apply_v6(dial)

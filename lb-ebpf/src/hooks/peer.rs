@@ -30,7 +30,7 @@ pub fn recvmsg4(dial: &Dial) {
     show4(dial, service_of_peer(dial, Address::mapped(dial.ip4()), dial.port()));
 }
 
-/// This also handles answers to datagrams that an IPv6 socket sent to a v4-mapped address; the
+/// This hook also handles answers to datagrams that an IPv6 socket sent to a v4-mapped address; the
 /// kernel ran `sendmsg4` for those datagrams.
 #[inline(always)]
 pub fn recvmsg6(dial: &Dial) {

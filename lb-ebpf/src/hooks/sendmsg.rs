@@ -102,7 +102,7 @@ fn is_rebind_due(flow: *const Flow, index: u32) -> bool {
     rebind != 0 && clock::is_past(unsafe { (*flow).start_ns }, rebind)
 }
 
-/// The backend of a flow, if the slot still has it and it may be chosen.
+/// The backend of a flow, if it is still in the flow's slot and may be chosen.
 #[inline(always)]
 fn usable(flow: *const Flow) -> Option<*const BackendAddress> {
     // SAFETY: the socket's own entry.

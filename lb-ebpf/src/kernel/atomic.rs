@@ -37,7 +37,7 @@ pub trait Instructions {
     unsafe fn update(word: *mut u64, old: u64, new: u64) -> bool;
 }
 
-/// Fetching adds and compare-and-swap.
+/// The set of instructions with fetching adds and compare-and-swap.
 pub struct Linux5_12;
 
 impl Instructions for Linux5_12 {
@@ -73,7 +73,7 @@ impl Instructions for Linux5_12 {
     }
 }
 
-/// Neither fetching adds nor compare-and-swap.
+/// The set of instructions without fetching adds and without compare-and-swap.
 pub struct Linux5_10;
 
 impl Instructions for Linux5_10 {
@@ -95,9 +95,8 @@ impl Instructions for Linux5_10 {
     #[inline(always)]
     unsafe fn replace(_word: *mut u64, _old: u64, _new: u64) -> bool {
         // Without a compare-and-swap, no program can safely claim a bucket of the flow table, so
-        // this always fails: every flow goes to the overflow table, whose insert and delete are
-        // atomic. That is correct but slower, because the overflow table is a kernel hash and not
-        // an array.
+        // this method always fails: every record is in the overflow table, where insert and delete
+        // are atomic. The overflow table is slower, because it is a kernel hash and not an array.
         false
     }
 

@@ -6,9 +6,9 @@ use lb_common::ticks::have_passed;
 use crate::globals::{FIRST_JIFFY_NS, JIFFY_NS};
 
 /// The time in nanoseconds, with the resolution of the kernel's tick (a few milliseconds). The
-/// kernel replaces the call of this helper with a load of its count of ticks, so reading the time
-/// requires only a load and a multiplication. Even the helper for the coarse clock would be a call,
-/// which takes about twenty nanoseconds.
+/// kernel replaces the call of the helper `bpf_jiffies64` with a load of its count of ticks, so
+/// reading the time requires only a load and a multiplication. Even the helper for the coarse clock
+/// would be a call, which takes about twenty nanoseconds.
 #[inline(always)]
 pub fn now_ns() -> u64 {
     // SAFETY: the helper has no arguments.

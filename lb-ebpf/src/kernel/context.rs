@@ -90,7 +90,7 @@ impl Dial {
     /// The kernel's own structure of the socket. Requires [`can_cast`].
     #[inline(always)]
     fn socket(&self) -> *const u8 {
-        // SAFETY: the context is valid while the program runs, and its socket with it.
+        // SAFETY: the context and its socket are valid while the program runs.
         unsafe { field(cast(self.ctx.cast_const(), CALL.load()), CALL_SOCKET.load()) }
     }
 
@@ -134,16 +134,16 @@ impl Dial {
     /// Whether the socket is already connected.
     #[inline(always)]
     pub fn is_connected(&self) -> bool {
-        // SAFETY: the context is valid while the program runs, and its socket with it. Kernel fact:
-        // a connected datagram socket has the state that TCP calls established.
+        // SAFETY: the context and its socket are valid while the program runs. Kernel fact: a
+        // connected datagram socket has the state that TCP calls established.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             (&raw const (*socket).state).read_volatile() == TCP_ESTABLISHED
         }
     }
 
-    /// The ID of the calling process. If the kernel makes the call later on behalf of a process, it
-    /// is the ID of that process.
+    /// The ID of the calling process. If the kernel makes the call later on behalf of a process,
+    /// the result is the ID of that process.
     #[inline(always)]
     pub fn process(&self) -> u32 {
         // SAFETY: the helper has no arguments.
@@ -177,9 +177,9 @@ impl Dial {
             // SAFETY: a TCP socket, because callers pass no other.
             return Some(unsafe { field(cast(self.socket(), TCP_SOCK.load()), offset) });
         }
-        // SAFETY: the context is valid while the program runs, and its socket with it. The helper
-        // returns a pointer to the kernel's own structure or null, and the verifier checks the read
-        // against the BTF of its type, from which the offset comes.
+        // SAFETY: the context and its socket are valid while the program runs. The helper returns a
+        // pointer to the kernel's own structure or null, and the verifier checks the read against
+        // the BTF of its type, from which the offset comes.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             let tcp = helper::bpf_skc_to_tcp_sock(socket.cast());
@@ -198,8 +198,8 @@ impl Dial {
                 return Opener::Process;
             }
         }
-        // SAFETY: the context is valid while the program runs, and its socket with it. The helper
-        // returns a pointer to the kernel's own structure or null.
+        // SAFETY: the context and its socket are valid while the program runs. The helper returns a
+        // pointer to the kernel's own structure or null.
         unsafe {
             let socket = (&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile();
             if KNOWS_MPTCP.load() != 0 && !helper::bpf_skc_to_mptcp_sock(socket.cast()).is_null() {

@@ -57,7 +57,7 @@ impl Ops {
     /// The kernel's own structure of the socket. Requires [`can_cast`].
     #[inline(always)]
     fn socket(&self) -> *const u8 {
-        // SAFETY: the context is valid while the program runs, and its socket with it.
+        // SAFETY: the context and its socket are valid while the program runs.
         unsafe { field(cast(self.ctx.cast_const(), EVENT.load()), EVENT_SOCKET.load()) }
     }
 

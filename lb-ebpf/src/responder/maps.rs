@@ -39,8 +39,9 @@ pub static COUNTS: PerCpuArray<Counts, 1> = PerCpuArray::new();
 static WORKSPACES: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
 /// This CPU's workspace, in which the program makes an answer. The kernel processes packets with
-/// softirqs off, so each CPU processes one packet after the other. (With PREEMPT_RT that may be
-/// untrue. Two clients may then receive each other's answers, which they reject.)
+/// softirqs off, so each CPU processes one packet after the other. (With PREEMPT_RT, a CPU may
+/// process two packets at the same time. Two clients may then receive each other's answers, which
+/// they reject.)
 #[inline(always)]
 pub fn workspace() -> Option<&'static mut Workspace> {
     let workspace = WORKSPACES.get_ptr_mut(0)?;

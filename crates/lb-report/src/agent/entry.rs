@@ -66,7 +66,8 @@ pub struct Entry {
     /// When the agent began to report this backend.
     begun: Instant,
     /// The incarnation in the upper half, the counter in the lower half. If the counter overflows,
-    /// it continues in the next incarnation, a number that the wall clock has passed by then.
+    /// the version continues with the next incarnation; the wall clock has passed this number by
+    /// then.
     version: u64,
     /// How often the readiness has changed, modulo 65,536.
     change: u16,
@@ -106,8 +107,8 @@ impl Entry {
         entry
     }
 
-    /// Replaces its keys and rules. If the check was removed or replaced, the caller must discard
-    /// the results of the old check ([`Entry::restart_check`]).
+    /// Replaces the backend's keys and rules. If the check was removed or replaced, the caller must
+    /// discard the results of the old check ([`Entry::restart_check`]).
     pub fn set(&mut self, keys: Keys<BackendKey>, rules: Rules, now: Instant) {
         let (rise, fall) = rules.check.map_or((1, 1), |check| (check.rise, check.fall));
         self.streak.set(rise, fall);
@@ -221,7 +222,7 @@ impl Entry {
         self.since
     }
 
-    /// Whether the operator has made it a lame duck.
+    /// Whether the operator has made the backend a lame duck.
     pub const fn is_lame_duck(&self) -> bool {
         self.lame_duck
     }
@@ -308,8 +309,8 @@ impl Entry {
         report.sealed(key)
     }
 
-    /// The answer to requests from now on. It is valid for at most 5 s, and not longer than the
-    /// last result of the health check. `now_ns` is the current time by the responder's clock.
+    /// The answer to requests from now on. The answer is valid for at most 5 s, and not longer than
+    /// the last result of the health check. `now_ns` is the current time by the responder's clock.
     pub fn prepared(&self, now: Instant, now_ns: u64) -> PreparedAnswer {
         let holds_for = self.stale_at().map(|at| at.saturating_duration_since(now));
         // The answer is valid for as long as a report, but for at least two of the intervals at

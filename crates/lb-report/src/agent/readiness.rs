@@ -19,7 +19,7 @@ pub enum Health {
 /// The inputs that decide the readiness of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadinessInputs {
-    /// Whether the operator has made it a lame duck.
+    /// Whether the operator has made the backend a lame duck.
     pub lame_duck: bool,
     /// The readiness that the runner reports, if there is a runner.
     pub runner: Option<Readiness>,

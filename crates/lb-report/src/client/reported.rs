@@ -16,9 +16,9 @@ use crate::wire::{Datagram, Kind, Readiness, UNKNOWN, judge};
 /// The number of a report. A later report has a larger number; the incarnation is compared first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Base {
-    /// Rises with each start of the agent.
+    /// A number that rises with each start of the agent.
     pub incarnation: u32,
-    /// Rises with each change of the report.
+    /// A number that rises with each change of the report.
     pub counter: u32,
 }
 
@@ -38,14 +38,14 @@ pub struct Report<T> {
 }
 
 impl Base {
-    /// Converts from the form in kernel maps and datagrams; `None` for all zero, which no report
-    /// has.
+    /// Converts from the form in kernel maps and datagrams; `None` if both numbers are zero, which
+    /// no report has.
     pub fn of(number: ReportBase) -> Option<Self> {
         let ReportBase { incarnation, counter } = number;
         (number != ReportBase::default()).then_some(Self { incarnation, counter })
     }
 
-    /// Converts to the form in kernel maps; `None` becomes all zero.
+    /// Converts to the form in kernel maps; `None` becomes two zeros.
     pub fn number(base: Option<Self>) -> ReportBase {
         base.map_or_else(ReportBase::default, |Self { incarnation, counter }| ReportBase {
             counter,
@@ -81,16 +81,16 @@ const CONTESTED_WITHIN: Duration = Duration::from_mins(10);
 /// The state of a backend according to its reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReportState {
-    /// It accepts requests.
+    /// The backend accepts requests.
     Ready,
-    /// It serves but requests that clients open no new connections, or it has been silent since
-    /// such a report.
+    /// The backend serves but requests that clients open no new connections, or it has been silent
+    /// since such a report.
     LameDuck,
-    /// It accepts no requests.
+    /// The backend accepts no requests.
     Down,
-    /// No report of it has been accepted yet.
+    /// No report of the backend has been accepted yet.
     NeverReported,
-    /// Reports of it have arrived, but the last one is no longer valid.
+    /// Reports of the backend have been accepted, but the last one is no longer valid.
     Silent,
     /// Its agent does not know the readiness.
     Unknown,
@@ -166,8 +166,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         datagram.sealed(key.key.wire())
     }
 
-    /// Processes a datagram about this backend. It is accepted if [`judge`] accepts it and its MAC
-    /// is valid.
+    /// Processes a datagram about this backend. The datagram is accepted if [`judge`] accepts it
+    /// and its MAC is valid.
     ///
     /// # Errors
     /// The reason why the datagram is not accepted. The state is then unchanged.
@@ -445,8 +445,8 @@ mod tests {
             then.take(&push, &keys(), at(10)).unwrap();
             assert_eq!(then.state(at(20)), state);
         }
-        // The backend is down while the report that it is down is valid. After that it is a lame
-        // duck again, because it is restarting.
+        // The backend is down while the report that it is down is valid. After that the backend is
+        // a lame duck again, because it is restarting.
         let mut down = lame;
         let push = Agent { counter: 2, ..Agent::of(Readiness::Down) }.push();
         down.take(&push, &keys(), at(10)).unwrap();

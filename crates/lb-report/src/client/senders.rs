@@ -44,16 +44,16 @@ pub struct Request {
     pub id: u32,
     /// The datagram to send. Its nonce identifies the answer.
     pub datagram: Datagram,
-    /// Whether it repeats an earlier request, with the same nonce.
+    /// Whether the datagram repeats an earlier request, with the same nonce.
     pub is_again: bool,
 }
 
 /// Why a datagram that arrived is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// It does not parse.
+    /// The bytes are not a valid datagram.
     Malformed(Malformed),
-    /// It is not accepted.
+    /// The datagram is valid, but not accepted.
     Disbelieved(Disbelieved),
 }
 
@@ -69,7 +69,7 @@ impl Refusal {
         names
     };
 
-    /// Its name in metrics and JSON.
+    /// The refusal's name in metrics and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malformed(_) => Self::NAMES[0],
@@ -405,7 +405,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     }
 
     /// Removes and returns the backends with an agent that has restarted and reported ready since
-    /// the last call: the cause of their failures may be gone.
+    /// the last call: after a restart, the cause of a backend's failures may be gone.
     pub fn take_restarted(&mut self) -> BTreeSet<Name> {
         std::mem::take(&mut self.restarted)
     }

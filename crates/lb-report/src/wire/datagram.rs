@@ -69,22 +69,22 @@ pub struct Datagram {
     pub readiness: u8,
     /// The protocol of the backend's name, as an IP protocol number.
     pub protocol: u8,
-    /// The number of the key that authenticates it.
+    /// The number of the key that authenticates the datagram.
     pub key_id: Be16,
     /// The port of the backend's name.
     pub port: Be16,
     /// The address of the backend's name.
     pub address: Address,
-    /// Rises with each start of the agent.
+    /// A number that rises with each start of the agent.
     pub incarnation: Be32,
-    /// Rises with each change of the report, within an incarnation.
+    /// A number that rises with each change of the report, within an incarnation.
     pub counter: Be32,
     /// A random number that the client draws for a request and that the agent copies into the
     /// answer. The nonce is compared as bytes, so its byte order does not matter.
     pub nonce: u64,
     /// A value that the agent computes for the receiver's address and sends in a report. The client
-    /// copies it from the previous report into a request, to prove to the agent that the client
-    /// receives datagrams at its address. The cookie is also compared as bytes.
+    /// copies the cookie from the previous report into a request, to prove to the agent that the
+    /// client receives datagrams at its address. The cookie is also compared as bytes.
     pub cookie: u64,
     /// Requests per second, in thousandths, or [`UNKNOWN`].
     pub qps: Be32,
@@ -201,7 +201,7 @@ impl Datagram {
         })
     }
 
-    /// Its number; zero unless it is a report.
+    /// The number of the report; zero if the datagram is not a report.
     #[inline(always)]
     pub const fn base(&self) -> ReportBase {
         ReportBase { incarnation: self.incarnation.to_host(), counter: self.counter.to_host() }

@@ -9,19 +9,20 @@ use super::datagram::{Datagram, Kind, Readiness};
 /// Why a datagram is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Disbelieved {
-    /// It is not a report: it is a request, possibly a reflected one, or it has no number.
+    /// The datagram is not a report: it is a request, possibly a reflected one, or it has no
+    /// number.
     NotAReport,
-    /// It is about a backend that is not polled.
+    /// The datagram is about a backend that is not polled.
     UnknownName,
-    /// The backend has no key with its key number.
+    /// The backend has no key with the datagram's key number.
     UnknownKey,
-    /// Its MAC is not valid under its key.
+    /// The MAC of the datagram is not valid under the key.
     Forged,
-    /// It is an answer without a matching request, or the request was answered before.
+    /// The datagram is an answer without a matching request, or the request was answered before.
     Unrequested,
-    /// It is a push that is not later than the last accepted report.
+    /// The datagram is a push that is not later than the last accepted report.
     Replayed,
-    /// It is a push of a backend that has not answered any request yet.
+    /// The datagram is a push of a backend that has not answered any request yet.
     Premature,
 }
 
@@ -55,11 +56,11 @@ impl Disbelieved {
 /// the report, which is correct only if the report's MAC is valid. The caller checks the MAC after
 /// this function, because that check takes more time.
 ///
-/// An answer is accepted if it has the nonce of the last request. Its number does not matter,
-/// because an agent begins with lower numbers if its disk was lost and its clock was set back. A
-/// push is accepted if it is later than the last accepted report. After any accepted report the
-/// nonce is no longer valid, because an answer that was in flight when a push arrived may be older
-/// than the push.
+/// An answer is accepted if it has the nonce of the last request. The answer's number does not
+/// matter, because an agent begins with lower numbers if its disk was lost and its clock was set
+/// back. A push is accepted if it is later than the last accepted report. After any accepted report
+/// the nonce is no longer valid, because an answer that was in flight when a push arrived may be
+/// older than the push.
 ///
 /// # Errors
 /// The reason why the report is not accepted.
