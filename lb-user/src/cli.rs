@@ -1,7 +1,8 @@
 //! The commands, one file each. They combine the other parts of this crate and decide the exit
 //! code.
 //!
-//! This file selects the command, and reads the configuration and the directories for the commands.
+//! This file calls the function of the selected command. It also reads the configuration, or only
+//! the configuration's `[paths]`, for the commands.
 
 mod options;
 
@@ -97,19 +98,20 @@ fn read_config(files: &PathOptions) -> Result<Config, CommandFailure> {
 }
 
 fn read_config_in(files: &PathOptions, env: &dyn ProcessEnvironment) -> Result<Config, CommandFailure> {
-    // Paths in the file are relative to the file's directory. This code makes the directory
-    // absolute, because the paths are compared with absolute paths that the kernel reports.
+    // Relative paths in the file start at the file's directory. The path of the file is made
+    // absolute, because paths in the file are later compared with absolute paths that the kernel
+    // reports.
     let mut config = config::read(&std::path::absolute(files.file())?, env)?;
     config.paths = files.over(config.paths)?;
     Ok(config)
 }
 
-/// The directories, for commands that need nothing else from the configuration. Faults in the rest
-/// of the file do not stop these commands.
+/// Returns the directories, for commands that need nothing else from the configuration. Faults
+/// outside `[paths]` do not stop these commands.
 fn paths_of(files: &PathOptions) -> Result<Paths, CommandFailure> {
     let paths = match &files.config {
         Some(file) => config::read_paths(&std::path::absolute(file)?)?,
-        // The default file may be missing, or this user may be unable to read it. Then the default
+        // If the default file is missing or faulty, or this user cannot read it, the default
         // directories apply.
         None => config::read_paths(files.file()).unwrap_or_default(),
     };

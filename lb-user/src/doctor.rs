@@ -1,8 +1,8 @@
-//! `socklb doctor`: finds what may be wrong with this host, and suggests a command that fixes it if
-//! there is such a command.
+//! `socklb doctor`: finds faults of this host, and suggests a command for each fault that a command
+//! can correct.
 //!
-//! Even if a daemon runs, doctor examines the host itself, with the privileges of the user who runs
-//! the command. It reports which data it has no permission to read.
+//! Even if a daemon runs, doctor examines the host itself, with the privileges of the user that
+//! runs the command. It reports which data this user has no permission to read.
 
 mod host;
 
@@ -39,7 +39,8 @@ use lb_view::text::counted;
 /// The help for findings that need more permissions.
 const AS_ROOT: &str = "run socklb doctor as root";
 
-/// Examines everything. `config` is the configuration, or the reason why it cannot be used.
+/// Examines the host, the daemon and every client. `config` is the configuration, or the reason why
+/// it cannot be used.
 pub fn examine(paths: &Paths, file: &Path, config: Result<&Config, &String>) -> Diagnosis {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
     let features = host::examine(&mut diagnosis, paths);
@@ -84,8 +85,8 @@ fn configuration(diagnosis: &mut Diagnosis, config: &Config) {
     );
 }
 
-/// Queries the servers in the configuration, also for the host names in lists, with the daemon's
-/// own settings.
+/// Queries the servers in the configuration, and resolves the host names in lists, with the
+/// settings that the daemon uses.
 fn servers(diagnosis: &mut Diagnosis, config: &Config) {
     let checked = match source_check::check_servers(config) {
         Ok(checked) => checked,
@@ -118,7 +119,7 @@ fn open_files(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option
     let clients = config.clients.len() as u64;
     let wanted = descriptors::wanted(clients);
     let text = format!(
-        "the daemon may open {limit} files, but needs up to {wanted} with {}",
+        "the daemon may open {limit} files, and needs up to {wanted} with {}",
         counted(config.clients.len(), "client")
     );
     if limit < wanted {
@@ -144,7 +145,7 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
                 let Reclaim { passes: _, reclaimed, suspected, kept_open, kept_elsewhere } = reclaim;
                 let state = if kept_open + kept_elsewhere > 0 { Severity::Note } else { Severity::Ok };
                 let text = format!(
-                    "client {}: {reclaimed} records of sockets that are gone were reclaimed, {suspected} are suspected; retained: \
+                    "client {}: {reclaimed} records of sockets that no longer exist were reclaimed, {suspected} are suspected; retained: \
                      {kept_open} with an open socket that is not connected, {kept_elsewhere} in network namespaces that the \
                      daemon cannot inspect",
                     client.name
@@ -155,7 +156,7 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
         }
         Ok(Answer::NotResponding) => {
             let text = format!(
-                "{}: the daemon is stopped or hangs; tables stay as they are",
+                "{}: the daemon is stopped or hangs; the tables do not change",
                 api::not_responding(&paths.run)
             );
             diagnosis.add(
@@ -168,7 +169,7 @@ fn daemon(diagnosis: &mut Diagnosis, paths: &Paths) -> Option<StatusDocument> {
         }
         Ok(Answer::NotRunning) => {
             let text = format!(
-                "no daemon answers at {}; tables stay as they are",
+                "no daemon answers at {}; the tables do not change",
                 api::socket(&paths.run).display()
             );
             diagnosis.add("daemon", Severity::Warning, text, Some("systemctl start socklb, or socklb run"));
@@ -200,7 +201,8 @@ fn pins(diagnosis: &mut Diagnosis, paths: &Paths, config: Option<&Config>, statu
     }
 }
 
-/// The fault of a client's pins, and its remedy.
+/// The fault of a client's pins with its severity, and the command that corrects it. `None` if the
+/// pins have no fault.
 fn stale(
     pins: &Pins,
     config: Option<&Config>,
@@ -232,7 +234,7 @@ fn stale(
     }
 }
 
-/// A client to examine. Its cgroup is relative to the mount of cgroup2.
+/// A client to examine. The path of its cgroup is relative to the mount of cgroup2.
 struct KnownClient {
     name: String,
     cgroup: std::path::PathBuf,

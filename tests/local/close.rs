@@ -378,7 +378,10 @@ fn a_kill_of_the_daemon_reopens_nothing_and_closes_nothing_more() {
     daemon.kill();
     slow.ends(1);
     let text = slow.text();
-    assert!(text.contains("the daemon ended before it answered: some connections may be closed"), "{text}");
+    assert!(
+        text.contains("the daemon ended before it answered: some connections may have been closed"),
+        "{text}"
+    );
     let left = connected_to(BACKENDS[0]);
     let _daemon = Daemon::start_again(&setup);
     assert_eq!(connected_to(BACKENDS[0]), left);
@@ -416,7 +419,7 @@ fn a_request_that_cannot_be_met_says_why_and_closes_nothing() {
     fixture.daemon().signal(Signal::STOP);
     // The daemon may still read this request when it continues.
     let dry = [&arguments[..], &["--dry-run"]].concat();
-    refused(&fixture, &dry, 1, "does not answer: some connections may be closed");
+    refused(&fixture, &dry, 1, "does not answer: some connections may have been closed");
     fixture.daemon().signal(Signal::CONT);
     eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
     fixture.stop();

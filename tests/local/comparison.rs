@@ -120,7 +120,7 @@ fn an_endpoint_list_is_previewed_against_the_one_in_use() {
         (
             "user",
             "",
-            "no client dials a service \"user\" with endpoints from a file (did you mean users? services with a file: users)",
+            "no client dials a service \"user\" with endpoints from a file or a server (did you mean users? services with a file or a server: users)",
         ),
         ("users", "[[endpoint]]\naddress = 5\n", "next.toml:2:11"),
     ] {

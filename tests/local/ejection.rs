@@ -255,8 +255,8 @@ fn readmit_reports_that_a_hung_daemon_may_lift_the_ejection_later() {
     let fixture = start(&THREE, FOR_LONG);
     fixture.daemon().signal(Signal::STOP);
     let (code, text) = failure(&fixture.setup.run(&["readmit", "users", THREE[0]]));
-    let expected = "does not answer: the daemon may still end the ejection when it continues (check with \
-                    `socklb status`)";
+    let expected = "does not answer: the daemon may still end the ejection when it continues; `socklb status` \
+                    shows the result";
     assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
     fixture.daemon().signal(Signal::CONT);
     eventually("the daemon answers again", || fixture.setup.status(), |status| status.daemon.is_some());

@@ -13,7 +13,8 @@ use crate::print;
 /// Runs a command of the agent.
 ///
 /// # Errors
-/// If the command fails. Faults of its file become [`CommandFailure::Faults`].
+/// If the command fails. Faults of the agent's configuration file become
+/// [`CommandFailure::Faults`].
 pub fn run(agent: AgentOptions, files: PathOptions) -> Result<ExitCode, CommandFailure> {
     let directories = Directories { run: files.run, state: files.state };
     let ended =

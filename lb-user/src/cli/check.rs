@@ -1,6 +1,5 @@
 //! `socklb check`: reads a configuration and its endpoint files. Reports faults in these files,
-//! lists that do not fit the limits, and values that have no effect. The command does not touch the
-//! kernel, and changes nothing.
+//! lists that do not fit the limits, and values that have no effect. The command changes nothing.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -38,15 +37,16 @@ pub enum OutputFormat {
     Json,
 }
 
-/// Checks the configuration at `file`, or else the configuration file in `files`. Prints all faults
-/// at once. If there are none, prints notes on values that are valid but may surprise. If
-/// `compared` is set, also prints what would change in the running configuration. A preview
-/// consists of the name of a service, and of an endpoint file that the command reads instead of the
-/// service's configured file.
+/// Checks the configuration at `file`; if `file` is `None`, at the path in `files`. Prints all
+/// faults at once. If there are no faults, prints notes on values that are valid but may not be
+/// intended. If `compared` is set, also prints what would change in the running configuration. A
+/// preview consists of the name of a service, and of an endpoint file that the command reads
+/// instead of the service's configured file.
 ///
 /// # Errors
 /// If a file cannot be read, a list does not fit the limits, there is no running configuration to
-/// compare with, or a preview names a service without an endpoint file.
+/// compare with, or a preview is for a service that no client dials with a list from a file or a
+/// server.
 pub fn run(
     file: Option<&Path>,
     compared: Option<OutputFormat>,
@@ -71,8 +71,8 @@ pub fn run(
                 // Equal faults are reported once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
-                // A file that cannot be read has no line to show. So the report shows the line of
-                // the configuration, or the option, that contains the file's path.
+                // If a file cannot be read, the report names the place of the file's path: a line
+                // of the configuration, or the option.
                 Err(error) if previews.iter().any(|(_, path)| *path == file.path) => {
                     unread.push(format!("--endpoints: {}", crate::error::chain(&error)));
                 }
@@ -93,7 +93,7 @@ pub fn run(
         return Err(anyhow::anyhow!(unread.join("\n")).into());
     }
     let Some(config) = config.filter(|_| faulty.is_empty()) else { return Ok(ExitCode::FAILURE) };
-    // The lists in the endpoint files must fit the limits, too.
+    // The lists in the endpoint files must fit the limits in `[limits]`.
     let lists = with_previews(&config, previews)?;
     let sources = list_sources(&lists);
     let by_service = dry_run::assignments(&lists.clients, &sources)?;
@@ -129,7 +129,8 @@ pub fn run(
             (None, true) => files.over(config.paths.clone())?,
             _ => paths_of(files)?,
         };
-        // A daemon would be started with the same options, which override the file.
+        // The options on the command line override the file, because a daemon would be started with
+        // the same options.
         let config = Config { paths: files.over(config.paths.clone())?, ..config };
         let comparison = comparison::compare(&config, &by_service, &paths)?;
         match form {
@@ -143,17 +144,17 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The endpoint file of a service: the last preview for the service, or else the file in the
-/// configuration.
+/// The endpoint file of a service: the file of the last preview for the service; without a preview,
+/// the file in the configuration.
 fn previewed(service: Option<&str>, file: &ListFile, previews: &[(String, PathBuf)]) -> ListFile {
     let preview = previews.iter().rfind(|(of, _)| service == Some(of.as_str()));
     preview.map_or_else(|| file.clone(), |(_, path)| ListFile { path: path.clone(), ..file.clone() })
 }
 
-/// Replaces the endpoint files of the configuration with the previews.
+/// Replaces the files and servers that have a preview with the file of the preview.
 ///
 /// # Errors
-/// If a preview names a service whose endpoints do not come from a file.
+/// If a preview is for a service that no client dials with a list from a file or a server.
 fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Config, CommandFailure> {
     let mut config = config.clone();
     let mut names = BTreeSet::new();
@@ -176,14 +177,15 @@ fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Conf
     };
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let text = format!(
-        "--endpoints: no client dials a service {stray:?} with endpoints from a file ({}services with a file: {})",
+        "--endpoints: no client dials a service {stray:?} with endpoints from a file or a server ({}services with a file or a server: {})",
         did_you_mean(stray, &names),
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     );
     Err(anyhow::anyhow!(text).into())
 }
 
-/// Adds to the failure the line of the configuration with the list that does not fit, and a remedy.
+/// If a list does not fit the limits, adds the list's line in the configuration and a remedy to the
+/// failure.
 fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) -> CommandFailure {
     let CommandFailure::Other(error) = &failure else { return failure };
     let Some(misfit) = error.downcast_ref::<DoesNotFit>() else { return failure };

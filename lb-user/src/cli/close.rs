@@ -43,7 +43,7 @@ pub struct CloseOptions {
     pub json: bool,
 }
 
-/// A number per second.
+/// A number of connections per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate(u32);
 
@@ -75,13 +75,14 @@ fn idle_time(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// The most requests of one command, each of which takes ten seconds: an hour.
+/// The maximum number of requests of one command. A request takes at most ten seconds, and the
+/// command therefore at most an hour.
 const REQUESTS: u32 = 360;
 
 /// `socklb close`.
 ///
 /// # Errors
-/// As for [`close`].
+/// The errors of [`close`].
 pub fn run(options: &CloseOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -100,9 +101,9 @@ pub enum NotClosed {
     NoAnswer(String),
 }
 
-/// Closes the connections, by one request to the daemon after the other, and prints the numbers.
-/// Returns whether no selected connection is left. If the future is dropped, the daemon ends the
-/// job within a second.
+/// Closes the connections by one request to the daemon after the other, and prints how many are
+/// closed and how many are left. Returns `true` if no selected connection is left. If the future is
+/// dropped, the daemon ends the close job within a second.
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job
@@ -145,10 +146,10 @@ pub(super) fn path(options: &CloseOptions) -> String {
     path
 }
 
-/// Checks that the daemon and its kernel can close connections. Closes nothing.
+/// Checks by a dry run that the daemon and its kernel can close connections.
 ///
 /// # Errors
-/// As for [`close`], but not if another job closes connections of this backend.
+/// The errors of [`close`], except the error that another job closes the same connections.
 pub async fn check(paths: &Paths, options: CloseOptions) -> Result<()> {
     match request(paths, &path(&CloseOptions { dry_run: true, ..options })).await {
         Err(error) if matches!(error.downcast_ref(), Some(NotClosed::Busy(_))) => Ok(()),
@@ -172,12 +173,12 @@ async fn request(paths: &Paths, path: &str) -> Result<Closed> {
             "the daemon is not running, so nothing was closed: only the daemon closes connections".to_owned(),
         ),
         Ok(Answer::NotResponding) => no_answer(format!(
-            "{}: some connections may be closed (the daemon's log has the numbers); the daemon ends the job \
+            "{}: some connections may have been closed (the daemon's log has their number); the daemon ends the job \
              when it notices that this command has ended",
             api::not_responding(&paths.run)
         )),
         Err(error) if error.is::<DaemonEnded>() => no_answer(
-            "the daemon ended before it answered: some connections may be closed, and their number is not known"
+            "the daemon ended before it answered: some connections may have been closed, and their number is not known"
                 .to_owned(),
         ),
         Err(error) => Err(error),

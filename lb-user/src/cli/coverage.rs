@@ -152,16 +152,16 @@ impl CoverageWait<'_> {
     }
 
     /// Creates the client's cgroup if it does not exist, for example after the client's systemd
-    /// unit was stopped. Prints a message, because the path in the configuration may be mistyped;
-    /// the wrong path would then become a cgroup.
+    /// unit was stopped. Prints a message, because a mistyped path in the configuration would also
+    /// become a cgroup.
     pub fn make(&self, tree: &CgroupTree, cgroup: &Path) -> Result<()> {
         let (client, path) = (self.client, cgroup.display());
         if tree.has(cgroup)? {
             return Ok(());
         }
-        // Links that only record the ends of old flows count as well: if the client moves to
-        // another cgroup, the daemon removes all other links at once, so only these links still
-        // show the old cgroup.
+        // This includes the links of programs that only record the ends of old flows. When a client
+        // moves to another cgroup, the daemon removes all other links at once, and only these links
+        // still show the old cgroup.
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(
@@ -177,7 +177,7 @@ impl CoverageWait<'_> {
     }
 }
 
-/// Whether a retry would not help: a permission is missing, or the daemon is not trusted.
+/// Whether a retry cannot succeed, because a permission is missing or the daemon is not trusted.
 fn is_final(error: &anyhow::Error) -> bool {
     crate::error::is_permission(error) || error.is::<Untrusted>()
 }

@@ -11,11 +11,12 @@ use crate::print;
 /// Removes the client with this name, or all clients if `client` is `None`.
 ///
 /// # Errors
-/// If the client does not exist, another socklb process writes to it, or the kernel refuses.
+/// If the client does not exist, another socklb process writes to its maps, or the kernel returns
+/// an error.
 pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let directory = paths_of(files)?.pins;
-    // All versions: after an upgrade, clients of the old version stay until their last flow ends.
-    // This command removes these clients, too.
+    // Includes the pins of other versions: after an upgrade, a client of the old version stays
+    // until its last flow ends.
     let mut clients = Pins::all_versions(&directory)?;
     if let Some(client) = client {
         clients.retain(|pins| pins.client == client);
@@ -24,7 +25,7 @@ pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, Comman
         }
     }
     if clients.is_empty() {
-        // An interrupted start may have left the maps and pins that all clients share.
+        // An interrupted start may have left behind the maps and pins that all clients share.
         lb_kernel::remove_roots(&directory)?;
         print::text(&format!("nothing is attached below {}\n", directory.display()))?;
         return Ok(ExitCode::SUCCESS);
@@ -34,8 +35,8 @@ pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, Comman
         lb_kernel::detach(pins)?;
         print::text(&format!("client {}: detached; its maps and pins are removed\n", pins.client))?;
     }
-    // Removes the directories that are empty. Shared maps and pins are removed only if no client is
-    // left.
+    // Removes empty directories. If no client is left, also removes the maps and pins that clients
+    // share.
     lb_kernel::remove_roots(&directory)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -10,7 +10,7 @@ use crate::{doctor, print};
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
-/// Examines the host, or, if `pid` is given, whether programs cover that process.
+/// Examines the host. If `pid` is given, examines instead whether a client covers that process.
 ///
 /// # Errors
 /// If a path cannot be made absolute, the output cannot be written, or no process has the id `pid`.
@@ -28,7 +28,8 @@ pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode
         },
         None => None,
     };
-    // If the command line names no configuration, uses the one that the running daemon reports.
+    // If the command line names no configuration file, uses the file that the running daemon
+    // reports.
     if files.config.is_none()
         && let Some(status) = &status
     {

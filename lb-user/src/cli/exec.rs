@@ -18,9 +18,9 @@ use crate::print;
 const NOT_FOUND: u8 = 127;
 const NOT_STARTED: u8 = 126;
 
-/// Moves this process into the client's cgroup, and creates the cgroup if it does not exist. Waits
-/// until the programs cover the cgroup, and then replaces the process with `command`. Returns only
-/// if the command could not be started, with the exit code that shells use in this case.
+/// Creates the client's cgroup if it does not exist, and moves this process into it. Waits until
+/// the programs cover the cgroup, and then replaces the process with `command`. Returns only if the
+/// command cannot be started, with the exit code of shells for this failure.
 ///
 /// # Errors
 /// If the cgroup cannot be entered, or is not covered in time.

@@ -17,7 +17,8 @@ use lb_view::text::{self, Style};
 /// Prints the explanation.
 ///
 /// # Errors
-/// If the service or the client does not exist, or the files cannot be used.
+/// If the service or the client does not exist, or the daemon does not answer and the configuration
+/// or a list cannot be used.
 pub fn run(
     service: &str,
     client: Option<&str>,
@@ -58,7 +59,7 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The explanation that a daemon would give if it started now on an empty kernel.
+/// The explanation that a daemon would return if it started now, without pinned maps.
 fn explain_from_config(
     config: &Config,
     service: &str,

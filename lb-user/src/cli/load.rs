@@ -1,4 +1,5 @@
-//! `socklb load`: shows how weights follow load, and switches this behaviour for an operator.
+//! `socklb load`: shows how weights follow load. The subcommands freeze weights, or switch load
+//! control off or on.
 
 use std::process::ExitCode;
 
@@ -14,24 +15,26 @@ use crate::api::{self, Answer, quoted};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Switches whether weights follow load.
+/// Sets whether weights follow load.
 #[derive(Clone, Debug, Subcommand)]
 pub enum LoadCommand {
     /// Freeze the weights of a service: reports no longer change them
     ///
-    /// The daemon stores the switch across restarts and upgrades, until `socklb load on`, or until
-    /// the service no longer has `load`. Members in slow start still reach their full share.
+    /// The daemon stores this setting across restarts and upgrades, until `socklb load on`, or
+    /// until the service's configuration no longer has `load`. Members in slow start still reach
+    /// their full share.
     Freeze(LoadTarget),
-    /// Give every member of a service its structural weight: reports no longer change it
+    /// Set every member of a service to its structural weight: reports no longer change it
     ///
-    /// The daemon discards the learnt weights. It stores the switch across restarts and upgrades,
-    /// until `socklb load on`, or until the service no longer has `load`.
+    /// The daemon discards the factors that it has computed from reports. It stores this setting
+    /// across restarts and upgrades, until `socklb load on`, or until the service's configuration
+    /// no longer has `load`.
     Off(LoadTarget),
-    /// Let the weights of a service follow load again, as configured
+    /// Adjust the weights of a service to load again, as configured
     On(LoadTarget),
 }
 
-/// Service and client to switch
+/// Service, and optionally one client
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadTarget {
     /// Service
@@ -44,21 +47,21 @@ pub struct LoadTarget {
     pub json: bool,
 }
 
-/// The error for options of `load` before freeze, off or on, where they would have no effect.
+/// The error for options that are written before freeze, off or on, where they have no effect.
 pub const MISPLACED: &str = "the options --client, --service and --json have no effect before freeze, off \
                              and on: write `socklb load freeze SERVICE --client CLIENT`";
 
 /// Prints how weights follow load.
 ///
 /// # Errors
-/// If no daemon answers, because only the daemon has this state, or if no service here has weights
-/// that follow load or start slowly.
+/// If no daemon answers, because only the daemon has this state, or if no selected service has
+/// `load` or `slow_start`.
 pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let mut status = match api::query_daemon::<lb_view::status::StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => status,
         Answer::NotRunning => {
-            let text = "the daemon is not running, and only the daemon knows the reported loads. The tables stay as they are (`socklb status`)";
+            let text = "the daemon is not running, and only the daemon has the reported loads; connects use the tables unchanged, and `socklb status` shows them";
             return Err(anyhow!(text).into());
         }
         Answer::NotResponding => return Err(anyhow!(api::not_responding(&paths.run)).into()),
@@ -76,7 +79,7 @@ pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode
             name.as_ref().map_or_else(String::new, |name| format!(" {what} {name}"))
         };
         let text = format!(
-            "no service here{}{} has weights that follow load or start slowly: see `load` and `slow_start` in socklb.toml(5)",
+            "no service here{}{} has `load` or `slow_start` in its configuration, see socklb.toml(5)",
             of("of client", &filter.client),
             of("with the name", &filter.service)
         );
@@ -90,7 +93,7 @@ pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// Switches whether the weights of a service follow load.
+/// Sets whether the weights of a service follow load.
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, or no client has the service.
@@ -109,7 +112,8 @@ pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, Co
             return Err(anyhow!("the daemon is not running: nothing was changed").into());
         }
         Answer::NotResponding => {
-            let text = "the daemon may still apply the setting when it continues (check with `socklb load`)";
+            let text =
+                "the daemon may still apply the setting when it continues; `socklb load` shows the result";
             return Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into());
         }
     };

@@ -22,11 +22,11 @@ use crate::config::{DEFAULT_PATH, Paths};
 /// directly. The daemon (`socklb run`) decides on the backends and their weights, and writes both
 /// into kernel maps. Connects never wait for the daemon, and continue to work without it.
 ///
-/// Every command reads the directories from `[paths]` in the configuration file, whose path is in
-/// --config or SOCKLB_CONFIG.
+/// Every command except `agent` reads its directories from `[paths]` in the configuration file
+/// (--config or SOCKLB_CONFIG).
 ///
-/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (status, flows, doctor, close), 4 permission;
-/// exec returns the exit code of its command.
+/// Exit codes: 0 ok, 1 failed, 2 usage, 3 degraded (the help of each command explains it), 4 a
+/// permission is missing; exec returns the exit code of its command.
 #[derive(Debug, Parser)]
 #[command(name = "socklb", version)]
 pub struct Cli {
@@ -39,7 +39,8 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// Parses the command line. If that fails, prints the error with a hint and exits the process.
+    /// Parses the command line. If the command line is wrong, prints the error with a hint and
+    /// exits the process.
     pub fn of_command_line() -> Self {
         let mut command = Self::command();
         let matches = command.try_get_matches_from_mut(std::env::args_os()).unwrap_or_else(|mut error| {
@@ -52,8 +53,8 @@ impl Cli {
             }
             error.exit()
         });
-        // Rejects these options only if they are on the command line: the variable SOCKLB_CONFIG
-        // may be set for the daemon.
+        // Rejects --config and --pins only if they are on the command line. The variable
+        // SOCKLB_CONFIG may be set for the daemon, and is ignored here.
         let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
         if matches.subcommand_name() == Some("agent") && (is_given("config") || is_given("pins")) {
             let text = "--config and --pins are for the daemon: to name an agent's file, write `socklb agent serve FILE`";
@@ -106,7 +107,7 @@ fn hint_of_another(error: &clap::Error) -> Option<&'static str> {
             "add the endpoint to its file, or the service to the configuration"
         }
         "save" | "restore" => {
-            "there is nothing to save: the kernel retains the tables, and the daemon follows its files"
+            "there is nothing to save: the kernel retains the tables, and the daemon reads its lists again when it starts"
         }
         "zero" => "counters cannot be reset: `socklb status` shows the rates of the last minute",
         _ => return None,
@@ -147,14 +148,15 @@ pub struct PathOptions {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run the daemon: fill the tables, attach to the cgroups, follow the sources
+    /// Run the daemon: fill the kernel's tables, attach programs to the cgroups, apply changes of
+    /// the sources
     Run,
     /// Check a configuration and its endpoint files; report all faults at once
     ///
-    /// Needs no privilege and changes nothing. Each fault comes with its file, line, column and
-    /// correction. The command also rejects combinations that cannot work, such as the policy
-    /// least-loaded over a subset that can have more than 256 backends, and values that would have
-    /// no effect.
+    /// Needs no privilege and changes nothing. For each fault the command prints the file, line and
+    /// column, and a correction. The command also rejects combinations that cannot work, such as
+    /// the policy least-loaded over a subset that can have more than 256 backends, and values that
+    /// would have no effect.
     ///
     /// Exit codes: 0 no faults, even if --against-running shows changes; 1 faults, or nothing is
     /// running to compare with.
@@ -164,14 +166,13 @@ pub enum Command {
         /// Also show what would change in the running configuration: clients, services, shares, and
         /// changes that need a restart
         ///
-        /// The running configuration comes from the daemon whose directories are in the file of
-        /// --config, or else from the daemon of the checked file's own `[paths]`. If that daemon
-        /// does not answer, the command reads the pinned maps, which needs root and does not show
-        /// all keys.
+        /// The command queries the daemon at the directories that the file of --config configures.
+        /// Without --config, it uses the directories of the checked file. If that daemon does not
+        /// answer, the command reads the pinned maps, which needs root and does not show all keys.
         #[arg(long)]
         against_running: bool,
         /// Read the endpoints of a service from this file, to preview a list before it replaces the
-        /// present one; may be given for several services
+        /// present list; may be given for several services
         #[arg(long, value_name = "SERVICE=FILE", requires = "against_running", value_parser = preview)]
         endpoints: Vec<(String, PathBuf)>,
         /// Print the changes as JSON
@@ -233,11 +234,11 @@ pub enum Command {
     },
     /// Wait until a client covers the cgroup of this process; for ExecStartPre= of a systemd unit
     ///
-    /// A cgroup is covered if the client's programs are attached to it, even if no daemon runs or
-    /// answers.
+    /// A cgroup is covered if the client's programs are attached to it or to a cgroup above it,
+    /// even if no daemon runs or answers.
     ///
-    /// Exit codes: 0 covered; 1 not covered in time, or it never will be (the message states the
-    /// reason); 4 a permission is missing.
+    /// Exit codes: 0 covered; 1 the cgroup is not covered in time, or cannot be covered (the
+    /// message states the reason); 4 a permission is missing.
     Wait {
         /// Client
         client: String,
@@ -251,9 +252,9 @@ pub enum Command {
     /// standard error, and does not remove the cgroup afterwards. It does not create the cgroup
     /// while the client's programs are attached to another cgroup.
     ///
-    /// Exit codes: that of the command, which replaces this process; 127 the command does not
-    /// exist; 126 the command cannot be started; 1 the cgroup is not covered in time, or never will
-    /// be; 4 a permission is missing.
+    /// The command replaces this process, and its exit code is returned. Other exit codes: 127 the
+    /// command does not exist; 126 the command cannot be started; 1 the cgroup is not covered in
+    /// time, or cannot be covered; 4 a permission is missing.
     Exec {
         /// Client
         client: String,
@@ -271,19 +272,19 @@ pub enum Command {
     /// process is not covered; with --pid also 1 if there is no such process, and 4 if a permission
     /// is missing to read which programs are attached.
     Doctor {
-        /// Check whether a client covers this process; print which client does, or why none does
+        /// Check whether a client covers this process; print the client, or why no client covers it
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         pid: Option<u32>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Readmit an ejected backend before its trial
+    /// Let connects choose an ejected backend again before its trial
     ///
-    /// The daemon does this for root, its own user, and members of the group in `[admin]`.
+    /// The daemon permits this for root, its own user, and members of the group in `[admin]`.
     ///
     /// Exit codes: 0 at least one client readmitted the backend; 1 the backend was not ejected, or
-    /// nothing was done (with the reason); 4 a permission is missing.
+    /// the command failed (the message states the reason); 4 a permission is missing.
     Readmit {
         /// Service
         service: String,
@@ -304,16 +305,18 @@ pub enum Command {
     /// --force is given. The daemon permits this for root, its own user, and members of the group
     /// in `[admin]`. Other hosts are not affected.
     ///
-    /// Exit codes: 0 the backends are drained (with --wait: and have no open flows); 1 refused or
-    /// not found, or a backend was no longer drained before the command ended; 3 drained, but a
-    /// restart of the daemon would lose the drain, or connections that --close selects stay open,
-    /// or flows are still open after --timeout; 4 a permission is missing; 130 or 143 ^C or SIGTERM
-    /// ended the waiting or the closing, and the backends stay drained.
+    /// Exit codes: 0 the backends are drained (with --wait: and have no open flows); 1 the daemon
+    /// refused the drain, or the service or a backend does not exist, or another command ended a
+    /// drain before this command ended; 3 drained, but a restart of the daemon would lose the
+    /// drain, or connections that --close selects stay open, or flows are still open after
+    /// --timeout; 4 a permission is missing; 130 (^C) or 143 (SIGTERM) the command stopped waiting
+    /// or closing early, and the backends stay drained.
     Drain(overrides::DrainOptions),
     /// End the drain of backends on this host
     ///
-    /// Exit codes: 0 the backends are not drained; 1 refused or not found; 3 done, but a restart of
-    /// the daemon would lose the change; 4 a permission is missing.
+    /// Exit codes: 0 the backends are not drained; 1 the daemon refused the change, or the service
+    /// or a backend does not exist; 3 the change is made, but a restart of the daemon would lose
+    /// the change; 4 a permission is missing.
     Undrain(overrides::UndrainOptions),
     /// Multiply the weight of a backend on this host, from 1% to 1000%; 100% removes the override
     ///
@@ -339,8 +342,8 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show how weights follow the load that backends report, or freeze or switch off this
-    /// behaviour
+    /// Show how weights follow the load that backends report; freeze weights, or switch load
+    /// control off or on
     ///
     /// Needs the daemon, which accepts freeze, off and on only from root, the daemon's own user,
     /// and members of the group in `[admin]`.
@@ -360,29 +363,29 @@ pub enum Command {
     /// Print, refresh or check the endpoint lists of services
     #[command(subcommand)]
     Source(source::SourceCommand),
-    /// Report readiness, lame-duck state and load of this host's backends to requesting clients
+    /// Report readiness, lame-duck state and load of this host's backends to clients
     ///
-    /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its file is
-    /// /etc/socklb/agent.toml, or the file given to `serve`. --run and --state set its directories;
-    /// --config and --pins are only for the daemon.
+    /// `socklb agent serve` runs beside backends and needs neither root nor the daemon. Its
+    /// configuration file is /etc/socklb/agent.toml, or the file given to `serve`. --run and
+    /// --state set its directories; --config and --pins are only for the daemon.
     Agent(lb_agent::cli::AgentOptions),
     /// Close the connections of a backend's flows
     ///
-    /// The command closes no other connections. The processes that hold the closed connections
-    /// receive ECONNABORTED; whether they dial again depends on the application. Only flows that
-    /// began before the command are closed. Drain the backend first (for example by `state =
-    /// "lame-duck"` in the endpoint file): otherwise new connections may go to the backend again.
+    /// The processes with these connections receive ECONNABORTED; whether they dial again depends
+    /// on the application. Only flows that began before the command are closed. If the backend is
+    /// not drained first (for example by `socklb drain`), new connections may use it again.
     ///
-    /// UDP sockets are closed if they are connected and --idle is not given. The command shows what
-    /// it has closed, and why other flows stay. Ctrl-C ends the closing within a second; the
-    /// daemon's log has the numbers. The daemon does this for root, its own user, and members of
-    /// the group in `[admin]`.
+    /// UDP sockets are closed if they are connected and --idle is not given. The command prints how
+    /// many flows it has closed, and why other flows stay. Ctrl-C ends the closing within a second;
+    /// the daemon's log has the number of closed flows. The daemon permits this command for root,
+    /// its own user, and members of the group in `[admin]`.
     ///
     /// Exit codes: 0 all selected flows are closed or have ended; 1 nothing was done (the message
     /// has the reason); 3 some flows stay: they are in network namespaces that the daemon cannot
-    /// enter, the kernel did not close them, or the time was over; 4 a permission is missing.
+    /// enter, the kernel did not close them, or the command ended after an hour; 4 a permission is
+    /// missing.
     Close(close::CloseOptions),
-    /// Remove one client, or all, from the kernel: programs, maps, pins
+    /// Remove the programs, maps and pins of one client, or of all clients, from the kernel
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
     Detach {
         /// Client
@@ -399,7 +402,7 @@ impl PathOptions {
         self.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
     }
 
-    /// Replaces the paths for which the command line has an option with the values of the options.
+    /// Replaces each path for which the command line has an option with the option's value.
     ///
     /// # Errors
     /// If a path is relative and the current directory cannot be found.

@@ -1,4 +1,5 @@
-//! `socklb drain`, `undrain`, `weight` and `overrides`: what operators change on this host.
+//! `socklb drain`, `undrain`, `weight` and `overrides`: operators set, end and list the overrides
+//! of this host.
 
 mod closing;
 
@@ -72,10 +73,10 @@ pub struct DrainOptions {
     /// With --wait: stop waiting after this time
     #[arg(long, value_name = "TIME", value_parser = time, requires = "wait", default_value = "5m")]
     pub timeout: Duration,
-    /// Then close the open flows of the backends, as `socklb close` does
+    /// After the drain has begun, close the open flows of the backends, as `socklb close` does
     #[arg(long, value_name = "WHICH", conflicts_with_all = ["dry_run", "json"])]
     pub close: Option<CloseWhich>,
-    /// With --close: first wait this long for the flows to end by themselves
+    /// With --close: before the closing, wait at most this long for the flows to end by themselves
     #[arg(long, value_name = "TIME", value_parser = time, requires = "close")]
     pub after: Option<Duration>,
     /// With --close: close at most this many connections per second on this host
@@ -87,12 +88,12 @@ pub struct DrainOptions {
     /// Drain even the last available backends
     #[arg(long)]
     pub force: bool,
-    /// Print JSON; with --wait at the end, and the progress on standard error
+    /// Print JSON; with --wait, print it at the end, and print the progress on standard error
     #[arg(long)]
     pub json: bool,
 }
 
-/// Backends that are no longer drained
+/// Backends to undrain
 #[derive(Clone, Debug, Args)]
 pub struct UndrainOptions {
     /// Service
@@ -100,7 +101,7 @@ pub struct UndrainOptions {
     /// Backends: addresses with ports, or indexes
     #[arg(value_name = "BACKEND", required = true, value_parser = backend)]
     pub backends: Vec<String>,
-    /// Only the drain for this client, instead of all drains
+    /// Only the drains for this client, instead of all drains of the backends
     #[arg(long)]
     pub client: Option<String>,
     /// Print JSON
@@ -163,7 +164,7 @@ impl DrainOptions {
 }
 
 fn backend(text: &str) -> Result<String, String> {
-    // The daemon resolves an address without a port if only one backend has it.
+    // The daemon accepts an address without a port if exactly one backend has this address.
     let is_backend =
         text.parse::<SocketAddr>().is_ok() || text.parse::<IpAddr>().is_ok() || text.parse::<u32>().is_ok();
     if is_backend {
@@ -182,7 +183,7 @@ fn reason(text: &str) -> Result<String, String> {
     check_reason(text).map(|()| text.to_owned())
 }
 
-/// Other load balancers read a number without `%` as an absolute weight, so it is rejected.
+/// A number without `%` is rejected, because other load balancers read it as an absolute weight.
 fn percent(text: &str) -> Result<u16, String> {
     let number = text.strip_suffix('%').ok_or("write a percentage of the weight in the list, such as 50%")?;
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
@@ -190,7 +191,7 @@ fn percent(text: &str) -> Result<u16, String> {
     check_percent(percent).map(|()| percent)
 }
 
-/// A change that the daemon should make.
+/// A change to request from the daemon.
 struct OverrideCommand<'o> {
     action: OverrideAction,
     service: &'o str,
@@ -237,7 +238,7 @@ impl OverrideCommand<'_> {
         let path = self.path();
         if path.len() > api::MAX_PATH {
             let text = format!(
-                "a request may have {} bytes, but this request for {} backends has {}: name fewer backends \
+                "a request may have at most {} bytes, but this request for {} backends has {}: name fewer backends \
                  at a time, or name them by index; nothing was changed",
                 api::MAX_PATH,
                 self.backends.len(),
@@ -249,20 +250,18 @@ impl OverrideCommand<'_> {
             if self.dry_run { api::post_to_daemon(paths, &path) } else { api::post_and_store(paths, &path) };
         let answer = match answer {
             Err(error) if error.is::<DaemonEnded>() => {
-                return Err(anyhow!("{error} (check with `socklb overrides`)").into());
+                return Err(anyhow!("{error}; `socklb overrides` shows the overrides that exist").into());
             }
             answer => answer?,
         };
         match answer {
             Answer::Given(overridden) => Ok(overridden),
-            Answer::NotRunning => {
-                Err(anyhow!("the daemon is not running: nothing was changed (`socklb overrides`)").into())
-            }
+            Answer::NotRunning => Err(anyhow!("the daemon is not running: nothing was changed").into()),
             Answer::NotResponding => {
                 let text = if self.dry_run {
                     "nothing was changed"
                 } else {
-                    "the daemon may still make the change when it continues (check with `socklb overrides`)"
+                    "the daemon may still make the change when it continues; `socklb overrides` shows the result"
                 };
                 Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into())
             }
@@ -280,7 +279,8 @@ pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, Co
     let paths = paths_of(files)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if options.close.is_some() {
-        // Nothing is drained if the daemon or its kernel cannot close connections.
+        // Checks first that the daemon and its kernel can close connections. If they cannot, the
+        // command ends before it drains a backend.
         let planned = OverrideCommand { dry_run: true, ..change }.request(&paths)?;
         let known = planned.overrides.iter().map(|one| one.of.scope.backend);
         if let Some(backend) = planned.changed.iter().copied().chain(known).next() {
@@ -301,8 +301,8 @@ pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, Co
     Ok(ExitCode::from(code))
 }
 
-/// Closes the flows of drained backends and waits for their end, as requested. Returns the exit
-/// code.
+/// Closes the flows of drained backends and waits until no flow is open, as far as the options
+/// request this. Returns the exit code.
 ///
 /// # Errors
 /// If the daemon is not trusted or refuses this user, or the output cannot be written.
@@ -353,7 +353,7 @@ async fn close_and_wait(
 /// Ends the drain of backends.
 ///
 /// # Errors
-/// If no daemon answers, or the daemon refuses this.
+/// If no daemon answers, or the daemon refuses the change.
 pub fn undrain(options: &UndrainOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let change = OverrideCommand {
         action: OverrideAction::Undrain,
@@ -372,7 +372,7 @@ pub fn undrain(options: &UndrainOptions, files: &PathOptions) -> Result<ExitCode
 /// Multiplies the weight of a backend.
 ///
 /// # Errors
-/// If no daemon answers, or the daemon refuses this.
+/// If no daemon answers, or the daemon refuses the change.
 pub fn weigh(options: &WeightOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let change = OverrideCommand {
         action: OverrideAction::Weight,
@@ -404,7 +404,7 @@ fn show(overridden: &Overridden, action: OverrideAction, json: bool) -> Result<E
 /// Prints the overrides of this host, or those of one service.
 ///
 /// # Errors
-/// If no daemon runs, and its file cannot be read.
+/// If no daemon answers and the stored overrides cannot be read, or if the service does not exist.
 pub fn list(service: Option<&str>, json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let why = match api::query_daemon::<OverridesDocument>(&paths, "/v1/overrides")? {
@@ -433,10 +433,11 @@ pub fn list(service: Option<&str>, json: bool, files: &PathOptions) -> Result<Ex
     print_list(document, service, json, false)
 }
 
-/// Checks that a service exists. An override may be for a service that no client has any more.
+/// Checks that an override or a client has this service. A service with an override may have no
+/// client any more.
 ///
 /// # Errors
-/// If no override and no client is for this service. The message lists the services that exist.
+/// If neither an override nor a client has this service. The message lists the clients' services.
 fn check_service(
     service: Option<&str>,
     document: &OverridesDocument,

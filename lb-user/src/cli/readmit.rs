@@ -28,12 +28,13 @@ pub fn run(
     let readmission = match api::post_to_daemon::<Readmission>(&paths, &path)? {
         Answer::Given(readmission) => readmission,
         Answer::NotRunning => {
-            let text = "the daemon is not running, so the ejection stays: the kernel programs send a trial to the backend \
-                        when its ejection time is over (`socklb status`)";
+            let text = "the daemon is not running, so the ejection stays: when the ejection time is over, the kernel \
+                        programs use one connect as a trial of the backend";
             return Err(anyhow!(text).into());
         }
         Answer::NotResponding => {
-            let text = "the daemon may still end the ejection when it continues (check with `socklb status`)";
+            let text =
+                "the daemon may still end the ejection when it continues; `socklb status` shows the result";
             return Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into());
         }
     };

@@ -19,7 +19,7 @@ use crate::print;
 use crate::source::Stamp;
 use lb_view::text::Style;
 
-/// Runs the daemon until a signal stops it.
+/// Runs the daemon until a signal ends it.
 ///
 /// # Errors
 /// If it cannot start.
@@ -35,7 +35,8 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     };
     // If the thread cannot be started, the message does not appear.
     let _ = std::thread::Builder::new().name("waiting".to_owned()).spawn(report_waiting);
-    // The stamp is taken before the file is read, so that any later change of the file is noticed.
+    // The stamp is taken before the file is read, so that the daemon detects any later change of
+    // the file.
     let stamp = Stamp::at(files.file());
     let config = read_config(files)?;
     drop(read);
@@ -48,9 +49,10 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     };
     match daemon::run(config, stamp, Arc::new(reread)) {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        // A service manager does not restart a service that ended with the exit code for a missing
-        // privilege. Other failures may be temporary, for example if another process uses a hook or
-        // a directory, so the daemon must exit with another code.
+        // A service manager does not restart the daemon after the exit code for a missing
+        // privilege. If the process has its privileges, a permission error may be temporary, for
+        // example because another process uses a hook or a directory. The daemon then exits with
+        // another code.
         Err(error) if is_permission(&error) && !lb_kernel::lacks_privilege() => {
             Err(anyhow::anyhow!("{error:#}").into())
         }
@@ -58,7 +60,8 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     }
 }
 
-/// How a running daemon classifies a failure to reload its configuration.
+/// Classifies a failure to reload the configuration: a missing or faulty file is
+/// [`ReadFailure::Faulty`], any other failure is [`ReadFailure::Unread`].
 fn failure_of(failure: &CommandFailure) -> ReadFailure {
     let is_missing = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)

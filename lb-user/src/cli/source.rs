@@ -18,8 +18,8 @@ use crate::{print, source_check};
 pub enum SourceCommand {
     /// Print the list of a service as an endpoint file (JSON)
     ///
-    /// Prints the list in force, wherever it comes from. The output works as `backends = { file =
-    /// .. }`.
+    /// Prints the list in force, from any kind of source. A service can use the output as its
+    /// endpoint file: `backends = { file = .. }`.
     Dump {
         /// Service
         service: String,
@@ -27,9 +27,9 @@ pub enum SourceCommand {
         #[arg(long)]
         newest: bool,
     },
-    /// Make the daemon read the file of a list, or query its server, at once
+    /// Make the daemon read a list's file, or query the list's server, at once
     ///
-    /// The daemon does this for root, its own user, and members of the group in `[admin]`.
+    /// The daemon permits this for root, its own user, and members of the group in `[admin]`.
     Refresh {
         /// Services
         #[arg(required = true)]
@@ -37,8 +37,8 @@ pub enum SourceCommand {
     },
     /// Read every file and query every server in the configuration, without the daemon
     ///
-    /// Works before the first start, and changes nothing. The command queries each server twice,
-    /// and reports if the two answers differ.
+    /// Changes nothing. The command queries each server twice, and reports if the two answers
+    /// differ.
     ///
     /// Exit codes: 0 all lists can be used; 3 a list cannot be used.
     Check {
@@ -64,7 +64,7 @@ pub fn run(command: SourceCommand, files: &PathOptions) -> Result<ExitCode, Comm
 fn dump(paths: &Paths, service: &str, newest: bool) -> Result<ExitCode, CommandFailure> {
     let path = format!("/v1/source/{}?newest={newest}", quoted(service));
     let list = match api::query_daemon::<Box<RawValue>>(paths, &path)
-        .with_context(|| format!("the list of service {service}"))?
+        .with_context(|| format!("read the list of service {service}"))?
     {
         Answer::Given(list) => list,
         Answer::NotRunning => {
@@ -91,7 +91,9 @@ fn refresh(paths: &Paths, services: &[String]) -> Result<ExitCode, CommandFailur
                 format!("no client here dials a service {service} whose list comes from a file or a server");
             return Err(anyhow!(text).into());
         };
-        print::text(&format!("{service}: {origin} is read at once; see `socklb status`\n"))?;
+        print::text(&format!(
+            "{service}: the daemon reads {origin} at once; `socklb status` shows the result\n"
+        ))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -102,7 +104,7 @@ fn check(json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     if json {
         print::json(&checked)?;
     } else if checked.is_empty() {
-        print::text("every list is in the configuration\n")?;
+        print::text("nothing to check: the configuration itself contains every list\n")?;
     } else {
         let text: String = checked.iter().map(lb_view::source::CheckedSource::describe).collect();
         print::text(&text)?;

@@ -20,7 +20,7 @@ use lb_view::filter::Filter;
 use lb_view::status::{SortBy, StatusDocument};
 use lb_view::text::{self, Style};
 
-/// The part of the status to show, and its order.
+/// The part of the status to show, and the order of backends.
 pub struct Shown {
     pub filter: Filter,
     pub only_failing: bool,
@@ -29,7 +29,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// Returns an error if a name in the filter does not exist.
+    /// Checks that the client, service and backend in the filter exist.
     fn check(&self, status: &StatusDocument) -> Result<(), String> {
         let names = status.clients.iter().map(|client| client.name.as_str());
         names::check_client(&self.filter, names, "here")?;
@@ -79,7 +79,8 @@ pub fn run(
     Ok(if degraded { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
 }
 
-/// Reads the status from the daemon if one runs and answers, else from the pins.
+/// Reads the status from the daemon. If no daemon answers, or the daemon has another directory of
+/// pins than the command line, reads the pinned maps instead.
 pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
     let paths = paths_of(files)?;
     let why = match api::query_daemon::<StatusDocument>(&paths, "/v1/status")? {
@@ -92,8 +93,8 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
                 paths.pins.display()
             ),
         },
-        Answer::NotRunning => "the daemon is not running: tables stay as they are".to_owned(),
-        Answer::NotResponding => format!("{}: tables stay as they are", api::not_responding(&paths.run)),
+        Answer::NotRunning => "the daemon is not running: the tables do not change".to_owned(),
+        Answer::NotResponding => format!("{}: the tables do not change", api::not_responding(&paths.run)),
     };
     let mut status = status::from_pins(&paths.pins, why.clone()).context(why)?;
     let lists = stored_lists(files);
@@ -101,9 +102,9 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
     Ok(status)
 }
 
-/// The lists that the daemon used last, read from its stored files. Empty if the configuration is
-/// missing, faulty or unreadable for this user, or if a file system does not answer. Even then, the
-/// command shows the content of the pins.
+/// Reads the lists that the daemon stored last. Returns an empty map if the configuration is
+/// missing, faulty or unreadable for this user, or if a file system does not answer within 2 s. The
+/// command then shows only the content of the pinned maps.
 fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     const PATIENCE: Duration = Duration::from_secs(2);
     let (sender, read) = mpsc::channel();
@@ -116,7 +117,7 @@ fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
     started.ok().and_then(|_| read.recv_timeout(PATIENCE).ok()).unwrap_or_default()
 }
 
-/// The daemon's directory of pins, if it differs from the directory on the command line.
+/// The daemon's directory of pins, if it differs from --pins on the command line.
 fn other_pins(status: &StatusDocument, files: &PathOptions) -> Option<PathBuf> {
     let (wanted, daemon) = (files.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();

@@ -1,8 +1,8 @@
-//! `socklb status --watch`: on a terminal, a screen that is refreshed until the user leaves it. If
+//! `socklb status --watch`: on a terminal, shows a screen and refreshes it until the user quits. If
 //! the output is not a terminal, the command prints one text after another.
 //!
-//! The terminal is always restored, however the command ends. Reading the status may take seconds,
-//! so another thread reads it while the loop handles keys and signals.
+//! The command restores the terminal when it ends, except after SIGKILL. Reading the status may
+//! take seconds, so another thread reads it while the loop handles keys and signals.
 
 mod keys;
 
@@ -28,7 +28,7 @@ use self::terminal::{AlternateScreen, Keyboard};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// Reads the status.
+/// A function that reads the status.
 pub type Look = Arc<dyn Fn() -> Result<StatusDocument, CommandFailure> + Send + Sync>;
 
 /// Shows the status at intervals of `every`, until a key or a signal ends the command, or nothing
@@ -65,7 +65,7 @@ fn texts(runtime: &Runtime, look: &Look, every: Duration) -> Result<ExitCode, Co
 
 /// The status on the screen, and the part of it that is visible.
 struct WatchView {
-    /// The last status that could be read.
+    /// The last status that was read successfully.
     status: StatusDocument,
     /// Why the latest read failed; `None` if it succeeded.
     error: Option<String>,
@@ -107,7 +107,7 @@ impl WatchView {
     }
 }
 
-/// Runs the screen until the user leaves it.
+/// Shows the screen until a key or a signal ends the command.
 async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<ExitCode> {
     // The handlers are installed before the terminal is changed, so that no signal can end the
     // process before the terminal is restored.
@@ -151,7 +151,7 @@ async fn screen(mut view: WatchView, look: Look, every: Duration) -> Result<Exit
     }
 }
 
-/// The result of the read that is under way; waits forever if there is none.
+/// Waits for the result of the read that is under way; waits forever if no read is under way.
 async fn ended<T>(reading: &mut Option<JoinHandle<T>>) -> T {
     match reading {
         Some(reading) => reading.await.expect("the read neither panics nor is cancelled"),

@@ -1,5 +1,5 @@
-//! Closes the connections of drained backends, one backend after the other, as long as they are
-//! drained.
+//! Closes the connections of drained backends, one backend after the other. Stops when one of the
+//! backends is no longer drained.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ use crate::print;
 pub enum CloseResult {
     /// No selected connection is left.
     Closed,
-    /// Some connections stay open; the reasons are printed.
+    /// Some connections stay open; the command has printed the reasons.
     Incomplete,
     /// A signal or the end of a drain has ended the closing. The command exits with this code.
     Early(u8),
@@ -60,7 +60,8 @@ pub async fn close(
 /// This backend is no longer drained.
 struct NotDrained(SocketAddr);
 
-/// Returns whether no selected connection is left.
+/// Closes the connections of one backend after the other. Returns `true` if no selected connection
+/// is left.
 async fn close_each(
     paths: &Paths,
     options: &DrainOptions,
@@ -89,7 +90,7 @@ async fn close_each(
 
 /// Waits until one of the backends is no longer drained.
 async fn drain_ends(paths: &Paths, scopes: &[OverrideScope]) -> Result<SocketAddr> {
-    // Bound: the command's other futures end.
+    // Bound: [`close`] drops this future when the closing or a signal ends it.
     loop {
         tokio::time::sleep(PAUSE).await;
         if let Some(backend) = ended(paths, scopes).await? {
@@ -124,7 +125,7 @@ mod tests {
     use super::*;
     use crate::api;
 
-    /// What the daemon answers to the request for one backend.
+    /// The answer of the fake daemon to the request for one backend.
     #[derive(Clone, Copy)]
     enum Closes {
         Nothing,
@@ -208,8 +209,8 @@ mod tests {
         }
     }
 
-    /// Closes the connections of all backends of such a daemon. Returns the backends of the
-    /// requests that the daemon has received.
+    /// Closes the connections of all backends of a [`Daemon`] with these answers. Returns the
+    /// backends of the requests that the daemon has received.
     fn closed(
         closes: &'static [Closes],
         interrupted: impl Future<Output = u8>,
@@ -234,7 +235,7 @@ mod tests {
             });
             let scopes: Vec<OverrideScope> = (0..closes.len()).map(scope).collect();
             let closing = close(&paths, &options, &scopes, interrupted);
-            tokio::time::timeout(Duration::from_secs(20), closing).await.expect("it ends")
+            tokio::time::timeout(Duration::from_secs(20), closing).await.expect("the closing ends")
         });
         let requested = std::mem::take(&mut daemon.state.lock().expect("no panic").requested);
         (ending, requested)

@@ -1,5 +1,5 @@
-//! The overrides without a daemon: the daemon's file contains the overrides, and the maps show
-//! their effect.
+//! Reads the overrides while no daemon runs: the overrides from the file that the daemon has
+//! stored, and their effect from the pinned maps.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use crate::error::CommandFailure;
 use crate::source::{SourceError, last_good};
 use crate::status;
 
-/// Reads the overrides that a daemon has stored last.
+/// Reads the overrides that the last daemon stored.
 ///
 /// # Errors
 /// If the file or the maps cannot be read, or the file has the format of another version.
@@ -32,7 +32,8 @@ pub fn read(paths: &Paths) -> Result<OverridesDocument, CommandFailure> {
     Ok(OverridesDocument { schema: SCHEMA, overrides, not_kept: None })
 }
 
-/// Adds the effect that the maps show. Only a daemon knows whether earlier connects have ended.
+/// Adds the effect of an override from the maps. `is_settled` is `false`, because only a daemon
+/// knows whether the connects that began before the drain have ended.
 fn with_effect(of: Override, kernel: &StatusDocument) -> OverrideStatus {
     let scope = &of.scope;
     let concerned =

@@ -1,5 +1,5 @@
-//! Waits until drained backends have no open flows. The drain does not depend on this: if the
-//! daemon ends meanwhile, the backends stay drained, and the waiting continues.
+//! Waits until drained backends have no open flows. If the daemon ends meanwhile, the backends stay
+//! drained, and the command waits for the next daemon.
 
 use std::collections::VecDeque;
 use std::io::IsTerminal;
@@ -19,14 +19,14 @@ use crate::config::Paths;
 use crate::error::is_permission;
 use crate::print;
 
-/// The exit code if a drain ended before the command did.
+/// The exit code if a drain ends before the command ends.
 pub const NOT_DRAINED: u8 = 1;
 
 /// The pause between two queries.
 pub const PAUSE: Duration = Duration::from_millis(500);
-/// How long to wait for one answer.
+/// How long to wait for the daemon's answer to one query.
 const TO_ANSWER: Duration = Duration::from_secs(2);
-/// If standard output is not a terminal, the shortest time between two lines.
+/// The shortest time between two lines of progress, if standard output is not a terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 /// The rate of ended flows is the mean over this time.
 const RATE_OVER: Duration = Duration::from_secs(10);
@@ -39,24 +39,25 @@ pub struct Waited {
     pub last: Option<OverridesDocument>,
 }
 
-/// The signals that end a command early. While a value of this type exists, these signals do not
-/// end the process by themselves.
+/// The signals that end a command early. Once the first value of this type exists, these signals no
+/// longer end the process by themselves: tokio does not restore the default action.
 pub struct Interrupts {
     interrupt: unix::Signal,
     terminate: unix::Signal,
 }
 
 impl Interrupts {
-    /// Starts to catch the signals. Call this in a runtime.
+    /// Starts to catch the signals. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// If the process cannot open the descriptor that the handlers need.
+    /// If a handler cannot be installed.
     pub fn new() -> Result<Self> {
         let of = |signal: Signal| unix::signal(SignalKind::from_raw(signal.as_raw()));
         Ok(Self { interrupt: of(Signal::INT)?, terminate: of(Signal::TERM)? })
     }
 
-    /// Waits for a signal. Returns the exit code for it, as shells report such an end.
+    /// Waits for a signal. Returns 128 plus its number, which shells report for a process that a
+    /// signal has ended.
     pub async fn next(&mut self) -> u8 {
         let number = tokio::select! {
             _ = self.interrupt.recv() => Signal::INT,
@@ -66,8 +67,9 @@ impl Interrupts {
     }
 }
 
-/// The overrides of the host, and the progress of these drains. Each is `None` if no daemon has
-/// answered in time. The progress is also `None` if the daemon does not know all drains yet.
+/// Queries the overrides of the host, and the progress of the drains with these scopes. Both are
+/// `None` if no daemon answers in time. The progress is also `None` if the daemon does not know all
+/// drains yet.
 ///
 /// # Errors
 /// If the daemon is not trusted or refuses this user.
@@ -79,7 +81,8 @@ pub async fn observe(
     match tokio::time::timeout(TO_ANSWER, query).await {
         Ok(Ok(Some(document))) => {
             let progress = document.progress(scopes);
-            // A daemon that cannot read its file yet does not know all drains.
+            // A daemon that has not been able to read its stored overrides yet does not know all
+            // drains.
             let is_known = progress.ended.is_empty() || document.not_kept.is_none();
             Ok((Some(document), is_known.then_some(progress)))
         }
@@ -89,8 +92,8 @@ pub async fn observe(
     }
 }
 
-/// Waits for at most `timeout` until these drains have no open flows. Prints the progress to
-/// standard output, or to standard error if standard output is for JSON.
+/// Waits for at most `timeout` until the backends of these drains have no open flows. Prints the
+/// progress to standard output, or to standard error if standard output is for JSON.
 ///
 /// # Errors
 /// If the daemon is not trusted or refuses this user, or the output cannot be written.
@@ -131,14 +134,14 @@ pub async fn wait(
 
 const INTERRUPTED: &str = "stopped waiting; the backends stay drained until `socklb undrain`";
 
-/// The message that a command ends because a backend is no longer drained.
+/// The message of a command that ends because a backend is no longer drained.
 pub fn no_longer_drained(backend: SocketAddr) -> String {
     format!("{backend} is no longer drained: another command has ended the drain, or its time is over")
 }
 
-/// The progress that has been printed.
+/// Prints the progress, and stores what it has printed last.
 struct ProgressPrinter {
-    /// Whether each line replaces the previous one.
+    /// Whether each line replaces the previous line.
     is_terminal: bool,
     json: bool,
     last: Option<(Duration, String)>,
@@ -175,7 +178,7 @@ impl ProgressPrinter {
     }
 }
 
-/// Whether to print a line, given the last printed line and its time.
+/// Whether to print `line` at the time `at`. `last` is the last printed line and its time.
 fn is_due(last: Option<&(Duration, String)>, at: Duration, line: &str) -> bool {
     last.is_none_or(|(time, text)| text != line && at.saturating_sub(*time) >= BETWEEN_LINES)
 }
@@ -183,13 +186,13 @@ fn is_due(last: Option<&(Duration, String)>, at: Duration, line: &str) -> bool {
 /// What to do after an observation.
 #[derive(Debug, PartialEq)]
 enum WaitStep {
-    /// Continue; the text is the progress.
+    /// Continue to wait, and show this progress.
     Waits(String),
-    /// End with this exit code and text.
+    /// End the command with this exit code and text.
     Ends(u8, String),
 }
 
-/// The observations so far. Times count from the beginning of the waiting.
+/// The observations so far. All times are measured from the beginning of the waiting.
 struct DrainWait {
     timeout: Duration,
     /// The number of open flows at earlier times, within [`RATE_OVER`].
@@ -243,8 +246,8 @@ impl DrainWait {
         WaitStep::Waits(text + &not_counted)
     }
 
-    /// The rate at which flows end, and an estimate of the time until no flow is open; empty if no
-    /// flow has ended recently.
+    /// The rate at which flows end, and an estimate of the time until no flow is open. Empty if no
+    /// flow has ended within [`RATE_OVER`].
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -337,7 +340,10 @@ mod tests {
         assert_eq!(waiting.step(at(2), None), waits(&text));
         let late = format!("{text}; not waiting any longer after 10s");
         assert_eq!(waiting.step(at(10), None), WaitStep::Ends(DEGRADED, late));
-        assert!(matches!(waiting.step(at(11), Some(seen(0))), WaitStep::Ends(0, _)), "a last look counts");
+        assert!(
+            matches!(waiting.step(at(11), Some(seen(0))), WaitStep::Ends(0, _)),
+            "the command evaluates an observation after its time"
+        );
     }
 
     #[test]

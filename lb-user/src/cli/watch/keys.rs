@@ -12,7 +12,8 @@ pub enum KeyAction {
 }
 
 /// The byte sequences that terminals send, and the keys of `less`. Each cursor key has two
-/// sequences, because an earlier application may have left the terminal in either mode.
+/// sequences: one for the normal mode of the terminal and one for its application mode, which an
+/// earlier program may have left set.
 const KEYS: [(&[u8], KeyAction); 24] = [
     (b"q", KeyAction::Quit),
     (b"Q", KeyAction::Quit),

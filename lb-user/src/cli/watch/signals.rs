@@ -29,7 +29,7 @@ impl WatchSignals {
     /// Starts to catch the signals.
     ///
     /// # Errors
-    /// If the process cannot open the descriptor that the handlers need.
+    /// If a handler cannot be installed.
     pub fn new() -> io::Result<Self> {
         let of = |signal: Signal| unix::signal(SignalKind::from_raw(signal.as_raw()));
         Ok(Self {

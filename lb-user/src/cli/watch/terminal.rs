@@ -53,7 +53,7 @@ impl AlternateScreen {
     pub fn show(&self, rows: &[String]) -> Result<()> {
         // Each row is cleared before it is written, and the rest of the screen at the end. Clearing
         // the whole screen first would flicker. A row cannot be cleared after it is written: if the
-        // row is full, the cursor stays on its last letter and would erase it.
+        // row is full, the cursor stays on the last letter, and clearing would erase this letter.
         let mut frame = "\x1b[H".to_owned();
         for (number, row) in rows.iter().enumerate() {
             frame.push_str(if number == 0 { "\x1b[2K" } else { "\r\n\x1b[2K" });
@@ -67,7 +67,7 @@ impl AlternateScreen {
         write(&frame)
     }
 
-    /// Restores the terminal. A failure is ignored, because then the terminal is gone.
+    /// Restores the terminal. A failure is ignored: it means that the terminal no longer exists.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_left, true) {
             let _ = print::text(LEAVE);
@@ -88,12 +88,12 @@ impl Drop for AlternateScreen {
 
 fn write(text: &str) -> Result<()> {
     if !print::text(text)? {
-        bail!("the terminal is gone");
+        bail!("the terminal no longer accepts output");
     }
     Ok(())
 }
 
-/// The size of the terminal of standard output; 80 x 24, as early terminals had, if it is unknown.
+/// The size of the terminal of standard output; 80 columns by 24 rows if the size is unknown.
 pub fn size() -> TerminalSize {
     let size = rustix::termios::tcgetwinsize(io::stdout());
     let (columns, rows) = size.map_or((0, 0), |size| (size.ws_col, size.ws_row));
@@ -107,7 +107,7 @@ pub struct Keyboard {
 }
 
 impl Keyboard {
-    /// Starts to read keys; there are none if standard input is no terminal.
+    /// Starts to read keys if standard input is a terminal; otherwise no keys arrive.
     ///
     /// # Errors
     /// If no thread can be started to read them.
@@ -120,7 +120,7 @@ impl Keyboard {
         Ok(Self { typed })
     }
 
-    /// The next keys; waits forever if there are none.
+    /// Waits for the next keys; waits forever if standard input is no terminal.
     pub async fn keys(&mut self) -> Vec<KeyAction> {
         match self.typed.recv().await {
             Some(keys) => keys,
@@ -129,7 +129,7 @@ impl Keyboard {
     }
 }
 
-/// Reads keys until the receiver is gone or the input ends. The end of the input is sent as
+/// Reads keys until the receiver is dropped or the input ends. The end of the input is sent as
 /// [`KeyAction::Quit`].
 fn read(wanted: &mpsc::Sender<Vec<KeyAction>>) {
     let mut typed = [0; 256];
