@@ -1,8 +1,8 @@
 //! The daemon's Unix socket. It serves HTTP/1.1 with JSON, so that `curl --unix-socket` can read
 //! everything that the commands read.
 //!
-//! Handlers have no state of their own: they query the event loop, and for the status they read the
-//! maps on another thread. This file is the server's side; `client` is the side of the commands.
+//! Handlers query the event loop. For the status, another thread reads the maps. This file contains
+//! the server; `client` contains the queries of the commands.
 
 mod client;
 
@@ -79,7 +79,7 @@ impl<T> Reply<T> {
 
 #[derive(Debug)]
 pub enum ControllerQuery {
-    /// The state that the maps do not contain.
+    /// The event loop's state that the maps do not contain.
     Facts(Reply<Facts>),
     /// The names of the client tasks that run.
     Clients(Reply<Vec<String>>),
@@ -89,7 +89,7 @@ pub enum ControllerQuery {
     /// computing an explanation may take long.
     Explain { service: String, client: String, answer: Reply<Vec<Explanation>> },
     /// Readmits a backend, for one client task or for all client tasks that have the backend. The
-    /// server has checked the peer's permission.
+    /// handler has checked the peer's permission.
     Readmit {
         service: String,
         backend: SocketAddr,
@@ -98,7 +98,7 @@ pub enum ControllerQuery {
         answer: Reply<Readmission>,
     },
     /// Sets the switch of a service's control law, for one client task or for all client tasks that
-    /// have the service. The server has checked the peer's permission.
+    /// have the service. The handler has checked the peer's permission.
     SwitchLoad {
         service: String,
         switch: Switch,
@@ -106,24 +106,25 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Switched>,
     },
-    /// Drains backends, changes their weights, or removes such overrides. The server has checked
-    /// the peer's permission.
+    /// Drains backends, overrides their weights, or removes overrides. The handler has checked the
+    /// peer's permission.
     Override { service: String, request: OverrideRequest, who: PeerCredentials, answer: Reply<Overridden> },
     /// All overrides of operators.
     Overrides(Reply<OverridesDocument>),
-    /// The list of a service; `None` if the service has none. With `newest`, the last answer of the
-    /// server, even if this list is not in force.
+    /// The list of a service; `None` if the service has none. With `newest`, the list in the last
+    /// answer of the server, even if this list is not in force.
     Source { service: String, newest: bool, answer: Reply<Option<SourceText>> },
-    /// Reads or queries the source of a service's list at once. The peer's permission has been
-    /// checked.
+    /// Reads the file of a service's list, or queries the list's server, at once. The handler has
+    /// checked the peer's permission.
     Refresh { service: String, who: PeerCredentials, answer: Reply<Refreshed> },
-    /// Wait until a client's programs are attached to one of these cgroups, and then answer.
+    /// Waits until a client's programs are attached to one of these cgroups, and then sends the
+    /// answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
-    /// Close the connections of flows to a backend. The server has checked the peer's permission.
+    /// Closes the connections of flows to a backend. The handler has checked the peer's permission.
     Close { order: CloseOrder, who: PeerCredentials, answer: Reply<CloseAnswer> },
 }
 
-/// What an operator requests for backends.
+/// The kinds of an operator's requests about overrides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OverrideAction {
@@ -153,7 +154,7 @@ pub struct OverrideRequest {
     #[serde(rename = "for")]
     pub for_s: Option<u64>,
     pub reason: Option<String>,
-    /// The new weight of the backends, in percent of their own.
+    /// The percentage by which the weight of each backend is multiplied.
     pub percent: Option<u16>,
     /// Whether a drain may leave a client without an available backend.
     #[serde(default)]
@@ -167,7 +168,7 @@ pub struct OverrideRequest {
 #[derive(Debug)]
 pub enum SourceText {
     List(Arc<EndpointList>),
-    /// As a server has sent it.
+    /// The text that a server has sent.
     Text(Arc<[u8]>),
 }
 
@@ -247,8 +248,9 @@ fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
     writer.finish()
 }
 
-/// The answer begins as soon as the event loop has responded once. With many clients the status
-/// takes a second; if the answer began only then, a command would conclude that the daemon hangs.
+/// Starts the answer as soon as the event loop has responded to one query. With many clients the
+/// status takes a second; if the answer started only after the status is complete, a command would
+/// report that the daemon does not answer.
 async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
     match query(&desk.queries, ControllerQuery::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
@@ -284,7 +286,8 @@ async fn explain(
     }
 }
 
-/// Queries the event loop once per client, so that the loop handles other events in between.
+/// Queries the event loop once per client, so that the loop handles other events between the
+/// queries.
 async fn explanations(
     queries: &mpsc::Sender<ControllerQuery>,
     service: &str,
@@ -310,8 +313,8 @@ struct Ejected {
     client: Option<String>,
 }
 
-/// Readmits a backend. The permission to read the status is not enough: only root, the daemon's
-/// user and the members of one group may readmit.
+/// Readmits a backend. Only root, the daemon's user and the members of the group in `[admin]` have
+/// this permission; other users that may open the socket only read.
 async fn readmit(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -337,7 +340,7 @@ struct Which {
     newest: bool,
 }
 
-/// The list of a service in the format `file_sd`, so that the answer is an endpoint file.
+/// The list of a service in the format `file_sd`, which is also a format of endpoint files.
 async fn source(
     State(desk): State<Queries>,
     UrlPath(service): UrlPath<String>,
@@ -352,13 +355,13 @@ async fn source(
                 Err(_) => return stopping(),
             }
         }
-        Some(None) => return (StatusCode::NOT_FOUND, "the service has no such list").into_response(),
+        Some(None) => return (StatusCode::NOT_FOUND, "no list is known for this service").into_response(),
         None => return stopping(),
     };
     ([(CONTENT_TYPE, JSON)], text.to_vec()).into_response()
 }
 
-/// Reads or queries the source of a service's list at once.
+/// Reads the file of a service's list, or queries the list's server, at once.
 async fn refresh(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -387,7 +390,7 @@ async fn switch_load(
     UrlPath(service): UrlPath<String>,
     UrlQuery(To { switch, client }): UrlQuery<To>,
 ) -> Response {
-    let who = match who_may_write(peer, &desk, &service, "switch the weights that follow load") {
+    let who = match who_may_write(peer, &desk, &service, "freeze weights, or switch load control off or on") {
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
     };
@@ -410,7 +413,7 @@ async fn overrides(State(desk): State<Queries>) -> Response {
     }
 }
 
-/// Drains backends, changes their weights, or removes such overrides.
+/// Drains backends, overrides their weights, or removes overrides.
 async fn override_backends(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -469,11 +472,12 @@ async fn close(
     let (mut document, awaited) = oneshot::channel();
     tokio::spawn(async move {
         let answer = tokio::select! {
-            // The requester has disconnected. This drops the query, which cancels the job.
+            // The requester has disconnected. The return drops the query, and this cancels the
+            // close job.
             () = document.closed() => return,
             answer = query(&desk.queries, |answer| ControllerQuery::Close { order, who, answer }) => answer,
         };
-        // If the daemon is stopping, the answer is cut off.
+        // If the daemon is stopping, the answer ends before its document.
         if let Some(Ok(answer)) = answer.map(|answer| json(&answer)) {
             let _ = document.send(Arc::new(answer));
         }
@@ -481,8 +485,8 @@ async fn close(
     pending(awaited, accepts_gzip(&headers), JSON)
 }
 
-/// Returns the credentials of the peer if it may send requests that change state. If it may not,
-/// logs the action that was refused (`what`).
+/// Returns the peer's credentials if the peer may send requests that change state. If the peer may
+/// not, logs `what`, the refused action.
 fn who_may_write(
     peer: Option<Extension<PeerCredentials>>,
     desk: &Queries,
@@ -509,7 +513,9 @@ fn who_may_write(
     let (user, own) = (who.user, own_user());
     Err((
         StatusCode::FORBIDDEN,
-        format!("user {user} has no permission: only root, user {own} (the daemon's), and {group} have it"),
+        format!(
+            "user {user} has no permission: only root, user {own} (the daemon's), and {group} have this permission"
+        ),
     ))
 }
 
@@ -523,8 +529,8 @@ struct Cgroups {
     cgroups: String,
 }
 
-/// Answers when the client's programs cover one of the cgroups. If they cover none within
-/// [`LONGEST_WAIT`], answers that they do not cover any yet.
+/// Answers when the client's programs cover one of the cgroups. If the programs cover none of them
+/// within [`LONGEST_WAIT`], answers with the status 503.
 async fn cover(
     State(desk): State<Queries>,
     UrlPath(client): UrlPath<String>,
@@ -570,7 +576,8 @@ mod tests {
     #[test]
     fn a_coverage_request_for_more_than_64_cgroups_is_refused() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        // The code and the text of the answer, and how many cgroups reach the loop.
+        // Returns the status code and the text of the answer, and the number of cgroups that reach
+        // the event loop.
         let asked_for = |count: usize| {
             runtime.block_on(async {
                 let (queries, mut asked) = mpsc::channel(1);

@@ -1,5 +1,5 @@
-//! The configuration of this host: the file, and the environment of the process that reads it.
-//! [`lb_config`] parses the text.
+//! The configuration of this host: the file, and the environment of the process that reads the
+//! file. [`lb_config`] parses the text.
 
 pub mod addresses;
 
@@ -21,8 +21,9 @@ pub struct HostEnvironment;
 
 impl ProcessEnvironment for HostEnvironment {
     fn variable(&self, name: &str) -> Option<String> {
-        // No environment variable can have such a name. Without this check, getenv(3) called with
-        // the name `A=B` would find a variable `A` whose value begins with `B=`.
+        // The name of an environment variable is not empty, and contains neither `=` nor NUL.
+        // Without this check, getenv(3) with the name `A=B` would find a variable `A` with a value
+        // that begins with `B=`.
         let is_name = !name.is_empty() && !name.contains(['=', '\0']);
         is_name.then(|| std::env::var_os(name)).flatten().map(|value| value.to_string_lossy().into_owned())
     }
@@ -36,7 +37,8 @@ impl ProcessEnvironment for HostEnvironment {
         lb_agent::config::read_key_file(path).map_err(|error| chain(&error))
     }
 
-    /// Reads the stored addresses. If their file system does not answer within 2 s, none is known.
+    /// Reads the stored address of a service. Also returns `None` if the file system does not
+    /// answer within 2 s.
     fn service_address(&self, origin: &ClusterIpOrigin, state: &Path) -> Option<SocketAddr> {
         let (send, read) = mpsc::channel();
         let (origin, state) = (origin.to_string(), state.to_owned());

@@ -32,8 +32,8 @@ pub use absent::{Dials, why_none};
 
 const SHOWN_ENTRIES: usize = 32;
 
-/// Explains the service with the name `wanted`, or all services of the client if it is `None`.
-/// Services without a list are skipped.
+/// Explains the service with the name `wanted`, or all services of the client if `wanted` is
+/// `None`. Services without a list are skipped.
 pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     client: &ClientConfig,
     balancer: &Balancer<T>,
@@ -177,7 +177,7 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     Auto { min, least, tried, why }
 }
 
-/// Whether a connect may now choose a backend of a row.
+/// Whether a connect may now choose this backend of `row`.
 pub fn may_be_chosen<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     service: ServiceIndex,
@@ -186,8 +186,8 @@ pub fn may_be_chosen<T: Copy + Ord + Add<Duration, Output = T>>(
 ) -> bool {
     let Some((usable, health)) = row.usable.get(&address) else { return false };
     let verdict = balancer.standing(Identity { service, address }).and_then(BackendEvidence::worst);
-    // The state word does not contain whether a backend is a lame duck by its own report: connects
-    // read that from the verdict array.
+    // The backend's state word does not show that the backend reports itself as a lame duck:
+    // connects read this from the verdict array.
     let is_lame_by_report =
         verdict.is_some_and(|verdict| verdict.who == Who::Report && verdict.health == Health::LameDuck);
     match usable {
@@ -213,7 +213,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
             who: match (verdict, health) {
                 (Some(verdict), _) => verdict.who,
                 (None, Health::Unproven) => Who::Probe,
-                // If a backend has no slot yet, only the list gives evidence on its health.
+                // If a backend has no slot yet, only the list contains evidence of its health.
                 (None, _) => Who::Source,
             }
             .name()
@@ -225,7 +225,7 @@ fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     row.usable.iter().filter_map(of).collect()
 }
 
-/// The backends in the table that are not members.
+/// The backends in the table that are not members of the subset.
 fn substitutes<T>(row: &Row<T>, membership: &Membership) -> Vec<SocketAddr> {
     let members: BTreeSet<SocketAddr> = membership.members.iter().map(|one| one.endpoint.address).collect();
     row.members.iter().map(|(address, _)| *address).filter(|address| !members.contains(address)).collect()

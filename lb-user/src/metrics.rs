@@ -1,10 +1,10 @@
-//! Metrics for Prometheus: the contents of the kernel maps, which are read again for each scrape
-//! and written in one pass.
+//! Metrics for Prometheus: the contents of the kernel maps. Each scrape reads the maps again, and
+//! writes the page in one pass.
 //!
 //! In reading order: the metrics and their meaning (`families`), the collection of their values
 //! (`collect`), the format of a page (`page`), and the server (`serve`). A page for ten thousand
-//! backends has half a million lines. The event loop only contributes its own state, as
-//! [`Facts`](crate::facts::Facts), so a scrape does not delay the loop.
+//! backends has half a million lines. The event loop contributes only its own state, as
+//! [`Facts`](crate::facts::Facts). A scrape therefore does not delay the loop.
 
 mod families;
 

@@ -171,7 +171,7 @@ fn two_daemons_on_one_cgroup_report_each_other() {
     let ours = |(state, text, help): &&(Severity, &str, Option<&str>)| {
         *state == Severity::Warning
             && text.contains("program socklb_")
-            && text.contains("It is socklb's, and no pin below")
+            && text.contains("The program belongs to socklb, and no pin below")
             && help.is_some_and(|help| help.contains("socklb detach --all --pins"))
     };
     assert_eq!((code, programs.iter().filter(ours).count()), (Some(3), 10), "{programs:?}");
@@ -220,7 +220,7 @@ fn the_coverage_of_a_process_is_reported() {
     let (inside, further) = (sleep_in(&fixture.cgroup), sleep_in(&below));
     for (process, place) in [(&inside, "its cgroup"), (&further, "a cgroup above it")] {
         let (code, findings) = doctor_of(&fixture.setup, process.id());
-        let text = format!("client web covers it: programs are attached to {place}, {here}");
+        let text = format!("client web covers the process: programs are attached to {place}, {here}");
         assert_eq!(of(&findings, "coverage"), [(Severity::Ok, text.as_str(), None)]);
         assert_eq!((code, of(&findings, "sockets")[0].0), (Some(0), Severity::Ok), "{findings:#?}");
     }
@@ -248,7 +248,7 @@ fn the_coverage_of_a_process_is_reported() {
     let (code, text) = stage::daemon::failure(&none);
     assert_eq!(
         (code, text.as_str()),
-        (Some(1), "socklb: there is no process 2147483647, or you may not see it")
+        (Some(1), "socklb: there is no process 2147483647, or this user may not read its files in /proc")
     );
 }
 
@@ -411,7 +411,8 @@ fn probes_for_a_client_in_another_network_namespace_are_noted() {
         let found = of(&findings, "probes");
         found.iter().any(|(state, text, help)| {
             *state == Severity::Note
-                && text.ends_with("tcp and http probes of users are guesses")
+                && text
+                    .ends_with("tcp and http probes of users may fail although the client's connects succeed")
                 && help.is_some()
         })
     };

@@ -20,19 +20,19 @@ use tokio::task::JoinSet;
 use super::socket;
 use crate::config::Paths;
 
-/// Encodes a name as a segment of a path or a value in a query. Names may contain any character but
-/// `/`.
+/// Encodes a name as a segment of a path or a value in a query. Names may contain any character
+/// except `/`.
 pub fn quoted(name: &str) -> PercentEncode<'_> {
-    /// The other characters that RFC 3986 allows in segments and values, except those that end a
-    /// value. Without this set, an address would need three bytes for each point, colon and comma,
-    /// but the head of a request is limited.
+    /// The characters to encode. The characters that are removed from the set need no encoding by
+    /// RFC 3986. If they were encoded, each dot, colon and comma of an address would need three
+    /// bytes, and the size of a request's head is limited.
     const QUOTED: &AsciiSet =
         &NON_ALPHANUMERIC.remove(b'.').remove(b':').remove(b',').remove(b'-').remove(b'_').remove(b'~');
     percent_encoding::utf8_percent_encode(name, QUOTED)
 }
 
-/// The longest path with query, in bytes, that the server accepts. It leaves more bytes than the
-/// rest of the head needs.
+/// The maximum length of a path with its query, in bytes. The server limits the whole head of a
+/// request; the rest of the head needs less than the 256 bytes that remain.
 pub const MAX_PATH: usize = lb_http::HEAD_BYTES - 256;
 
 /// The daemon ended before its answer to a request that changes state was complete, so the change
@@ -45,14 +45,14 @@ pub struct DaemonEnded;
 #[derive(Debug)]
 pub enum Answer<T> {
     Given(T),
-    /// No daemon uses this directory.
+    /// No daemon listens in this directory.
     NotRunning,
     /// A daemon runs, but has not answered in time: it is stopped, or hangs.
     NotResponding,
 }
 
-/// Queries the daemon that uses this directory. Waits only briefly for the beginning of the answer,
-/// because the callers also work without a daemon.
+/// Queries the daemon with the socket in `paths.run`. Waits at most two seconds for the beginning
+/// of the answer, because the callers also work without a daemon.
 ///
 /// # Errors
 /// If the daemon is not trusted, or its answer cannot be parsed.
@@ -74,7 +74,7 @@ pub fn post_to_daemon<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<
 /// seconds. If the future is dropped, the connection ends.
 ///
 /// # Errors
-/// As for [`post_to_daemon`].
+/// The errors of [`post_to_daemon`].
 pub async fn post_cancellable<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     const TO_WORK: Duration = Duration::from_secs(15);
     send(paths, Method::POST, path, TO_BEGIN, TO_WORK).await
@@ -83,7 +83,7 @@ pub async fn post_cancellable<T: DeserializeOwned>(paths: &Paths, path: &str) ->
 /// Like [`post_to_daemon`], for changes that the daemon stores before it answers.
 ///
 /// # Errors
-/// As for [`post_to_daemon`].
+/// The errors of [`post_to_daemon`].
 pub fn post_and_store<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
     /// The daemon answers after 5 s at the latest, even if its file system does not.
     const TO_STORE: Duration = Duration::from_secs(10);
@@ -94,8 +94,8 @@ pub fn post_and_store<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<
 /// events of its loop, each of which takes milliseconds. It starts to send an explanation when the
 /// explanation is complete.
 const TO_BEGIN: Duration = Duration::from_secs(2);
-/// The usual limit for a complete answer. If clients and services are at their limits, it takes a
-/// second or two.
+/// The usual limit for a complete answer. With the maximum number of clients and services, an
+/// answer takes one or two seconds.
 const TO_END: Duration = Duration::from_secs(30);
 
 fn request<T: DeserializeOwned>(
@@ -134,7 +134,7 @@ async fn send<T: DeserializeOwned>(
     }
 }
 
-/// The message that a daemon does not answer.
+/// The message for a daemon that does not answer.
 pub fn not_responding(run: &Path) -> String {
     format!("the daemon at {} does not answer", socket(run).display())
 }
@@ -170,8 +170,8 @@ pub async fn fetch<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Opt
     }
 }
 
-/// The head of an answer. The task moves the bytes of the connection, and ends when this value is
-/// dropped.
+/// The head of an answer, and the task that reads and writes the connection. The task ends when
+/// this value is dropped.
 type Begun = (Response<Incoming>, JoinSet<hyper::Result<()>>);
 
 async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Begun>> {
@@ -194,8 +194,8 @@ async fn begin(paths: &Paths, method: Method, path: &str) -> Result<Option<Begun
 }
 
 async fn end<T: DeserializeOwned>((response, _task): Begun, path: &str) -> Result<T> {
-    /// A status of 64 clients with 16,384 backends each needs about a kilobyte per backend, far
-    /// less than this.
+    /// The maximum size of an answer. A status of 64 clients with 16,384 backends each has about 1
+    /// GiB: about 1 KiB per backend.
     const MAX_BYTES: usize = 1 << 32;
     let status = response.status();
     let body = Limited::new(response.into_body(), MAX_BYTES).collect().await;

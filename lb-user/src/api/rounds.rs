@@ -1,9 +1,9 @@
-//! Documents that many readers may request at the same time. A thread makes one document at a time.
-//! All requests that arrive meanwhile share the next document.
+//! Builds documents that many readers may request at the same time. A thread builds one document at
+//! a time. All requests that arrive meanwhile share the next document.
 //!
-//! So the cost does not depend on the number of readers: one thread makes the documents, with one
-//! pass over the maps for each document. A reader receives only data that was read after its
-//! request.
+//! The processor time therefore does not depend on the number of readers: one thread builds all
+//! documents, with one pass over the maps for each document. A reader receives only data that was
+//! read after its request.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::{ControllerQuery, query};
 use crate::facts::Facts;
 
 /// The maximum number of requests that may queue for the next document. Further requests wait until
-/// there is room in the queue.
+/// the queue has a free place.
 const WAITING: usize = 64;
 
-/// One kind of document. The task that makes these documents ends when the last copy of this value
+/// One kind of document. The task that builds these documents ends when the last copy of this value
 /// is dropped.
 #[derive(Clone, Debug)]
 pub struct Rounds {

@@ -1,4 +1,5 @@
-//! The addresses of services that servers have sent, and the file in which a daemon stores them.
+//! Addresses of services that the daemon has received from servers, and the file in which it stores
+//! these addresses.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,7 +12,7 @@ use lb_report::keys::{Keys, ServiceKey};
 
 use crate::source::{SourceError, last_good};
 
-/// The largest size of the file: for each of 256 services less than a kilobyte.
+/// The maximum size of the file: 1 KiB for each of 256 services.
 const MAX_BYTES: u64 = 256 << 10;
 
 /// Addresses by the text of their origin.
@@ -29,8 +30,8 @@ pub fn render(known: &KnownAddresses) -> Arc<[u8]> {
     text.into()
 }
 
-/// Parses the text of the file. Skips addresses that no service may have. An invalid text yields no
-/// addresses; the servers send them again.
+/// Parses the text of the file. Skips addresses that no service may have. If the text is invalid,
+/// returns no addresses; the daemon then queries the servers for them.
 pub fn parse(text: &[u8]) -> KnownAddresses {
     let texts: BTreeMap<String, String> = serde_json::from_slice(text).unwrap_or_default();
     texts.into_iter().filter_map(|(origin, address)| Some((origin, found_address(&address).ok()?))).collect()
@@ -39,12 +40,12 @@ pub fn parse(text: &[u8]) -> KnownAddresses {
 /// Reads the file below the state directory.
 ///
 /// # Errors
-/// If it cannot be read, or other users may write it.
+/// If the file cannot be read, or other users may write it.
 pub fn read(state: &Path) -> Result<KnownAddresses, SourceError> {
     last_good::read_at_most(&path(state), MAX_BYTES).map(|text| parse(&text))
 }
 
-/// An environment in which these addresses are known, and no stored ones.
+/// An environment with these addresses instead of the stored ones.
 pub struct WithAddresses<'a> {
     pub env: &'a dyn ProcessEnvironment,
     pub known: &'a KnownAddresses,

@@ -10,7 +10,7 @@ use thiserror::Error;
 use lb_config::{Config, MAX_FILE_BYTES, NamedFile, Paths, ProcessEnvironment, parse_paths, parse_with};
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, utf8};
 
-/// The path of the configuration file if `--config` does not name another.
+/// The path of the configuration file if `--config` does not name another file.
 pub const DEFAULT_PATH: &str = "/etc/socklb/socklb.toml";
 
 /// Why the configuration cannot be used.
@@ -44,8 +44,9 @@ pub fn read(path: &Path, env: &dyn ProcessEnvironment) -> Result<Config, ConfigF
 /// Reads only `[paths]` of the configuration file at `path`, for commands that need nothing else.
 /// Ignores faults elsewhere in the file.
 ///
-/// # Errors If the file cannot be read, or this table has faults. If a fault of syntax hides the
-/// table, the error contains the faults of the text.
+/// # Errors
+/// If the file cannot be read, or `[paths]` has faults. If a fault of syntax makes `[paths]`
+/// unreadable, the error contains the faults of the whole text.
 pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
     let bytes = read_file(path)?;
     Ok(parse_paths(utf8(&bytes, path)?, path)?)

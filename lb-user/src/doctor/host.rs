@@ -1,12 +1,12 @@
-//! Examines the requirements of socklb on this host: features of the kernel, cgroup2, bpffs,
-//! privileges.
+//! Examines whether this host meets the requirements of socklb: features of the kernel, cgroup2,
+//! bpffs, privileges.
 
 use lb_kernel::{FEATURES, Features, Host};
 use lb_view::diagnosis::{Diagnosis, Severity};
 
 use crate::config::Paths;
 
-/// How root gives the daemon the privileges that it needs. Other users cannot give them.
+/// The help for missing privileges. Only root can grant them.
 const GIVE_ALL: &str = "run the daemon as root, or (as root) give USER all three capabilities: `setpriv \
                         --reuid USER --regid GROUP --init-groups --inh-caps +bpf,+net_admin,+perfmon \
                         --ambient-caps +bpf,+net_admin,+perfmon socklb run` (in a unit \
@@ -68,8 +68,8 @@ fn privileges(diagnosis: &mut Diagnosis, host: &Host, features: Option<Features>
     let missing = || host.capabilities.iter().filter(|capability| !capability.held);
     for capability in &host.capabilities {
         let text = format!("{}: {}", capability.name, capability.why);
-        // The help appears only once, at the last missing capability, because it is the same for
-        // all: a user who lacks one capability can grant none of them.
+        // All missing capabilities have the same help, because a user without one of them cannot
+        // grant any. The help therefore appears only once, at the last missing capability.
         let is_last = missing().next_back().is_some_and(|last| last == capability);
         let help = is_last.then_some(GIVE_ALL);
         if capability.held {
@@ -138,8 +138,8 @@ fn optional(diagnosis: &mut Diagnosis, features: Features) {
         "finding which sockets processes hold",
         holders.is_ok(),
         &format!(
-            "{}. The flow of an open socket that is not connected is no longer counted after two lists of \
-             sockets have missed the socket. A flow in a network namespace that cannot be inspected counts \
+            "{}. The flow of an open socket that is not connected is no longer counted when two lists of \
+             sockets in a row did not contain the socket. A flow in a network namespace that cannot be inspected counts \
              as active for ever if no program saw its end",
             holders.as_ref().err().map_or_else(String::new, |error| crate::error::chain(error))
         ),

@@ -11,7 +11,7 @@ use super::AS_ROOT;
 use crate::config::{Config, Paths};
 use crate::error::chain;
 
-/// The check that these findings belong to.
+/// The name of this check in its findings.
 const CHECK: &str = "interfaces";
 
 pub fn examine(
@@ -80,7 +80,7 @@ pub fn examine(
     }
 }
 
-/// Examines whether an interface without socklb's program has another program.
+/// Reports whether another program is attached to an interface without socklb's program.
 fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
     let named = names_of_others(interface, None);
     if named.is_empty() {

@@ -1,5 +1,5 @@
 //! Examines services with weights that follow load: whether reports contain the data that the
-//! control law needs, and whether the policy makes full use of the weights.
+//! control law needs, and whether the policy also considers open flows.
 
 use lb_core::control::Law;
 use lb_core::service::Policy;
@@ -9,7 +9,7 @@ use lb_view::text::load_in_words;
 
 use crate::config::Config;
 
-/// Examines each service once, however many clients dial it.
+/// Examines the configuration of each service once, and its status for each client that dials it.
 pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Option<&StatusDocument>) {
     let configured =
         config.into_iter().flat_map(|config| &config.clients).flat_map(|client| &client.services);
@@ -38,7 +38,8 @@ pub fn examine(diagnosis: &mut Diagnosis, config: Option<&Config>, status: Optio
 fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: Law) {
     let Some(load) = &service.load else { return };
     let name = &service.name;
-    // If load control does not work, the status has a fault, so this finding is only a note.
+    // If load control does not work, the status also has a fault. This finding is therefore only a
+    // note.
     let state = if load.is_blind() { Severity::Note } else { Severity::Ok };
     diagnosis.add("load", state, format!("client {client}, service {name}: {}", load_in_words(load)), None);
     let probes = service.backends.iter().filter_map(|backend| backend.probe.as_ref());

@@ -1,5 +1,5 @@
-//! Examines a client's maps: how full they are, and whether they have counted events that should
-//! not happen.
+//! Examines a client's maps: how full they are, and whether they contain counts of events that
+//! should not happen.
 
 use lb_kernel::{Fullness, Pins, Tables};
 use lb_view::diagnosis::{Diagnosis, Severity};
@@ -30,7 +30,7 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     } else {
         full(limit, flows, places, limit);
     }
-    // If one of these two maps is full, further flows are still balanced, but untracked.
+    // If `flow_overflow` or `datagrams` is full, further flows are still balanced, but untracked.
     let collisions = "flow_overflow: flows whose bucket in the flow table was occupied";
     full(limit, overflow.used, overflow.capacity, collisions);
     let datagrams_of = "datagrams: sockets that send datagrams without connecting";
@@ -56,8 +56,8 @@ fn full(
     }
 }
 
-/// Reports events that should not have happened. The counts of flows are still right, so there is
-/// nothing to do.
+/// Reports events that should not have happened. The counts of flows are still right, and the
+/// finding therefore has no help.
 pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
     let Ok(anomalies) = Tables::open(pins, false).and_then(|tables| tables.anomalies()) else { return };
     let AnomalyCounts { close_without_record, established_out_of_turn, ended_twice, release_out_of_turn } =

@@ -1,5 +1,5 @@
-//! Examines whether probes and reports arrive. If a daemon runs, its status shows this. If not, the
-//! check is whether a daemon could listen for reports.
+//! Examines, in the status of a running daemon, whether probes and reports arrive. If no daemon
+//! runs, examines whether a daemon could listen for reports.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -13,7 +13,7 @@ use lb_view::text::counted;
 
 use crate::config::{ClientConfig, Config, ProbeConfig, ReportsConfig};
 
-/// The largest number of backends in one finding.
+/// The maximum number of backends that one finding lists.
 const NAMED: usize = 3;
 
 /// What to do if agents do not answer.
@@ -49,7 +49,7 @@ fn namespace(diagnosis: &mut Diagnosis, client: &ClientConfig) {
         && !probed.is_empty()
     {
         let text = format!(
-            "client {}: its oldest process (PID {}) is in another network namespace, so failed tcp and http probes of {} are guesses",
+            "client {}: its oldest process (PID {}) is in another network namespace, so tcp and http probes of {} may fail although the client's connects succeed",
             client.name,
             namespace.pid(),
             probed.join(", ")
@@ -83,7 +83,7 @@ fn of_service(diagnosis: &mut Diagnosis, subject: &str, probed: &[(SocketAddr, &
         first.kind,
         states.join(", ")
     );
-    // If a backend reports a bad state, its state is known.
+    // A bad state that a backend reports is not listed here: the state is known.
     let unknown =
         [ReportState::NeverReported, ReportState::Silent, ReportState::Unknown].map(ReportState::name);
     let is_unknown = |probe: &BackendHealth| unknown.contains(&probe.state.as_str());

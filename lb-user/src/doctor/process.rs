@@ -2,8 +2,8 @@
 //! not, it reports the reason and the remedy.
 //!
 //! A client covers a process if the client's programs are attached to the cgroup of the process or
-//! to a cgroup above it. For a socket, the cgroup in which the socket was created counts, even if
-//! the process has left that cgroup.
+//! to a cgroup above it. The connects of a socket are balanced if the cgroup in which the socket
+//! was created is covered, even if the process has left that cgroup.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use lb_view::status::StatusDocument;
 use super::{KnownClient, clients, sockets};
 use crate::config::{Config, Paths};
 
-/// Examines a process. `status` is the daemon's status, if one answers.
+/// Examines a process. `status` is the daemon's status, or `None` if no daemon answers.
 ///
 /// # Errors
 /// If the process does not exist, or its cgroups or the programs attached to them cannot be read.
@@ -28,7 +28,7 @@ pub fn examine(
 ) -> Result<Diagnosis> {
     let mut diagnosis = Diagnosis { schema: SCHEMA, findings: Vec::new() };
     let Some(name) = process::name(pid) else {
-        bail!("there is no process {pid}, or you may not see it");
+        bail!("there is no process {pid}, or this user may not read its files in /proc");
     };
     let cgroups = lb_kernel::of_process_and_above(pid)?;
     let (own, _) = cgroups.first().context("the kernel lists no cgroup for the process")?;
@@ -38,11 +38,12 @@ pub fn examine(
         let place = if cgroup == own { "its cgroup" } else { "a cgroup above it" };
         let version = abi.map_or_else(String::new, |abi| format!(" of another socklb (ABI version {abi})"));
         let text = format!(
-            "client {client}{version} covers it: programs are attached to {place}, {}",
+            "client {client}{version} covers the process: programs are attached to {place}, {}",
             cgroup.display()
         );
-        // Programs of the inner cgroup run first. If they have rewritten the destination to a
-        // backend, the programs of outer cgroups no longer see the address of a service.
+        // The kernel runs the programs of the innermost cgroup first. After they have rewritten the
+        // destination to a backend, the programs of outer cgroups find no service with this
+        // address.
         diagnosis.add("coverage", if number == 0 { Severity::Ok } else { Severity::Note }, text, None);
     }
     if let Some(first) = covering.first() {
@@ -64,17 +65,17 @@ pub fn examine(
     Ok(diagnosis)
 }
 
-/// A client whose programs see the connects of a process.
+/// A client with programs that run at the connects of a process.
 struct Covering {
     client: String,
     cgroup: PathBuf,
     id: u64,
-    /// The ABI version of its maps, if it is not the version of this program.
+    /// The ABI version of the client's maps; `None` if it is the version of this program.
     abi: Option<u32>,
 }
 
 impl Covering {
-    /// The ids of its cgroup and of all cgroups below.
+    /// The ids of the client's cgroup and of all cgroups below it.
     fn ids(&self) -> Vec<u64> {
         [vec![self.id], lb_kernel::cgroups_below(&self.cgroup)].concat()
     }
@@ -97,8 +98,8 @@ fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, 
             let (covers, abi) = if pins.is_of_this_version() {
                 (lb_kernel::is_balanced(pins, *id)?, None)
             } else {
-                // This version does not know the hooks of another version. If that version's flows
-                // begin at the cgroup, the cgroup counts as covered.
+                // Another version may use other hooks. The cgroup is covered if programs of that
+                // version with which flows begin are attached to it.
                 (lb_kernel::begins_at(pins)?.contains(id), Some(pins.version))
             };
             if covers {

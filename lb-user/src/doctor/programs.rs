@@ -29,8 +29,10 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
             order(neighbour)
         );
         if neighbour.is_socklb {
-            let text =
-                format!("{text}. It is socklb's, and no pin below {} refers to it", paths.pins.display());
+            let text = format!(
+                "{text}. The program belongs to socklb, and no pin below {} refers to it",
+                paths.pins.display()
+            );
             diagnosis.add(
                 "other programs",
                 Severity::Warning,
@@ -44,7 +46,8 @@ pub fn others(diagnosis: &mut Diagnosis, name: &str, paths: &Paths, pins: &Pins,
     }
 }
 
-/// Whether a program runs before or after socklb's, and what this means at its hook.
+/// Describes whether a program runs before or after socklb's program, and the effect of this order
+/// at the hook.
 fn order(neighbour: &Neighbour) -> &'static str {
     let hook = neighbour.hook.as_str();
     let chooses = hook.starts_with("connect") || hook.starts_with("sendmsg");
@@ -62,7 +65,7 @@ fn order(neighbour: &Neighbour) -> &'static str {
         (false, "sock_ops") => {
             "before socklb's: if it overwrites the socket's callback flags later, socklb does not see the end of the connection"
         }
-        (_, "sock_release") => "beside socklb's: neither program changes what the other one sees",
+        (_, "sock_release") => "before or after socklb's: neither program changes the other program's input",
         (true, _) => {
             "after socklb's: it sees the service's address, and can replace the address that the application \
              receives"
@@ -73,11 +76,11 @@ fn order(neighbour: &Neighbour) -> &'static str {
     }
 }
 
-/// How to find the pins that hold a program of socklb. The program stays attached until they are
-/// removed.
+/// The help for a program of socklb with unknown pins. The program stays attached until its pins
+/// are removed.
 fn where_it_may_be_pinned(neighbour: &Neighbour) -> String {
     format!(
-        "another socklb with other --pins holds it, or its pins were moved: find the pins with `find / -name \
+        "another socklb with other --pins has attached it, or its pins were moved: find the pins with `find / -name \
          '{}@*'`, and remove them with `socklb detach --all --pins DIR`",
         if neighbour.hook == "sock_ops" { "connect4" } else { &neighbour.hook }
     )

@@ -1,4 +1,4 @@
-//! Examines sockets of a client's processes that the client's programs do not see.
+//! Examines sockets of a client's processes that the client's programs do not cover.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,24 @@ use lb_view::text::counted;
 
 use super::AS_ROOT;
 
-/// The largest number of sockets of one client that get their own finding. A process that received
-/// thousands of sockets from elsewhere is one fault, not thousands.
+/// The maximum number of findings about single sockets of one client. A process that has received
+/// thousands of sockets from another process is one fault, not thousands.
 const SHOWN: usize = 20;
 
-/// What to do if a process uses a socket that was created elsewhere and passed to the process.
+/// The help for a process that uses a socket from another process.
 const HELP: &str = "let the process create its sockets itself, in its own cgroup";
 
 /// Reports the sockets of a client that no program covers.
 pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
     let good = format!(
         "client {name}: every TCP socket of its processes that is connected or listens is covered; the kernel does not list \
-         other sockets, so a socket that was created elsewhere and has not connected yet cannot be seen"
+         other sockets, so a socket that was created elsewhere and has not connected yet cannot be found"
     );
     report_sockets(diagnosis, &format!("client {name}"), sockets, &good, HELP);
 }
 
-/// Reports each uncovered socket of a client or a process, with `help`; reports `good` if there are
-/// none.
+/// Reports each uncovered socket of a client or a process, with `help`; reports `good` if no socket
+/// is uncovered.
 pub fn report_sockets(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &str, help: &str) {
     let Sockets { uncovered, unseen } = sockets;
     // After a fork, several processes hold the same socket.
@@ -63,13 +63,13 @@ pub fn report_sockets(diagnosis: &mut Diagnosis, subject: &str, sockets: &Socket
     }
 }
 
-/// Reports one socket, which all of these processes hold.
+/// Reports one socket, which all processes in `holders` share.
 fn one(diagnosis: &mut Diagnosis, subject: &str, holders: &[&Uncovered], help: &str) {
     let Some(socket) = holders.first() else { return };
     let made_in = match &socket.made_in {
-        // The name is escaped, because the process that makes a cgroup chooses it.
+        // The name is escaped, because any process that may create cgroups chooses their names.
         Some(path) => format!("created in {}", path.to_string_lossy().escape_debug()),
-        None => "created in a cgroup that is gone".to_owned(),
+        None => "created in a cgroup that no longer exists".to_owned(),
     };
     let (state, what, help) = match socket.peer {
         _ if socket.listens => (Severity::Note, "it only listens, so it makes no connects".to_owned(), None),

@@ -1,5 +1,5 @@
-//! Collects the values of one page for a client task: the event loop's state, and a snapshot of the
-//! maps, which are opened for this page.
+//! Collects the values of one client task for a page: the event loop's state, and a snapshot of the
+//! maps, which are opened for each page.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::window::{Lately, Recent};
 #[derive(Debug)]
 pub struct ClientMetrics {
     pub facts: ClientFacts,
-    /// The contents of its maps; `None` if they cannot be read.
+    /// The contents of the client's maps; `None` if they cannot be read.
     pub maps: Option<MapMetrics>,
 }
 
@@ -20,7 +20,7 @@ pub struct ClientMetrics {
 #[derive(Debug)]
 pub struct MapMetrics {
     pub fullness: [Fullness; 5],
-    /// Contains the name of each service only once.
+    /// Contains each service name only once.
     pub snapshot: Snapshot,
     /// The backends to which all connects of the last minute failed.
     pub failing: BTreeSet<BackendRef>,
@@ -30,7 +30,7 @@ pub struct MapMetrics {
 pub fn collect(facts: ClientFacts) -> ClientMetrics {
     let maps = Tables::open(&facts.pins, false).and_then(|tables| read_maps(&tables, facts.lately.as_ref()));
     let maps = maps.inspect_err(|error| {
-        // The log has this only for debugging: the page itself shows it (`socklb_client_readable`),
+        // The failure is logged only at level debug: the metric `socklb_client_readable` shows it,
         // and a warning would be repeated with every scrape.
         tracing::debug!(client = %facts.pins.client, error = %crate::error::chain(error), "the client's maps cannot be read for metrics");
     });
@@ -49,7 +49,7 @@ fn read_maps(tables: &Tables, lately: Option<&Lately>) -> Result<MapMetrics, Dat
     Ok(MapMetrics { fullness: tables.fullness()?, snapshot, failing })
 }
 
-/// Whether a backend is failing, by the rule that `status` uses.
+/// Whether a backend is failing, by the rule of `socklb status`.
 fn is_failing(backend: &BackendSnapshot, lately: &Lately) -> bool {
     let BackendSnapshot { slot, counts, .. } = backend;
     let recent = lately.recent(slot.at, &counts.sums);

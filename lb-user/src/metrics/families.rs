@@ -1,5 +1,5 @@
 //! Every metric: its name, type, unit, labels and meaning. `docs/reference/metrics.md` has the same
-//! table; a test compares the two.
+//! table; a test compares both tables.
 //!
 //! Operators depend on the names. A change of a name needs a line in the changelog, like a change
 //! of a configuration key.
@@ -7,8 +7,8 @@
 /// A metric with all its series.
 #[derive(Debug)]
 pub struct Family {
-    /// The name without the suffix of its type (`_total`, `_info`, `_bucket`). It ends with the
-    /// unit, if there is one.
+    /// The name without the suffix of its type (`_total`, `_info`, `_bucket`). The name ends with
+    /// the unit, if the metric has one.
     pub name: &'static str,
     pub kind: FamilyType,
     pub unit: Option<&'static str>,
@@ -99,11 +99,11 @@ families! {
     NOT_A_SERVICE = counter("socklb_not_a_service", CLIENT,
         "Connects of the cgroup to addresses that are not a service; socklb did not change these connects.");
     MAP_USED = gauge("socklb_map_used", &["client", "map"], "Used entries of a map of limited size.");
-    MAP_CAPACITY = gauge("socklb_map_capacity", &["client", "map"], "Entries that a map of limited size can hold.");
+    MAP_CAPACITY = gauge("socklb_map_capacity", &["client", "map"], "Maximum number of entries of a map of limited size.");
     ANOMALIES = counter("socklb_anomalies", &["client", "kind"],
-        "Events that the kernel programs should not have seen; close-without-record also counts sockets that later dialled another address, which is normal.");
+        "Events that should not happen, counted by the kernel programs; close-without-record also counts sockets that later dialled another address, which is normal.");
     RECORDS_RECLAIMED = counter("socklb_records_reclaimed", CLIENT,
-        "Flow records reclaimed since the daemon started, because their sockets were gone.");
+        "Flow records reclaimed since the daemon started, because their sockets no longer existed.");
     RECORDS_RETAINED = gauge("socklb_records_kept", &["client", "reason"],
         "Open flows whose records the last pass retained although no list of the kernel showed their sockets.");
     PROGRAM_RUN = of(FamilyType::Counter, "socklb_program_run_seconds", S, &["client", "program"],
@@ -116,7 +116,7 @@ families! {
 
     // ---- a service of a client task -------------------------------------------------------------
     SERVICE_OPEN = gauge("socklb_service_open", SERVICE,
-        "1 if connects to the service are balanced, 0 if it was removed and waits for its last flow to end.");
+        "1 if connects to the service are balanced, 0 if the service was removed and its last flow has not ended yet.");
     SERVICE_USABLE = gauge("socklb_service_usable", SERVICE,
         "1 if at least one backend of the service may be chosen, else 0: connects are refused.");
     PANIC = gauge("socklb_service_panic", SERVICE,
@@ -131,7 +131,7 @@ families! {
     LOAD_SWITCHED = gauge("socklb_load_switched", &["client", "service", "switch"],
         "1 for the current position of the operators' switch, else 0. The label `switch` is `on` (default), `freeze` or `off`.");
     LOAD_SETTLING = of(FamilyType::Gauge, "socklb_load_settling_seconds", S, SERVICE,
-        "Estimated time until a difference has converged, which takes long if flows live long, because \
+        "Estimated time in which load control corrects a difference in load; long if flows live long, because \
          weights act only on new flows.");
     LOAD_TABLES = counter("socklb_load_tables", SERVICE, "Tables that were built because weights followed load, or because of slow start.");
     OUTCOMES = counter("socklb_outcomes", &["client", "service", "outcome"],
@@ -155,8 +155,8 @@ families! {
     SOURCE_LISTS = counter("socklb_source_lists", SERVICE,
         "Different answers of the server since the daemon started; missing for a file.");
     SOURCE_CERTIFICATE = of(FamilyType::Gauge, "socklb_source_certificate_expiry_timestamp_seconds", S, SERVICE,
-        "When the first certificate expires that is needed for connections to the servers of the list and of \
-         the address (the daemon's own certificate, or a CA's); Unix time. Missing without TLS, and before \
+        "Earliest expiry of the certificates that connections to the servers of the list and of \
+         the address need (the daemon's own certificate, and those of CAs); Unix time. Missing without TLS, and before \
          the first connection.");
 
     // ---- a backend of a service of a client task ------------------------------------------------
@@ -194,14 +194,14 @@ families! {
     STARTED = counter("socklb_flows_started", BACKEND,
         "Flows started to the backend: those that have ended, are active, were reclaimed or are untracked.");
     UNTRACKED = counter("socklb_flows_untracked", BACKEND,
-        "Flows whose end cannot be seen, because the flow table was full or because the flows are paths of \
+        "Flows without a record, which no active count includes: the flow tables were full, or the flows are paths of \
          MPTCP sockets.");
     CONNECTING = counter("socklb_flows_connecting", BACKEND, "Flows that have sent their first SYN.");
     ESTABLISHED = counter("socklb_flows_established", BACKEND, "Flows that were established.");
     DIVERTED = counter("socklb_flows_diverted", BACKEND,
         "Flows that went to another address, because another program rewrote the destination after the \
          choice.");
-    RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows whose records were reclaimed, because their sockets were gone.");
+    RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows with records that were reclaimed, because their sockets no longer existed.");
     ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Flows that ended, by ending.");
     RTT = of(FamilyType::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
     CONNECT = of(FamilyType::Histogram, "socklb_connect_seconds", S, BACKEND,

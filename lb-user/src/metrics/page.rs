@@ -1,9 +1,9 @@
 //! Writes a page in one of two formats that Prometheus reads: OpenMetrics, or its older text
 //! format.
 //!
-//! The client library writes OpenMetrics. In the text format, the description of a counter has
-//! another name, and there are neither units nor an end mark. The library writes the text format,
-//! too, from descriptions that are changed accordingly.
+//! The client library writes OpenMetrics. It also writes the text format, from changed
+//! descriptions: in that format, the description of a counter has the suffix `_total`, and there
+//! are neither units nor an end mark.
 
 mod contents;
 

@@ -1,4 +1,5 @@
-//! Answers requests for `/metrics` on the daemon's socket, and on a port if one is configured.
+//! Answers requests for `/metrics` on the daemon's socket, and on a TCP port if `listen` in
+//! `[metrics]` is set.
 //!
 //! For each of the two formats, only one page is made at a time, and every waiting reader receives
 //! the complete page. A slow or stopped reader does not delay others.
@@ -29,7 +30,8 @@ struct Pages {
     text: Rounds,
 }
 
-/// Binds the port before the daemon touches the kernel, so that an error changes nothing.
+/// Binds the port. The daemon calls this before it changes the kernel's maps, so that an error has
+/// no effect on connects.
 ///
 /// # Errors
 /// If the port cannot be bound.
@@ -47,9 +49,10 @@ pub fn router(queries: &mpsc::Sender<ControllerQuery>) -> Router {
     Router::new().route("/metrics", get(metrics)).with_state(pages)
 }
 
-/// Restricts `router` to requests with one of the port's names: `localhost`, its address, or one of
-/// `hosts`. A browser sends the name of the page's site, even if that name resolves to this
-/// address. (HTTP/1.0 has no `Host` field, and browsers do not use HTTP/1.0.)
+/// Restricts `router` to requests with one of the port's names in the `Host` field: `localhost`,
+/// the port's address, or one of `hosts`. This prevents DNS rebinding: a browser sends the name of
+/// the web site that caused the request, even if that name resolves to this address. Requests in
+/// HTTP/1.0 need no `Host` field, because browsers do not use HTTP/1.0.
 pub fn for_names_of(metrics: &Metrics, router: Router) -> Router {
     let names: Arc<[String]> = ["localhost".to_owned()]
         .into_iter()

@@ -107,7 +107,7 @@ impl MetricsPage {
     }
 
     /// The number of overrides of each service. An override for all clients is in the facts of each
-    /// client, and counts once.
+    /// client, and is counted once.
     pub fn each_override(&self, sheet: &mut Sheet<'_>) -> fmt::Result {
         let services: BTreeSet<&str> =
             self.services().map(|(_, service)| service.view.name.as_str()).collect();
@@ -324,7 +324,7 @@ impl MetricsPage {
 
     // ---- iterators over clients, services and backends ------------------------------------------
 
-    /// The clients whose maps could be read.
+    /// The clients with readable maps, and the contents of these maps.
     fn maps(&self) -> impl Iterator<Item = (&str, &MapMetrics)> {
         self.clients.iter().filter_map(|client| Some((client.name(), client.maps.as_ref()?)))
     }

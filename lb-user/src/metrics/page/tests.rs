@@ -265,7 +265,7 @@ fn a_daemon_without_clients_has_a_page_in_both_formats() {
     );
     assert_eq!(described, expected);
     let text = page(ExpositionFormat::Text, Vec::new());
-    assert!(!text.contains("# UNIT"), "the older form knows no units: {text}");
+    assert!(!text.contains("# UNIT"), "the text format has no units: {text}");
     let found = lines(&text, "# TYPE socklb_build");
     assert_eq!(found, ["# TYPE socklb_build_info gauge"]);
     assert_eq!(lines(&text, "# TYPE socklb_reloads"), ["# TYPE socklb_reloads_total counter"]);
