@@ -1,11 +1,11 @@
-//! Measures the time from a plan in memory until the next connect sees a completely new table of
+//! Measures the time from a plan in memory until the next connect uses a completely new table of
 //! 4,096 entries.
 //!
-//! Two plans with 128 backends each, none in common, alternate. The measured time is that of
-//! changing the maps to the other plan: finding the differences, writing 128 slots and 4,096
-//! entries, and switching the table. Then one connect must reach a backend of the new plan. The
-//! wait for readers of the old table is not included: it runs in parallel, and a publication does
-//! not depend on it while there is room for a new table.
+//! Two plans alternate. Each has 128 backends, and no backend is in both. Each round changes the
+//! maps to the other plan: it finds the differences, writes 128 slots and 4,096 entries, and
+//! switches the table. Then one connect must reach a backend of the new plan. The wait for readers
+//! of the old table is not included: the daemon waits in parallel, and can publish a further table
+//! while the arena has room.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -73,7 +73,7 @@ fn measure(folder: &Path, cgroup: &Path) {
         apply.push(started.elapsed().as_secs_f64() * 1e6);
         let stream = TcpStream::connect(SERVICE).expect("connect");
         seen.push(started.elapsed().as_secs_f64() * 1e6);
-        assert!(done, "there was no room");
+        assert!(done, "the arena had no room for the new table");
         let (accepted, _) = listener.accept().expect("accept");
         let IpAddr::V4(reached) = accepted.local_addr().expect("an address").ip() else { panic!("IPv4") };
         assert_eq!(
@@ -134,7 +134,7 @@ fn plan(net: u8, first: u32) -> Plan {
 
 /// Enters new namespaces and mounts a bpffs in them.
 fn stage() -> PathBuf {
-    // SAFETY: there is one thread, and it holds nothing that belongs to the old namespaces.
+    // SAFETY: there is one thread, and it uses nothing that belongs to the old namespaces.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS) }.expect("root");
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .expect("private");

@@ -1,9 +1,9 @@
 //! Writes the files that the package generates from the command lines and the configuration keys: a
 //! manual page for each command and each file, and completions for three shells.
 //!
-//! This is an example, so that the program itself needs no code for writing these files and no
-//! hidden command. It reads only the definitions of commands and keys, so the pages cannot differ
-//! from the program.
+//! This code is an example target, so that the program itself needs neither code that writes these
+//! files nor a hidden command. The code reads only the definitions of commands and keys. The pages
+//! can therefore not differ from the program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,10 +36,10 @@ the state that the daemon stores for its next start
 .SH ENVIRONMENT
 .TP
 .B RUST_LOG
-what the daemon logs to standard error, as in RUST_LOG=warn
+the levels that the daemon logs to standard error, for example RUST_LOG=warn
 .TP
 .B NO_COLOR
-if set, no colours
+if set, the output has no colours
 "#;
 
 fn main() -> Result<()> {
@@ -98,14 +98,13 @@ fn write_program(
 /// Writes a page, with the sections `more` at its end.
 fn write(folder: &Path, command: Command, name: &str, more: &str) -> Result<()> {
     let path = folder.join(format!("{name}.1"));
-    // For such an argument, clap_mangen shows neither the `--` before it nor that it may repeat.
+    // An argument with `last` follows `--` and may repeat. clap_mangen shows neither.
     let last = command.get_positionals().find(|argument| argument.is_last_set());
     let last = last.map(|argument| format!("<\\fI{}\\fR>", argument.get_id().as_str().to_uppercase()));
     let mut page = Vec::new();
     Man::new(command).title(name).render(&mut page)?;
     let page = String::from_utf8(page)?;
-    // clap_mangen omits an empty date, and a reader of the page would take the next field for the
-    // date.
+    // clap_mangen omits an empty date, and `man` would show the next field as the date.
     let title = format!(".TH {name} 1 \"\" \"socklb {}\" \"socklb\"", env!("CARGO_PKG_VERSION"));
     let lines = page.lines().map(|line| if line.starts_with(".TH ") { title.as_str() } else { line });
     let page: Vec<&str> = lines.chain(more.lines()).collect();

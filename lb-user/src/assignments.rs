@@ -1,10 +1,10 @@
 //! An endpoint list, with the assignments of the client tasks on this host.
 //!
 //! The shares of one task depend on the subsets of the whole job. For a large job, computing these
-//! subsets takes long. So assignments are computed off the event loop, and the loop only applies
-//! them. An assignment is looked up by the service and the task for which it was computed, so a
-//! result that arrives after a reload cannot be applied to another configuration. This module
-//! starts no thread and reads no file.
+//! subsets takes long. Other threads therefore compute the assignments, and the event loop only
+//! applies them. The event loop looks up an assignment by the service and the task for which the
+//! assignment was computed. A result that arrives after a reload can therefore not be applied to
+//! another configuration. This module starts no thread and reads no file.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +25,7 @@ pub struct Consumer {
     pub service: Service,
 }
 
-/// A list, and one task's membership in it. Cheap to clone.
+/// A list, and one task's members of this list. Cheap to clone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
     list: Arc<EndpointList>,
@@ -76,11 +76,11 @@ pub struct Assignments {
     memberships: Vec<(Consumer, Arc<Membership>)>,
 }
 
-/// By service name.
+/// The assignments for each service, by service name.
 pub type AssignmentsByService = BTreeMap<String, Assignments>;
 
 impl Assignments {
-    /// The list, shared.
+    /// The list as a shared object.
     pub fn shared_list(&self) -> Arc<EndpointList> {
         Arc::clone(&self.list)
     }
@@ -95,8 +95,7 @@ impl Assignments {
     }
 
     /// Whether both have the same list object, not only equal lists. They have the same object if
-    /// the list was read once for both, or if one has reused the list of the other (see
-    /// [`Self::follow`]).
+    /// the list was read once for both, or after [`Self::follow`].
     pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.list, &other.list)
     }
@@ -115,7 +114,7 @@ impl Assignments {
     }
 
     /// If the earlier assignments have an equal list, reuses their list and memberships. Both then
-    /// share one list object, so the lists need not be compared again.
+    /// share one list object (see [`Self::is_of_the_same_reading`]).
     pub fn follow(&mut self, before: &Self) {
         if self.list == before.list {
             self.list = before.list.clone();
@@ -137,8 +136,8 @@ impl Assignments {
     /// tasks. May take seconds for the largest jobs. Results that tasks of one job share are
     /// computed once.
     pub fn complete(&mut self, consumers: &[Consumer]) {
-        /// Only one large job is computed at a time, with all threads: each large job may need two
-        /// hundred megabytes and a whole CPU.
+        /// Only one large job is computed at a time, with all threads: each large job may need 200
+        /// MB of memory and a whole CPU.
         static TURN: Mutex<()> = Mutex::new(());
         self.memberships.retain(|(consumer, _)| consumers.contains(consumer));
         let mut missing: Vec<&Consumer> = Vec::new();
@@ -151,8 +150,8 @@ impl Assignments {
         while let Some(first) = missing.first().copied() {
             let is_of_the_same_job =
                 |other: &&Consumer| other.service == first.service && other.task.count == first.task.count;
-            // If a job has only one task, its result does not depend on the subsets of other tasks,
-            // and need not wait for other jobs.
+            // A job with only one task needs no subsets of other tasks. It is computed quickly, and
+            // does not wait for other jobs.
             let is_large = first.task.count > 1;
             let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
             let job = Memberships::new(&first.service, first.task.count, &self.list);
@@ -167,8 +166,8 @@ impl Assignments {
     }
 }
 
-/// The assignments of the lists in the configuration itself, for the tasks of these clients. Reuses
-/// memberships in `before` if the lists are equal.
+/// Computes the assignments of the lists in the configuration itself, for the tasks of these
+/// clients. Reuses memberships in `before` if the lists are equal.
 pub fn statics(clients: &[ClientConfig], before: &AssignmentsByService) -> AssignmentsByService {
     let mut by_service = AssignmentsByService::new();
     for configured in clients.iter().flat_map(|client| &client.services) {

@@ -1,16 +1,17 @@
 //! The pauses before retries of a failed action: one second, then twice as long after each failure,
 //! up to a minute.
 //!
-//! A lasting fault (no free descriptor, a missing privilege) must neither fill the log nor load the
-//! kernel. Once the fault is over, the action must succeed without an operator. This module reads
-//! no clock.
+//! A lasting fault, such as a lack of descriptors or a missing privilege, must neither fill the log
+//! nor load the kernel. After the end of the fault, the action must succeed without an operator.
+//! This module reads no clock.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
 /// The pause after the first failure.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The longest pause, and so the longest time from the end of a fault to the retry that succeeds.
+/// The longest pause, and therefore the longest time from the end of a fault to the retry that
+/// succeeds.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// An action that is retried until it succeeds. `T` is a point in time on any clock.

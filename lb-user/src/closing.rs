@@ -31,15 +31,15 @@ pub const DEFAULT_RATE: u32 = 100;
 /// The time without data after which `close-idle` and `socklb drain --close idle` close a
 /// connection.
 pub const IDLE: Duration = Duration::from_secs(30);
-/// The limits of the idle time. With shorter times, the resolution of the kernel's clock (4 ms)
-/// would matter.
+/// The limits of the idle time. For shorter times, the resolution of the kernel's clock (4 ms) is
+/// too coarse.
 pub const IDLE_TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_hours(24);
 
 /// Why connections are closed. The metric and the log have a name for each cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CloseCause {
-    /// An operator has requested it (`socklb close`, `socklb drain --close`).
+    /// An operator has requested the closing (`socklb close`, `socklb drain --close`).
     Operator,
     /// The backend is lost (`on_backend_loss`).
     BackendLoss,
@@ -63,14 +63,14 @@ impl CloseCause {
 /// The receiver of a job's result.
 #[derive(Debug)]
 pub enum CloseRequester {
-    /// An operator, who waits for the answer.
+    /// An operator's command, which waits for the answer.
     Operator(PeerCredentials, Reply<CloseAnswer>),
     /// The daemon itself.
     Daemon(CloseCause),
 }
 
 impl CloseRequester {
-    /// Waits until the requester has given up.
+    /// Waits until the requester has given up. The daemon never gives up.
     pub async fn gone(&mut self) {
         match self {
             Self::Operator(_, answer) => answer.closed().await,
@@ -86,12 +86,12 @@ pub struct CloseOrder {
     pub backend: SocketAddr,
     /// Only this client.
     pub client: Option<String>,
-    /// As in [`CloseRequest`].
+    /// The idle time, see [`CloseRequest`].
     pub idle: Option<Duration>,
     /// The maximum number of connections closed per second, summed over all clients of the host.
     pub rate: u32,
     pub is_dry_run: bool,
-    /// Close at most this many connections, if given.
+    /// The maximum number of connections to close; `None` if there is no limit.
     pub most: Option<u64>,
 }
 
@@ -104,17 +104,19 @@ pub struct CloseJob {
     /// Whether the backend exists even if no client uses it. If this is `false` and no client uses
     /// the backend, the job reports an unknown backend.
     pub is_known: bool,
-    /// Flows that begin after this time stay; nanoseconds of `CLOCK_MONOTONIC`.
+    /// The job does not close flows that began after this time, in nanoseconds of
+    /// `CLOCK_MONOTONIC`.
     pub begun_until_ns: u64,
 }
 
-/// The turns of a job: at most `rate` per second, in batches.
+/// Limits a job to `rate` turns per second, in batches. A turn permits the job to close one
+/// connection.
 struct BatchLimiter {
     rate: u32,
     tick: u64,
-    /// The turns in this tick.
+    /// The number of turns used in this tick.
     used: u64,
-    /// The turns that are left for the whole job.
+    /// The number of turns that are left for the whole job.
     left: u64,
 }
 
@@ -123,15 +125,15 @@ impl BatchLimiter {
         Self { rate, tick: 0, used: 0, left: most.unwrap_or(u64::MAX) }
     }
 
-    /// The number of turns in the present tick: the rounded-up numbers of turns in all ticks add up
-    /// to the rate.
+    /// The number of turns in the present tick. It is rounded up or down so that the turns of ten
+    /// ticks add up to the rate.
     fn quota(&self) -> u64 {
         let until = |tick: u64| (tick * u64::from(self.rate)).div_ceil(10);
         until(self.tick + 1) - until(self.tick)
     }
 
-    /// Waits for the next turn. Returns `false` if the job is over: its time or its turns are used
-    /// up, or `wait`, which waits for a tick, has returned `false`.
+    /// Waits for the next turn by calling `wait` for each tick. Returns `false` if the job is over:
+    /// its time or its turns are used up, or `wait` has returned `false`.
     fn turn(&mut self, wait: &mut impl FnMut(Duration) -> bool) -> bool {
         if self.left == 0 {
             return false;
@@ -230,7 +232,7 @@ fn of_client(client: &str, fates: &Fates) -> ClientClosed {
 mod tests {
     use super::*;
 
-    /// The number of turns before each wait of a job, with as many turns as it can get.
+    /// The number of turns in each tick of a job that uses all its turns.
     fn batches(rate: u32) -> Vec<u64> {
         let (mut pace, mut batches) = (BatchLimiter::new(rate, None), vec![0]);
         let mut turns = 0;

@@ -1,6 +1,6 @@
 //! Compares a configuration with the running configuration, which comes from the daemon or from the
-//! pinned maps. Computes the shares of the new configuration as a daemon would compute them that
-//! starts with this configuration. Changes nothing.
+//! pinned maps. The shares under the new configuration are those that a daemon would compute at its
+//! start. The comparison changes nothing.
 
 use std::collections::BTreeSet;
 
@@ -77,8 +77,8 @@ impl RunningState {
         meant.flat_map(|(_, service)| &service.backends).map(|backend| backend.active).sum()
     }
 
-    /// The changes that cannot be made while the daemon runs. If the daemon's keys are not known,
-    /// only the limits of the maps are checked.
+    /// The changes that need a restart of the daemon. If the daemon has not sent its keys, only the
+    /// limits of the maps are checked.
     fn unchangeable(&self, config: &Config, paths: &Paths) -> Vec<String> {
         if self.is_whole {
             let clients: Vec<&str> = self.configured.clients.keys().map(String::as_str).collect();
@@ -97,11 +97,11 @@ impl RunningState {
     }
 }
 
-/// Compares a configuration with the one that runs at `paths`. `by_service` has the lists of the
-/// new configuration.
+/// Compares a configuration with the running configuration at `paths`. `by_service` contains the
+/// lists of the new configuration.
 ///
 /// # Errors
-/// If nothing runs there, or the running configuration cannot be read.
+/// If there is no running configuration at `paths`, or it cannot be read.
 pub fn compare(
     config: &Config,
     by_service: &AssignmentsByService,

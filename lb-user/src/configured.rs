@@ -1,5 +1,5 @@
 //! A configuration as keys and values, for comparison with another configuration. The values come
-//! from a configuration file that was read, or from the pinned maps.
+//! from a parsed configuration file, or from the pinned maps.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,7 +62,7 @@ fn of_client(client: &ClientConfig) -> Keys {
     ])
 }
 
-/// The seed has no key here, because it follows from the names of the job and the service.
+/// The seed has no key here, because it is derived from the names of the job and the service.
 fn of_service(configured: &ClientService) -> Keys {
     let Service {
         name: _,
@@ -147,7 +147,7 @@ fn load_keys(ControlRules { law, mode, .. }: ControlRules) -> Keys {
 }
 
 fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
-    // The other fields follow from the probe, which has its own keys.
+    // The other fields are derived from the probe, which has its own keys.
     let HealthRules {
         panic_threshold,
         replace_after,
@@ -166,7 +166,8 @@ fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
     let Some(ProbeConfig { kind, port, interval }) = probe else { return all };
     all.extend(keys([("health.interval", in_units(*interval)), ("health.port", or_none(*port))]));
     match kind {
-        // Keys are secret, so only their numbers are shown.
+        // The keys that authenticate reports are secret. The value therefore contains only their
+        // numbers.
         ProbeKind::Report { keys: known, idle_interval } => {
             let ids: Vec<String> = known.all().iter().map(|key| key.id.to_string()).collect();
             all.extend(keys([
@@ -357,8 +358,8 @@ fn host(config: &Config) -> Keys {
     all
 }
 
-/// The configuration in the pinned maps. It has fewer keys, because the maps contain only the keys
-/// that the kernel programs need.
+/// The configuration in the pinned maps. It has fewer keys, because the maps contain only the
+/// values that the kernel programs need.
 ///
 /// # Errors
 /// If the maps cannot be read.

@@ -1,5 +1,5 @@
-//! The daemon's budget of file descriptors. Connections get only descriptors that the daemon's own
-//! work does not need, so this work never lacks descriptors.
+//! The daemon's budget of file descriptors. Connections use only descriptors that the daemon's own
+//! work does not need. This work therefore never lacks descriptors.
 //!
 //! Other processes can make the daemon open only a limited number of descriptors: those of the
 //! connections to two listeners. The daemon's own work needs a constant number, and a number for
@@ -11,14 +11,16 @@ use lb_view::text::counted;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// The descriptors of one client: maps, programs, cgroup. A reload needs twice as many for a short
-/// time, because it opens the replacements before it closes the old ones.
+/// time, because it opens the replacements before it closes the old descriptors.
 pub const OF_CLIENT: u64 = 20;
-/// The descriptors of the daemon itself: 64 for sockets, signals and watches; 64 for three
-/// documents that may be made at the same time, each of which needs the maps of one client; 320 for
-/// endpoint files that do not answer, one for each thread that may wait; 256 for connect probes
-/// that are under way; 264 for connections to servers that send lists, one for each of 256 services
-/// and 8 for DNS servers; at most 8 for a socket, an event and the host's maps, which reports need;
-/// and for each job that closes connections, the maps of one client and 4 for lists of sockets.
+/// The descriptors of the daemon itself:
+/// - 64 for sockets, signals and watches;
+/// - 64 for three documents that may be built at the same time: each needs the maps of one client;
+/// - 320 for endpoint files that do not answer: one for each thread that may wait;
+/// - 256 for connect probes that are under way;
+/// - 264 for connections to servers of lists: one for each of 256 services, and 8 for DNS servers;
+/// - at most 8 for reports: a socket, an event and the host's maps;
+/// - for each job that closes connections, the maps of one client and 4 for lists of sockets.
 pub const OF_DAEMON: u64 =
     448 + MAX_UNDER_WAY as u64 + 264 + 8 + (MAX_OPERATOR_JOBS + MAX_OWN_JOBS) as u64 * (OF_CLIENT + 4);
 /// The maximum number of connections per listener.
@@ -47,7 +49,7 @@ pub fn connections_limit(limit: u64, clients: u64) -> usize {
     usize::try_from(connections_limit).expect("at most CONNECTIONS")
 }
 
-/// A warning if fewer descriptors are allowed than the daemon may need.
+/// A warning if `limit`, the number of allowed descriptors, is less than the daemon may need.
 pub fn shortage(limit: u64, clients: u64) -> Option<String> {
     let wanted = wanted(clients);
     (limit < wanted).then(|| {
@@ -60,16 +62,16 @@ pub fn shortage(limit: u64, clients: u64) -> Option<String> {
     })
 }
 
-/// Raises this process's limit to its maximum, and returns the resulting limit.
+/// Raises this process's soft limit to its hard limit. Returns the resulting soft limit.
 pub fn raise() -> u64 {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Any process may raise its limit to its maximum. If the kernel refuses, the next line returns
-    // the old limit.
+    // Any process may raise its soft limit. If the kernel refuses this, the next line returns the
+    // old limit.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     limit()
 }
 
-/// The current limit of this process.
+/// The soft limit of this process.
 pub fn limit() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

@@ -1,5 +1,5 @@
-//! Computes, for `check` and `explain`, the decisions of a daemon that would start now, with the
-//! present files and an empty kernel.
+//! Computes, for `check` and `explain`, the decisions of a daemon that starts now, with the present
+//! files and without pinned maps.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,8 +17,8 @@ use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::CommandFailure;
 use crate::source::{ListOrigin, ListSource};
 
-/// The sources of all services whose lists are not in the configuration itself. Services with the
-/// same address and source appear once.
+/// The sources of all lists, except those in the configuration that have no host names. Services
+/// with the same address and source share one entry.
 pub fn list_sources(config: &Config) -> Vec<ListSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
     let mut sources: Vec<ListSource> = Vec::new();
@@ -45,7 +45,8 @@ pub fn assignments(
             let mut sources = sources.iter();
             let source = sources.find(|source| source.origin == origin && source.service == *address);
             let source = source.context("every list has a source")?;
-            // A command queries no server: it uses the list that the daemon stored last.
+            // A command does not query servers. Instead of a server's answer, it uses the list that
+            // the daemon stored last.
             let mut assignments = match source.read(None).transpose()? {
                 Some(read) if read.hosts.is_empty() => read.assignments,
                 Some(read) => stored(source).unwrap_or(read.assignments),
@@ -58,15 +59,15 @@ pub fn assignments(
     Ok(by_service)
 }
 
-/// The list of a server that the daemon stored last; `None` if none is stored, or if this user may
-/// not read it.
+/// The list that the daemon stored last for this source; `None` if no list is stored, or if this
+/// user may not read it.
 pub fn stored(source: &ListSource) -> Option<Assignments> {
     Some(source.stored().ok()?.assignments)
 }
 
-/// Service names, each with the list that a daemon with this configuration used last. For a service
-/// with an endpoint file, this is the stored last good list, or the list in the file if none is
-/// stored. Lists that cannot be read are left out.
+/// The list that a daemon with this configuration used last, by service name. For a service with an
+/// endpoint file, this is the stored last good list; if no list is stored, it is the list in the
+/// file. Lists that cannot be read are skipped.
 pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
     let mut lists = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {

@@ -1,8 +1,8 @@
 //! The backends of a service as Envoy reads them: a `DiscoveryResponse` of EDS with one
 //! `ClusterLoadAssignment`, in JSON.
 //!
-//! This file decides which backends Envoy gets, with which weight and health. `controller` decides
-//! when the files are written.
+//! This module determines the backends in Envoy's file, and their weights and health. `controller`
+//! decides when the file is written.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,15 +24,15 @@ pub struct EnvoyLbEndpoint {
     pub health: EnvoyHealth,
 }
 
-/// The health of an endpoint, as Envoy needs it.
+/// The health of an endpoint in Envoy's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EnvoyHealth {
-    /// A connect may choose it.
+    /// A connect may choose the endpoint.
     Healthy,
-    /// A lame duck, or drained by an operator or by the weight 0 that it reports: it gets no new
-    /// connections, but open connections continue.
+    /// The endpoint is a lame duck, or an operator has drained it: it gets no new connections, but
+    /// open connections continue.
     Draining,
-    /// A connect may not choose it.
+    /// A connect may not choose the endpoint.
     Unhealthy,
 }
 
@@ -50,9 +50,9 @@ impl EnvoyHealth {
 /// The endpoints of the service at a position of the configuration, sorted by address; `None`
 /// before the service has a list.
 ///
-/// These are the backends in the table. The weight of each is its number of entries, so all weights
-/// together are the length of the table. Lame ducks that are not in the table are added with weight
-/// 1, so that Envoy retains their open connections.
+/// These are the backends in the table. The weight of a backend is its number of entries, and the
+/// sum of all weights is the length of the table. Lame ducks that are not in the table are added
+/// with weight 1, so that Envoy retains their open connections.
 pub fn endpoints<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     position: usize,
@@ -86,7 +86,7 @@ pub fn endpoints<T: Copy + Ord + Add<Duration, Output = T>>(
     Some(weights.into_iter().map(endpoint).collect())
 }
 
-/// The text of a service's file. Equal endpoints give equal bytes.
+/// The text of a service's file. Equal endpoints result in equal bytes.
 pub fn render(service: &str, endpoints: &[EnvoyLbEndpoint]) -> Vec<u8> {
     let endpoint = |EnvoyLbEndpoint { address, weight, health }: &EnvoyLbEndpoint| -> Value {
         let socket = json!({ "address": address.ip().to_string(), "port_value": address.port() });

@@ -1,8 +1,8 @@
 //! The state that only the event loop has: the state of the configuration, faults of clients, and
 //! the counts of the last minute.
 //!
-//! The event loop passes this state to a thread as a value, and continues. The thread combines it
-//! with the content of the maps into the status and the metrics, because reading the maps of many
+//! The event loop passes this state as a value to another thread, and continues. The other thread
+//! builds the status and the metrics from this state and the maps, because reading the maps of many
 //! clients takes a second. This module reads no map and no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,14 +77,14 @@ pub struct Reloads {
 /// The state of a client task that only the event loop has.
 #[derive(Debug)]
 pub struct ClientFacts {
-    /// Its pins.
+    /// The client's pins.
     pub pins: Pins,
-    /// Whether an operator has removed the client's pins. The maps then cannot be opened, which
-    /// [`Facts::faults`] reports.
+    /// Whether an operator has removed the client's pins. The maps then cannot be opened, and
+    /// [`Facts::faults`] contains a fault.
     pub is_unpinned: bool,
     /// The path of the client's configured cgroup.
     pub configured: PathBuf,
-    /// The cgroup that the last check found at this path.
+    /// The cgroup that the last check found at the configured path.
     pub cgroup: Option<PathBuf>,
     /// The kernel's id and the path of the cgroup to which the programs are attached; `None` if
     /// they are not attached.
@@ -95,8 +95,8 @@ pub struct ClientFacts {
     pub reclaim: Reclaim,
     /// The source of the endpoints of each service, by name.
     pub sources: BTreeMap<String, SourceStatus>,
-    /// Services for which ejection is configured but cannot happen, because the programs do not see
-    /// why flows fail.
+    /// Services for which ejection is configured but cannot happen, because the programs do not
+    /// record why flows fail.
     pub without_causes: BTreeSet<String>,
     /// Services that are in panic.
     pub panics: BTreeSet<String>,
@@ -115,9 +115,9 @@ pub struct ClientFacts {
     pub overrides: Vec<Override>,
     /// How many connections were closed since the daemon started, by service name and cause.
     pub closed: BTreeMap<(String, CloseCause), u64>,
-    /// The state of weights that change although the list does not, for each service, by name.
+    /// The state of load control and slow start, by service name.
     pub loads: BTreeMap<String, ServiceLoadStatus>,
-    /// What each service with `rebalance` does, by name.
+    /// The state of `rebalance`, by service name.
     pub rebalances: BTreeMap<String, RebalanceStatus>,
     /// The runs of the programs of each hook; empty if the kernel has not counted them.
     pub runs: Vec<(&'static str, Runs)>,

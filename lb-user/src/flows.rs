@@ -1,8 +1,8 @@
 //! The active flows, one by one: client, process, backend, phase, and the reason for the choice.
 //!
-//! The flows are read only from the pinned maps and `/proc`, so no daemon is needed. In memory, a
-//! flow takes only the bytes that the kernel stores for it, so that a hundred thousand flows fit.
-//! Names are looked up when a flow is shown.
+//! The flows are read from the pinned maps and `/proc`, without a daemon. In memory, a flow takes
+//! only the bytes that the kernel stores for it, so that a hundred thousand flows fit. Names are
+//! looked up when a flow is shown.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -156,7 +156,8 @@ impl FlowReport {
                 .get(&flow.process)
                 .and_then(|process| process.name_at(flow.start_ns))
                 .map(Cow::Borrowed),
-            // The clock of the programs may be a tick behind, but never ahead.
+            // The kernel programs' clock may be up to one tick behind this clock, but is never
+            // ahead of it.
             age_s: Duration::from_nanos(self.now_ns.saturating_sub(flow.start_ns)).as_secs_f64(),
             policy: Policy::from_u8(flow.why & 15).map_or("unknown", Policy::name).into(),
             reason: Reason::from_u8(flow.why >> 4).map_or("unknown", Reason::name).into(),
@@ -264,7 +265,7 @@ mod tests {
         let found = FlowReport::of(vec![web, mail], 40_000_000_000);
         let seen: Vec<(String, u64, f64)> =
             found.iter().map(|flow| (flow.client.to_string(), flow.cookie, flow.age_s)).collect();
-        // The last flow began while the clock was read.
+        // The last flow began after the clock was read.
         let expected = [("web", 2, 30.0), ("mail", 3, 20.0), ("web", 1, 10.0), ("mail", 4, 0.0)];
         assert_eq!(seen, expected.map(|(client, cookie, age)| (client.to_owned(), cookie, age)));
     }

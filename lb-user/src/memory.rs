@@ -10,6 +10,6 @@
 pub fn give_back_what_is_freed() {
     /// glibc's default threshold.
     const BYTES: libc::c_int = 128 << 10;
-    // SAFETY: the call takes no pointers. If it is refused, freed memory is retained as before.
+    // SAFETY: the call takes no pointers. If the call fails, freed memory is retained as before.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, BYTES) };
 }

@@ -1,5 +1,5 @@
-//! Checks that the names given to a command exist. A misspelt name is an error instead of an empty
-//! result.
+//! Checks that the names given to a command exist, so that a misspelt name results in an error and
+//! not in an empty output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -33,7 +33,8 @@ pub fn check_client<'a>(
 /// the clients that the filter selects.
 ///
 /// # Errors
-/// If one does not exist. The message lists the services or backends that exist.
+/// If the service or the backend does not exist. The message lists the services or backends that
+/// exist.
 pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'a>) -> Result<(), String> {
     if filter.service.is_none() && filter.backend.is_none() {
         return Ok(());

@@ -14,7 +14,7 @@ use lb_view::text::Style;
 /// Prints a whole text to standard output. Returns `false` if nothing reads the output any longer.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the text cannot be written.
 pub fn text(text: &str) -> Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -28,7 +28,7 @@ pub fn text(text: &str) -> Result<bool> {
 /// memory. Returns `false` if nothing reads the output any longer.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the text cannot be written.
 pub fn json(value: &impl Serialize) -> Result<bool> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = serde_json::to_writer_pretty(&mut out, value).map_err(io::Error::from);

@@ -12,8 +12,8 @@ use crate::config::{ClientConfig, ProbeConfig, ProbeKind};
 use crate::probes::probed;
 use lb_view::text::counted;
 
-/// The processor time of one probe including its answer, rounded up. `bench lame-duck many`
-/// measures it on loopback.
+/// The processor time of one probe including its answer, rounded up. `cargo xtask bench lame-duck
+/// many` measures this time on loopback.
 fn time_of(kind: &ProbeKind) -> Duration {
     match kind {
         ProbeKind::Report { .. } => Duration::from_micros(12),
@@ -25,7 +25,8 @@ fn time_of(kind: &ProbeKind) -> Duration {
 /// The probes of one service by all client tasks of a host.
 struct ProbedService<'a> {
     probe: &'a ProbeConfig,
-    /// The probed backends. Each is probed once, even if several client tasks of the host use it.
+    /// The probed backends. A backend is probed once, even if several client tasks of the host use
+    /// it.
     backends: BTreeSet<SocketAddr>,
     /// The number of backends that one client task probes.
     of_task: usize,
@@ -34,7 +35,7 @@ struct ProbedService<'a> {
     tasks: u32,
 }
 
-/// Returns one line about the cost for each probed service.
+/// Returns one line for each probed service: the cost of its probes.
 pub fn notes(clients: &[(&ClientConfig, Balancer<Duration>)]) -> Vec<String> {
     let mut services: BTreeMap<&str, ProbedService<'_>> = BTreeMap::new();
     for (client, balancer) in clients {
@@ -62,7 +63,7 @@ impl ProbedService<'_> {
         let interval = in_units(probe.interval);
         let idle = match &probe.kind {
             ProbeKind::Report { idle_interval, .. } => {
-                format!(", unused ones every {}", in_units(*idle_interval))
+                format!(" (every {} while the service is idle)", in_units(*idle_interval))
             }
             ProbeKind::Connect { .. } => String::new(),
         };

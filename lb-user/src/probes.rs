@@ -22,8 +22,8 @@ use tokio::task::AbortHandle;
 
 use crate::error::chain;
 
-/// How many endpoints are probed because they would replace members next. The same number of lame
-/// ducks is probed, because lame ducks serve if no member does.
+/// The maximum number of unused endpoints that are probed because they would replace members next.
+/// At most as many unused lame ducks are probed, because lame ducks serve if no member serves.
 const NEXT: usize = 4;
 
 /// The endpoints that the daemon probes or polls for a client task: members, their substitutes, the
@@ -71,7 +71,7 @@ pub struct ConnectTarget {
 pub struct ProbedHealth {
     /// Healthy or refusing.
     pub health: Health,
-    /// The reason, if it is refusing.
+    /// The reason, if the backend is refusing.
     pub why: Why,
     /// Whether the backend is refusing although fewer than `fall` probes have been made. A backend
     /// that was healthy becomes refusing only after `fall` failures.
@@ -89,7 +89,7 @@ pub struct Findings {
     is_confirmed: bool,
     /// Why the last probe failed; `None` if it succeeded.
     pub failure: Option<String>,
-    /// How long the last probe took.
+    /// The duration of the last probe.
     pub took: Option<Duration>,
     /// The number of probes.
     pub probes: u64,
@@ -99,7 +99,8 @@ pub struct Findings {
 
 type Shared = Arc<Mutex<BTreeMap<ConnectTarget, Findings>>>;
 
-/// A lock that limits how many probes begin per second: the probe that begins next holds it.
+/// A lock that limits how many probes begin per second: each probe acquires the lock for
+/// [`BETWEEN`] before it begins.
 type Pace = tokio::sync::Mutex<()>;
 
 /// The places for concurrent connections. Each service has an equal part of all places, and at
@@ -135,7 +136,7 @@ pub struct Probes {
     places: Places,
     /// The lock that limits how many probes begin per second.
     pace: Arc<Pace>,
-    /// Grows whenever targets or results change.
+    /// Increases whenever targets or results change.
     version: Arc<AtomicU64>,
     news: Arc<Notify>,
     random: RandomState,
@@ -186,7 +187,8 @@ impl Probes {
         tokio::spawn(probing.run()).abort_handle()
     }
 
-    /// Delays the next probe by this time, and so all probes after it.
+    /// Delays the next probe, and therefore all later probes, by this time. Has no effect while a
+    /// probe has the lock.
     pub fn hold_back(&self, time: Duration) {
         if let Ok(pace) = Arc::clone(&self.pace).try_lock_owned() {
             tokio::spawn(async move {
@@ -204,7 +206,7 @@ impl Probes {
         self.tasks.is_empty()
     }
 
-    /// A number that grows whenever targets or results change.
+    /// A number that increases whenever targets or results change.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Relaxed)
     }
@@ -218,14 +220,14 @@ impl Probes {
 }
 
 impl Findings {
-    /// The health of the backend according to its probes; `None` if it is not known yet.
+    /// The health of the backend according to its probes; `None` if the health is not known yet.
     fn result(&self) -> Option<ProbedHealth> {
         let why = if self.accepts { Why::Answer } else { Why::Probe };
         let health = match self.probed.is_refusing() {
             Some(true) => Health::Refusing,
             Some(false) => Health::Healthy,
-            // This host failed to make each of these probes. So there is no evidence against the
-            // backend, as if it were not probed.
+            // All these probes failed because of this host. They are no evidence against the
+            // backend, and the backend is treated as if it were not probed.
             None if self.is_confirmed => Health::Healthy,
             None => return None,
         };
@@ -256,8 +258,8 @@ struct ProbeTask {
 impl ProbeTask {
     async fn run(self) {
         let mut turn = 0_u64;
-        // The first probe begins at once, and each further probe 0.9 to 1.1 intervals after the one
-        // before. The loop ends when the target is removed.
+        // The first probe begins at once. Each further probe begins 0.9 to 1.1 intervals after the
+        // end of the previous probe. The loop ends when the target is removed.
         loop {
             let Ok(place) = self.places.acquire().await else { return };
             let pace = self.pace.lock().await;
@@ -318,8 +320,8 @@ enum ProbeFailure {
     Connect(String),
     /// The probe connected, but received no answer or an error.
     Answer(String),
-    /// This host could not make the probe, for example because no descriptor was free. This would
-    /// affect all backends alike, so it is no evidence on the backend.
+    /// This host could not make the probe, for example because no descriptor was free. Such a
+    /// failure affects all backends, and is therefore no evidence of the backend's health.
     Host(String),
 }
 
@@ -344,9 +346,10 @@ async fn attempt(target: &ConnectTarget, is_connected: &AtomicBool) -> Result<()
     answer.map_err(|error| ProbeFailure::Answer(chain(&error)))
 }
 
-/// Decides whether a failed connect is evidence on the backend, or a fault of this host. A route to
-/// the backend may cause several errors: a blackhole `EINVAL`, a prohibit `EACCES`. So the errors
-/// of this host are listed here, and all other errors count against the backend.
+/// Classifies a failed connect as a failure of the backend, or as a failure of this host. The
+/// errors in `OF_HOST` are failures of this host. All other errors are failures of the backend,
+/// because a route to the backend may cause various errors: a blackhole route causes `EINVAL`, a
+/// prohibit route `EACCES`.
 fn unconnected(error: &io::Error) -> ProbeFailure {
     const OF_HOST: [i32; 8] = [
         libc::EMFILE,
@@ -452,8 +455,8 @@ mod tests {
         assert!(names.iter().all(|name| has(&places, name) == 1));
     }
 
-    /// A dead backend of one service is found, even if another service has more backends than there
-    /// are places and none of these backends answers.
+    /// Probes detect a dead backend of one service, even if another service has more silent
+    /// backends than there are places.
     #[tokio::test]
     async fn silent_backends_delay_no_probes_of_another_service() {
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -467,7 +470,11 @@ mod tests {
         targets.insert(dead.clone(), "other".to_owned());
         probes.set_targets(&targets);
         tokio::time::timeout(Duration::from_secs(5), probes.news.notified()).await.expect("news");
-        assert_eq!(refusing(&probes), [(dead, Why::Probe)], "no probe of a silent backend has ended");
+        assert_eq!(
+            refusing(&probes),
+            [(dead, Why::Probe)],
+            "only the dead backend is refusing: no probe of a silent backend has ended"
+        );
     }
 
     #[tokio::test]
@@ -490,7 +497,7 @@ mod tests {
 
     #[tokio::test]
     async fn probes_find_that_a_backend_refuses_and_that_it_recovers() {
-        // This test holds the port, so that no other test listens at it.
+        // This test occupies the port, so that no other test listens at it.
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let at = socket.local_addr().unwrap();

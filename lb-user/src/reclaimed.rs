@@ -1,6 +1,6 @@
-//! The share of recently ended flows whose end no program saw. If this share is not small,
-//! something is wrong with the host: links were lost, or another program clears callback flags.
-//! This module reads no clock.
+//! The share of recently ended flows that were reclaimed, because no program saw their end. If this
+//! share is not small, something is wrong with the host: links were lost, or another program clears
+//! callback flags. This module reads no clock.
 
 use std::collections::VecDeque;
 use std::ops::Sub;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// The time over which flows are counted.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Fewer unseen ends than this may be chance, however few flows end.
+/// A smaller number of unseen ends may be chance, even if few flows end.
 const LEAST: u64 = 10;
 /// One unseen end among this number of ended flows may be chance.
 const ONE_IN: u64 = 100;
@@ -16,12 +16,12 @@ const ONE_IN: u64 = 100;
 /// Counts of ended flows at a pass over the flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
-    /// The flows whose end a program saw, since the daemon started.
+    /// The number of flows with an end that a program saw, since the daemon started.
     pub seen: u64,
-    /// The flows whose records this pass reclaimed.
+    /// The number of flows with records that this pass reclaimed.
     pub reclaimed: u64,
     /// The number of flows in `reclaimed` that were paths of MPTCP sockets. A kernel that does not
-    /// distinguish these paths never shows their end.
+    /// distinguish these paths never reports their end to the programs.
     pub reclaimed_mptcp: u64,
 }
 
@@ -51,9 +51,10 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
     pub fn fault(&self) -> Option<String> {
         let (_, first) = self.passes.front()?;
         let (_, last) = self.passes.back()?;
-        // Once the window is full, the first pass only marks its beginning. Before that, the first
-        // pass is the first one since the start of the daemon. It counts too: the flows that it
-        // reclaimed ended unseen under an earlier daemon.
+        // Once the window is full, the first stored pass only marks the beginning of the window,
+        // and is skipped. Before that, the first stored pass is the daemon's first pass, and is
+        // included: the flows that it reclaimed ended under an earlier daemon, and no program saw
+        // their end.
         let passes = self.passes.iter().skip(usize::from(self.is_full()));
         let (reclaimed, mptcp) = passes
             .fold((0, 0), |(all, mptcp), (_, ends)| (all + ends.reclaimed, mptcp + ends.reclaimed_mptcp));
@@ -85,9 +86,9 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
 mod tests {
     use super::*;
 
-    /// For each of these passes, which are one minute apart: whether there is a fault after it. A
-    /// pass is given as three numbers: flows whose end was seen, reclaimed flows, and MPTCP paths
-    /// among the reclaimed flows.
+    /// Returns, for each of these passes, whether there is a fault after the pass. The passes are
+    /// one minute apart. A pass consists of three numbers: flows with an end that a program saw,
+    /// reclaimed flows, and MPTCP paths among the reclaimed flows.
     fn faults(passes: impl IntoIterator<Item = (u64, u64, u64)>) -> Vec<bool> {
         let mut reclaimed = Reclaimed::<Duration>::default();
         let (mut now, mut seen) = (Duration::from_secs(1000), 0);

@@ -1,9 +1,9 @@
 //! The sources of endpoint lists: files, and servers. A list is always read, checked and delivered
 //! as a whole, never as a difference from the previous list.
 //!
-//! The directory of a file is watched, so that a file that is renamed into place is noticed. If a
-//! file cannot be used, the daemon reports this and changes nothing. The last good list is also
-//! stored on disk, for a start at which the file cannot be used.
+//! The daemon watches the directory of each file, and therefore detects a file that is renamed into
+//! place. If a file cannot be used, the daemon reports this and changes nothing. It also stores the
+//! last good list on disk, for a start at which the file cannot be used.
 
 pub mod hosts;
 
@@ -37,11 +37,11 @@ pub use self::shrink::{Guard, PendingRemovals};
 use crate::assignments::Assignments;
 use lb_document::diagnostic::Diagnostics;
 
-/// The size in bytes of the largest file that is read.
+/// The maximum size of a file with a list, in bytes.
 pub const MAX_BYTES: u64 = endpoints::MAX_FILE_BYTES as u64;
 
-/// The maximum number of threads that calls on files may hold at the same time: one for each of 256
-/// services, and 64 for files of an earlier configuration, the configuration itself, and stored
+/// The maximum number of threads that calls on files may occupy at the same time: one for each of
+/// 256 services, and 64 for files of an earlier configuration, the configuration itself, and stored
 /// lists.
 pub const MAX_THREADS: usize = 320;
 
@@ -79,7 +79,7 @@ pub enum SourceError {
     Failed { place: PathBuf, failure: Failure },
     #[error("{}: no answer yet", .0.display())]
     NoAnswerYet(PathBuf),
-    /// A fault of a list that has these host names.
+    /// A fault of a list with these host names.
     #[error("{}", crate::error::chain(&**error))]
     Hosts { hosts: Arc<BTreeSet<HostName>>, error: Box<SourceError> },
     #[error("{}: {count} of the list's host names have no answer yet, such as {first}", place.display())]
@@ -97,8 +97,9 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Converts the error for the feed. After a read error, such as a lack of descriptors or
-    /// memory, the same version of the file is read again. A missing file is read when it appears.
+    /// Converts the error to a failure of the feed. After a read error, for example a lack of
+    /// descriptors or memory, the feed reads the same version of the file again. It reads a missing
+    /// file when the file appears.
     pub fn into_failure(self) -> ReadFailure {
         let text = crate::error::chain(&self);
         match self {
@@ -132,7 +133,7 @@ impl SourceError {
     }
 }
 
-/// Distinguishes versions of a file without reading the file.
+/// Identifies the version of a file, without reading the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     device: u64,
@@ -153,16 +154,17 @@ impl Stamp {
         }
     }
 
-    /// Whether any later change of the file would change its stamp. Kernels before 6.13 stamp files
-    /// with the time of the last tick, so two changes within one tick may give the same stamp.
+    /// Whether any later change of the file would result in another stamp. Kernels before 6.13 use
+    /// the time of the last tick as the time of a change. Two changes within one tick may therefore
+    /// result in equal stamps.
     pub fn is_settled(self) -> bool {
         /// Two ticks of the slowest clock, 100 Hz.
         const TICKS: Duration = Duration::from_millis(20);
         let changed = Duration::from_secs(self.changed.0.cast_unsigned())
             + Duration::from_nanos(self.changed.1.cast_unsigned());
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        // If the clock was set back, the time of the change is in the future. The file then counts
-        // as settled.
+        // If the clock was set back, the time of the change is in the future. The file is then
+        // treated as settled.
         now.checked_sub(changed).is_none_or(|age| age >= TICKS)
     }
 
@@ -176,7 +178,7 @@ impl Stamp {
         Self { device: 0, inode: number, bytes: 0, modified: (0, 0), changed: (0, 0) }
     }
 
-    /// The number of a stamp that [`Stamp::numbered`] has made.
+    /// The number of a stamp that [`Stamp::numbered`] has returned.
     pub fn number(self) -> u64 {
         self.inode
     }
@@ -190,7 +192,7 @@ impl Stamp {
 /// The version of a file that could not be read.
 pub const NO_VERSION: Version<Stamp> = Version { stamp: None, is_settled: true };
 
-/// Opens a file to find out whether its file system answers. Returns the version of the file.
+/// Opens a file, which blocks until the file system answers. Returns the version of the file.
 pub fn answers(path: &Path) -> Version<Stamp> {
     let version = Stamp::version(Stamp::at(path));
     // Without this flag, opening a pipe would wait for a writer.
@@ -198,17 +200,17 @@ pub fn answers(path: &Path) -> Version<Stamp> {
     version
 }
 
-/// Where the list of a service comes from.
+/// The origin of a service's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListOrigin {
-    /// The configuration itself. The list has host names.
+    /// The list is in the configuration itself, and contains host names.
     Static(NamedList),
     File(ListFile),
     Remote(Arc<RemoteSource>),
 }
 
 impl ListOrigin {
-    /// `None` if the list is in the configuration itself, and has no host names.
+    /// Returns `None` if the list is in the configuration itself and contains no host names.
     pub fn of(source: &EndpointSource) -> Option<Self> {
         match source {
             EndpointSource::Static(_) => None,
@@ -229,12 +231,12 @@ impl fmt::Display for ListOrigin {
     }
 }
 
-/// What connects do while a server's list is suspended, because the list is stale or empty.
+/// The effect on connects while a server's list is suspended, because the list is stale or empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspension {
-    /// No endpoints: connects fail.
+    /// The service has no endpoints, and connects fail.
     Refuse,
-    /// The service's own address: connects go there unbalanced.
+    /// The only endpoint is the service's own address, and connects are not balanced.
     Pass,
 }
 
@@ -247,7 +249,7 @@ impl Suspension {
     }
 }
 
-/// Where the list of a service comes from, and the service.
+/// The list of a service: its origin, and the properties of the service that the list must match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListSource {
     pub origin: ListOrigin,
@@ -255,18 +257,18 @@ pub struct ListSource {
     pub service: SocketAddr,
     /// The addresses of all services.
     pub services: Vec<SocketAddr>,
-    /// The algorithm that needs indexes in the list, if the service uses such an algorithm.
+    /// The service's algorithm, if the algorithm needs indexes in the list.
     pub needs_indexes: Option<Algorithm>,
     /// The file in which the last good list is stored.
     pub last_good: PathBuf,
 }
 
 impl ListSource {
-    /// The source of a service's list. The last good list is stored below the directory `state`.
-    /// `services` are the addresses of all services; no endpoint may have one of them.
+    /// Describes the source of a service's list. The last good list is stored below the directory
+    /// `state`. `services` are the addresses of all services; no endpoint may have one of them.
     pub fn new(service: &Service, origin: ListOrigin, services: &[SocketAddr], state: &Path) -> Self {
-        // The ending of the name shows in which format the stored list is. JSON and YAML are
-        // usually recognized by their text.
+        // The stored file has the extension of the list's format, because the parser does not
+        // recognize every list in JSON or YAML by its text.
         let format = match &origin {
             ListOrigin::File(file) => endpoints::format_of(&file.path),
             ListOrigin::Static(_) | ListOrigin::Remote(_) => "json",
@@ -281,7 +283,7 @@ impl ListSource {
         }
     }
 
-    /// The endpoint file; `None` if the list comes from elsewhere.
+    /// The endpoint file; `None` if the list does not come from a file.
     pub fn file(&self) -> Option<&Path> {
         match &self.origin {
             ListOrigin::File(file) => Some(&file.path),
@@ -289,7 +291,8 @@ impl ListSource {
         }
     }
 
-    /// The rules for the answers of a server; `None` if the list does not come from one.
+    /// The rules for the answers of the list's server; `None` if the list does not come from a
+    /// server.
     pub fn rules(&self) -> Option<&RemoteRules> {
         match &self.origin {
             ListOrigin::Static(_) | ListOrigin::File(_) => None,
@@ -297,7 +300,7 @@ impl ListSource {
         }
     }
 
-    /// What to query a server for; `None` if the list does not come from one.
+    /// The query for the list's server; `None` if the list does not come from a server.
     pub fn wanted(&self) -> Option<DiscoveryRequest> {
         match &self.origin {
             ListOrigin::Static(_) | ListOrigin::File(_) => None,
@@ -317,7 +320,7 @@ impl ListSource {
         }
     }
 
-    /// The text of a list that is in the configuration itself.
+    /// The text of the list, if the list is in the configuration itself.
     pub fn static_text(&self) -> Option<Vec<u8>> {
         match &self.origin {
             ListOrigin::Static(list) => Some(list.text.as_bytes().to_vec()),
@@ -326,8 +329,8 @@ impl ListSource {
     }
 
     /// Reads the list in the endpoint file or in the configuration; changes nothing. Blocks until
-    /// the file's file system answers. `None` if the list comes from a server. `hosts` is as for
-    /// [`ListSource::parse`].
+    /// the file's file system answers. Returns `None` if the list comes from a server. See
+    /// [`ListSource::parse`] for `hosts`.
     ///
     /// # Errors
     /// If the file cannot be read completely, or is not a valid list.
@@ -342,18 +345,18 @@ impl ListSource {
     /// Reads the stored last good list; changes nothing.
     ///
     /// # Errors
-    /// The same as for [`ListSource::read`], and if another user may write to the state directory.
+    /// The errors of [`ListSource::read`]. Also if another user may write to the state directory.
     pub fn stored(&self) -> Result<Contents, SourceError> {
         self.parse(&self.last_good, last_good::read(&self.last_good)?, None)
     }
 
-    /// Parses a text that was read from `path`: the endpoint file, the stored last good list, or
-    /// the name of the server's list. `hosts` has the known addresses of host names; if it is
-    /// `None`, entries with host names are left out.
+    /// Parses the text of a list. `path` is the endpoint file, the file of the stored last good
+    /// list, or the name of the server's list. `hosts` contains the known addresses of host names.
+    /// If `hosts` is `None`, entries with host names are skipped.
     ///
     /// # Errors
-    /// If it is not valid under this configuration, or the stored list is not complete. If host
-    /// names have no answer yet, or if no endpoint has an address.
+    /// If the list is not valid for this configuration, the stored list is not complete, host names
+    /// have no answer yet, or no endpoint has an address.
     pub fn parse(
         &self,
         path: &Path,
@@ -376,7 +379,8 @@ impl ListSource {
             Arc::new(names.into_iter().map(host).collect())
         };
         let parsed = endpoints::parse(&text, &reading).map_err(|faults| {
-            // Without addresses, only faults remain that do not depend on them.
+            // Parses the text again without addresses, only to find its host names. This fails only
+            // if a fault does not depend on addresses.
             let bare = ListContext { hosts: &NO_HOSTS, ..reading };
             let names = endpoints::parse(&text, &bare).map(|parsed| parsed.hosts);
             at_hosts(&names.map(named).unwrap_or_default(), faults.into())
@@ -400,8 +404,8 @@ impl ListSource {
         })
     }
 
-    /// Refuses a list with host names that have no answer yet, so that it does not take effect with
-    /// only a part of its endpoints, and a list without any endpoint.
+    /// Refuses a list without any endpoint, and a list with host names that have no answer yet:
+    /// this list would take effect with only a part of its endpoints.
     fn check_hosts(
         &self,
         names: &BTreeSet<HostName>,
@@ -448,8 +452,8 @@ impl ListSource {
         }
     }
 
-    /// Refuses a list with an address that a server has named and the configuration does not allow.
-    /// `resolved` are the addresses that only host names have.
+    /// Refuses a list with an address that comes from a server and is not allowed. `resolved`
+    /// contains the addresses that come only from host names, each with its host name.
     fn check_addresses(
         &self,
         list: &EndpointList,
@@ -469,7 +473,7 @@ impl ListSource {
     }
 }
 
-/// The error of a list that has these host names.
+/// Adds the host names of the list to its error.
 fn at_hosts(hosts: &Arc<BTreeSet<HostName>>, error: SourceError) -> SourceError {
     if hosts.is_empty() {
         return error;
@@ -483,9 +487,10 @@ pub struct Contents {
     pub assignments: Assignments,
     /// The host names in the text.
     pub hosts: Arc<BTreeSet<HostName>>,
-    /// What was known about host names when the text was parsed; empty once it is compared.
+    /// The table of host names with which the text was parsed; empty after the event loop has
+    /// compared it with the present table.
     pub table: Arc<HostTable>,
-    /// The parts of the text that are ignored, with reasons.
+    /// The ignored parts of the text, with reasons.
     pub notes: Arc<[String]>,
     /// The text of the list; empty once it is stored.
     pub text: Arc<[u8]>,
@@ -495,15 +500,15 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Notes what was known about host names, if the list has some.
+    /// Stores the table of host names with which the text was parsed, if the list has host names.
     pub fn note_table(&mut self, table: Arc<HostTable>) {
         if !self.hosts.is_empty() {
             self.table = table;
         }
     }
 
-    /// Defers the removal of most endpoints. The list is not stored then, because the server has
-    /// not sent it in this form.
+    /// If the list removes most endpoints, defers the removals. The list is then not stored on
+    /// disk, because the server has not sent the list in this form.
     pub fn defer_removals(&mut self, guard: &Guard) {
         let Some((pending, joined)) = guard.defer_removals(self.assignments.list()) else { return };
         self.assignments = Assignments::new(joined);
@@ -539,18 +544,18 @@ pub fn read_list(
     Ok(file.parse(&read_whole(&file.path)?, service, services)?)
 }
 
-/// Reads a whole file. If it changes while it is read, reads it again.
+/// Reads a whole file. If the file changes during the read, reads it again.
 ///
 /// # Errors
-/// If it cannot be read, is too large, changes during each read, or is not a regular file.
+/// If the file cannot be read, is too large, changes during each read, or is not a regular file.
 pub fn read_whole(path: &Path) -> Result<Vec<u8>, SourceError> {
     read_at_most(path, MAX_BYTES)
 }
 
 /// Like [`read_whole`], for a file of at most `most` bytes.
 fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
-    /// The most attempts. If a file changes during each of them, its writer does not rename it into
-    /// place.
+    /// The maximum number of attempts. If a file changes during each attempt, its writer does not
+    /// rename the file into place.
     const ATTEMPTS: usize = 3;
     let fail = |source| SourceError::Read { path: path.to_owned(), source };
     for _ in 0..ATTEMPTS {

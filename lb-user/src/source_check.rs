@@ -17,7 +17,7 @@ use crate::controller;
 use crate::error::chain;
 use crate::source::{self, ListSource, SourceError, read_whole};
 
-/// How long a command waits for a server's answer. A provider itself gives up earlier.
+/// How long a command waits for a server's answer. The provider's own time limits are shorter.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Checks the sources of all services at the same time. Returns the results in the order of the
@@ -29,11 +29,11 @@ pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
     check_all(controller::sources(config), config)
 }
 
-/// Like [`check`], but returns only the answers of servers: lists, addresses, and the host names of
-/// any list.
+/// Like [`check`], but returns only the results that depend on servers: lists and addresses from
+/// servers, and lists with host names.
 ///
 /// # Errors
-/// As for [`check`].
+/// The errors of [`check`].
 pub fn check_servers(config: &Config) -> Result<Vec<CheckedSource>> {
     let sources = controller::sources(config);
     let local = sources.iter().filter(|(_, source)| source.wanted().is_none());
@@ -63,7 +63,7 @@ fn check_all(
         }
         checks.join_all().await
     });
-    // A file whose file system does not answer must not delay the command.
+    // A file system that does not answer must not delay the end of the command.
     runtime.shutdown_background();
     checked.sort_by(|a, b| a.service.cmp(&b.service));
     Ok(checked)
@@ -126,7 +126,8 @@ async fn check_one(
     };
     match result {
         Ok(endpoints) => checked.endpoints = Some(endpoints),
-        // The errors of a server's list begin with its origin, which `checked` already has.
+        // The errors of a server's list begin with the list's origin, which `checked` already
+        // contains.
         Err(error) => {
             let without = error.strip_prefix(&format!("{}: ", checked.origin)).map(str::to_owned);
             checked.error = Some(without.unwrap_or(error));
@@ -136,7 +137,7 @@ async fn check_one(
     checked
 }
 
-/// The text of a list in a file or in the configuration.
+/// Reads the text of a list from a file or from the configuration.
 async fn read(source: &ListSource) -> Result<Vec<u8>, String> {
     let path = match source.static_text() {
         Some(text) => return Ok(text),
@@ -149,7 +150,8 @@ async fn read(source: &ListSource) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The number of endpoints in a list. Resolves its host names, and notes the result in `checked`.
+/// Returns the number of endpoints in a list. Resolves the list's host names, and adds the result
+/// to `checked`.
 async fn parse(
     source: &ListSource,
     text: Vec<u8>,
@@ -167,7 +169,7 @@ async fn parse(
         }
         let mut table = hosts.resolve_too(names.clone(), dns);
         let is_known = |table: &Arc<HostTable>| names.iter().all(|host| table.is_known(host));
-        // If time is short, the list is refused because of the names without an answer.
+        // If names have no answer after this time, `parse` refuses the list and reports this.
         let _ = tokio::time::timeout(PATIENCE, table.wait_for(is_known)).await;
         parsed = source.parse(&place, text, Some(&hosts.table()));
     }
@@ -216,7 +218,7 @@ async fn query(
 /// A note on the first certificate that expires.
 fn expiry(latest: Option<&Latest>) -> Option<String> {
     let since_epoch = latest?.expires?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Some(format!("the certificate that expires first expires on {}", date_of(since_epoch)))
+    Some(format!("the earliest expiry of a certificate is on {}", date_of(since_epoch)))
 }
 
 /// Waits until the server has answered this number of queries.
@@ -280,7 +282,7 @@ mod tests {
         assert!(why.starts_with("1 of 1 host names do not resolve: a.example"), "{why}");
         let why = checked[1].error.as_deref().unwrap();
         assert!(why.contains("none of its 1 host names resolves"), "{why}");
-        assert!(!why.starts_with(&checked[1].origin), "{why}: the origin stands before it");
+        assert!(!why.starts_with(&checked[1].origin), "{why}: the caller prints the origin before this text");
         assert_eq!(check(&config).unwrap().len(), 3);
     }
 }

@@ -1,7 +1,8 @@
-//! Makes the status from the maps and, if the daemon runs, from the daemon's own state.
+//! Builds the status from the maps and, if the daemon runs, from the daemon's own state.
 //!
-//! The pinned maps contain names, addresses, weights, tables and counts. Without the daemon, only
-//! the counts of the last minute and the health of the sources are missing.
+//! The pinned maps contain names, addresses, weights, tables and counts. The daemon's own state
+//! includes the counts of the last minute, and the state of sources, probes and load control.
+//! Without the daemon, these parts are missing.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
@@ -46,7 +47,7 @@ pub fn leaving(kernel: &dyn Kernel, pins: &Pins) -> LeavingClient {
 
 /// The status from a running daemon: the state of its event loop, and the present content of the
 /// maps. Do not call this on the event loop: it opens and reads the maps of all clients, which
-/// takes a second if there are many.
+/// takes a second if there are many clients.
 pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
     let Facts { daemon, mut faults, clients: all, leaving, interfaces, .. } = facts;
     let mut clients = Vec::with_capacity(all.len());
@@ -57,7 +58,7 @@ pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
             .tables(&facts.pins)
             .and_then(|tables| MapContents::read(&tables, facts.lately.as_ref()))
             .map_err(|error| {
-                // If the client's pins were removed, another fault already reports this.
+                // If the client's pins were removed, `faults` already contains a fault.
                 if !facts.is_unpinned {
                     faults.push(unreadable(&facts.pins.client, &error));
                 }
@@ -96,8 +97,9 @@ pub fn of(kernel: &dyn Kernel, facts: Facts) -> StatusDocument {
     StatusDocument { schema: SCHEMA, daemon: Some(daemon), faults, clients, leaving, interfaces }
 }
 
-/// Adds the endpoints that each service's list excludes to a status that was made without the
-/// daemon. `list` returns the list of the service with this name, if it is known.
+/// Adds the endpoints that each service's list excludes (down, lame duck or weight 0) to a status
+/// that was built without the daemon. `list` returns the list of the service with this name, if it
+/// is known.
 pub fn add_not_chosen(status: &mut StatusDocument, list: impl Fn(&str) -> Option<Arc<EndpointList>>) {
     for service in status.clients.iter_mut().flat_map(|client| &mut client.services) {
         service.not_chosen = not_chosen(list(&service.name).as_ref(), &service.backends);
@@ -238,9 +240,9 @@ fn neighbour(other: lb_kernel::Neighbour) -> NeighbourProgram {
     NeighbourProgram { cgroup, hook, program, name, is_socklb, runs_after_ours }
 }
 
-/// The status of a backend, from its slot in the maps and its service's rules. `recent` has its
-/// recent counts, if a daemon has sampled the counters. The caller fills in the shares, because
-/// they depend on the other backends.
+/// The status of a backend, from its slot in the maps and its service's rules. `recent` contains
+/// the backend's recent counts, if a daemon has sampled the counters. The caller fills in the
+/// shares, because they depend on the other backends.
 fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Option<&Recent>) -> BackendStatus {
     let Counts { sums, active, reclaimed } = counts;
     let (health, witness, reason) = found(slot);
@@ -301,7 +303,8 @@ pub fn reason(slot: &SlotView) -> Option<String> {
 }
 
 /// The health of a backend, the witness, and the reason. All three come from the worst of three
-/// findings: the daemon's, the programs', and the finding in the backend's own report.
+/// findings: the finding of the daemon, the finding of the kernel programs, and the backend's own
+/// report.
 pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     let reason = stated_reason(slot.reason, slot.state, slot.usable);
     let (health, by) = meaning(reason);
@@ -326,7 +329,7 @@ pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     });
     let is_lame = slot.lame_until_ns > lb_kernel::monotonic_ns();
     let lame = is_lame.then(|| (Health::LameDuck, Some(Who::Report), Some("report: lame duck".to_owned())));
-    // If several findings are equally bad, the first one counts.
+    // If several findings are equally bad, the first of them is returned.
     let all = [Some(stated), ejected, lame].into_iter().flatten();
     all.rev().max_by_key(|(health, ..)| *health).expect("the daemon's finding is always present")
 }
@@ -394,8 +397,8 @@ fn skew(backends: &[BackendStatus]) -> Option<f64> {
     wanted.iter().map(ratio).max_by(f64::total_cmp)
 }
 
-/// The status of all pinned clients, without a daemon. `why` is the reason why no daemon supplied
-/// the status.
+/// The status of all pinned clients, without a daemon. `why` is the reason why the status does not
+/// come from a daemon.
 ///
 /// # Errors
 /// If the directory of pins cannot be read, or a permission is missing. If the maps of one client
@@ -416,7 +419,7 @@ pub fn from_pins(directory: &Path, why: String) -> Result<StatusDocument, Datapa
             Err(error) => faults.push(unreadable(&pins.client, &error)),
         }
     }
-    // Only a daemon could report why they are detached.
+    // Only a daemon could report why a client is detached.
     let detached = clients.iter().filter(|client| client.cgroup.is_none());
     faults.extend(detached.map(|client| {
         Fault::of_client(FaultCode::NotAttached, &client.name, "not attached to a cgroup that exists")
@@ -453,7 +456,7 @@ fn from_maps(pins: &Pins) -> Result<ClientStatus, DatapathError> {
     Ok(ClientStatus { cgroup, cgroup_id, ..client })
 }
 
-/// The status of a client from its maps alone.
+/// The status of a client, from its maps only.
 pub fn of_tables(pins: &Pins, tables: &Tables) -> Result<ClientStatus, DatapathError> {
     Ok(client_of(pins, MapContents::read(tables, None)?))
 }

@@ -1,9 +1,10 @@
 //! The counts of the last minute: the difference between the counters now and in the oldest of
-//! several samples. A sample contains the counters of every slot. Samples are some seconds apart.
+//! several samples. A sample contains the counters of every slot. The time between samples is
+//! [`DISTANCE`].
 //!
-//! Reading the counters of ten thousand backends moves megabytes for each CPU. So they are read
-//! rarely, and a sample stores only the values that are shown. This module reads no clock and no
-//! map.
+//! Reading the counters of ten thousand backends copies megabytes for each CPU. The counters are
+//! therefore read rarely, and a sample stores only the values that are shown. This module reads no
+//! clock and no map.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Sub;
@@ -14,13 +15,14 @@ use lb_common::abi::{Histogram, SlotCounters, TIME_BUCKETS};
 use lb_common::ending::Ending;
 use lb_core::ids::{BackendRef, ServiceIndex};
 
-/// The time that the counts cover, or a little more.
+/// The counts cover at least this time, and at most one [`DISTANCE`] more. They cover less only
+/// until the daemon has run for this time.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// The time between samples. A sample of 10,000 backends takes 1.7 MB, and there are at most five
 /// samples.
 pub const DISTANCE: Duration = Duration::from_secs(15);
-/// The shortest time over which rates are computed. Over a shorter time, just after the start of
-/// the daemon, rates have no meaning.
+/// The minimum time over which rates are computed. Rates over a shorter time, just after the start
+/// of the daemon, have no meaning.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 /// The smallest number of failed connects in the window that is evidence against a backend.
@@ -42,8 +44,8 @@ pub struct Sample {
     endings: [u32; ENDINGS],
     connect: [u32; TIME_BUCKETS],
     connect_us: u64,
-    /// Whether the counts did not add up, even with an allowance for flows that began or ended
-    /// while the counts were read.
+    /// Whether the counts were inconsistent. Small differences are allowed, because flows begin and
+    /// end while the counts are read.
     pub is_off: bool,
     /// Whether every flow to the backend has ended, so that no count changes until the next flow is
     /// sent.
@@ -93,28 +95,29 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Connects that failed, with or without a known cause. Endings of established flows do not
-    /// count.
+    /// The number of connects that failed, with or without a known cause. Endings of established
+    /// flows are not included.
     pub fn failed(&self) -> u64 {
         let is_failure = |ending: Ending| match ending {
             Ending::Reset | Ending::DataTimeout => false,
-            // `accounting = "active"` records no causes, and gives every failed connect this
-            // ending.
+            // With `accounting = "active"`, the programs record no causes, and count every failed
+            // connect under this ending.
             Ending::Other => true,
             ending => ending.is_error(),
         };
         Ending::ALL.into_iter().filter(|ending| is_failure(*ending)).map(|e| self.endings[e as usize]).sum()
     }
 
-    /// Whether a backend may be chosen (`usable`), and its recent connects show that it fails.
+    /// Whether a backend may be chosen (`usable`), and its recent connects show that the backend
+    /// fails.
     pub fn is_failing_backend(usable: bool, recent: Option<&Self>) -> bool {
         usable && recent.is_some_and(Self::is_failing)
     }
 
-    /// Whether the recent connects show that the backend fails: none is counted as established,
-    /// enough failed to rule out chance, and at least half of the flows failed. The other flows may
-    /// be established without being counted as such, because for some flows the programs detect
-    /// this only when the flow ends.
+    /// Whether the recent connects show that the backend fails: no flow is counted as established,
+    /// at least [`FEWEST_FAILURES`] connects failed, and at least half of the flows failed. The
+    /// other flows may be established and not yet counted as established, because for some flows
+    /// the programs detect this only when the flow ends.
     pub fn is_failing(&self) -> bool {
         let failed = self.failed();
         failed >= FEWEST_FAILURES && self.established == 0 && failed.saturating_mul(2) >= self.chosen
@@ -127,15 +130,17 @@ impl Recent {
 pub struct Window<T = Instant> {
     /// Each sample is sorted by slot.
     samples: VecDeque<(T, Arc<[Sample]>)>,
-    /// For backends that already had counts when they took their slots: these counts.
+    /// The counts that backends already had when they received their slots.
     beginnings: Arc<BTreeMap<BackendRef, Sample>>,
-    /// For each sample in `samples`: for each service that has a limit, by its index, the number of
-    /// connects that were refused because all backends were at their limit.
+    /// Parallel to `samples`: for each service with an `active_limit`, its index, and the number of
+    /// connects that were refused because all backends were at the limit.
     limited: VecDeque<Arc<[(ServiceIndex, u64)]>>,
-    /// The number of flows that ended from the first sample ever to the last.
+    /// The number of flows that ended between the very first sample, which may have been removed,
+    /// and the last sample.
     ended: u64,
-    /// The backends that were chosen between the last two samples. In the first sample ever, and
-    /// for a backend that is new in a sample, a choice at any earlier time counts.
+    /// The backends that were chosen between the last two samples. After the very first sample, and
+    /// for a backend that is new in the last sample, includes backends that were chosen at any
+    /// earlier time.
     chosen: Arc<BTreeSet<BackendRef>>,
 }
 
@@ -156,8 +161,9 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.samples.back().is_none_or(|(last, _)| now - *last >= DISTANCE)
     }
 
-    /// Adds a sample: the counts of each slot, sorted by slot, and by index of service the number
-    /// of refused connects.
+    /// Adds a sample. `samples` contains the counts of each slot, sorted by slot. `limited`
+    /// contains, for each service with an `active_limit`, the number of connects refused because of
+    /// this limit.
     pub fn push(&mut self, now: T, samples: Vec<Sample>, limited: Vec<(ServiceIndex, u64)>) {
         let mut chosen = BTreeSet::new();
         for sample in &samples {
@@ -173,8 +179,8 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.append(now, samples.into(), chosen, limited);
     }
 
-    /// Like [`Window::push`], for backends sorted by slot. For backends that are not in `counted`,
-    /// the counts of the last sample are used.
+    /// Like [`Window::push`], for `backends`, which are sorted by slot. For backends that are not
+    /// in `counted`, the new sample contains the counts of the last sample.
     pub fn push_changes(
         &mut self,
         now: T,
@@ -204,7 +210,7 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         self.chosen = Arc::new(chosen);
         self.samples.push_back((now, samples));
         self.limited.push_back(limited.into());
-        // Only the newest of the samples that are at least one window old is retained.
+        // Removes the samples that are at least one window old, except the newest of them.
         while self.samples.get(1).is_some_and(|(time, _)| now - *time >= WINDOW) {
             self.samples.pop_front();
             self.limited.pop_front();
@@ -215,22 +221,22 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         }
     }
 
-    /// Whether the counts of a backend, which has no open flows and was sent `chosen` flows in
-    /// total, have not changed since the last sample.
+    /// Whether the counts of a backend without open flows are the same as in the last sample.
+    /// `chosen` is the total number of flows sent to the backend.
     pub fn is_settled(&self, backend: BackendRef, chosen: u64) -> bool {
         let last = self.samples.back().and_then(|(_, last)| find(last, backend));
         last.is_some_and(|last| last.is_settled && last.chosen == low(chosen))
     }
 
-    /// The low 32 bits of the number of connections that had been established to a backend. The
-    /// number comes from the last sample but one, or from the last if there is only one.
+    /// The low 32 bits of the number of connections established to a backend, according to the
+    /// second-last sample. If there is only one sample, according to this sample.
     pub fn established(&self, backend: BackendRef) -> Option<u32> {
         let (_, sample) = self.samples.iter().rev().take(2).last()?;
         find(sample, backend).map(|sample| sample.established)
     }
 
-    /// The number of flows whose end a program saw, from the first sample ever to the last,
-    /// including those before the window.
+    /// The number of flows with an end that a program recorded, from the very first sample to the
+    /// last sample. Includes flows that ended before the window.
     pub fn ended(&self) -> u64 {
         self.ended
     }
@@ -241,9 +247,9 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
         &self.chosen
     }
 
-    /// Records the counts that a backend had when it took its slot.
+    /// Records the counts that a backend already had when it received its slot.
     pub fn begin(&mut self, backend: BackendRef, counts: &SlotCounters) {
-        // The backend that had the slot before is gone.
+        // The previous backend of this slot no longer exists.
         let beginnings = Arc::make_mut(&mut self.beginnings);
         beginnings.retain(|other, _| other.slot != backend.slot);
         beginnings.insert(backend, Sample::of(backend, counts));
@@ -274,15 +280,16 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     /// first sample.
     pub fn limited(&self, index: ServiceIndex, count: u64) -> Option<u64> {
         self.limited.front()?;
-        // If the service is in no sample, it received its limit after the last sample, so its count
-        // began at 0. The same holds if another service has received the index since.
+        // If no sample contains the service, its limit was configured after the last sample, and
+        // its count began at 0. If `count` is less than the count in a sample, another service has
+        // received the index since, and its count also began at 0.
         let mut samples = self.limited.iter();
         let before = samples.find_map(|sample| sample.iter().find(|(other, _)| *other == index));
         Some(before.and_then(|(_, before)| count.checked_sub(*before)).unwrap_or(count))
     }
 
-    /// Whether a backend's counts did not add up in each of the last two samples. If so, the cause
-    /// is not temporary.
+    /// Whether a backend's counts were inconsistent in each of the last two samples. The cause is
+    /// then not temporary.
     pub fn is_off(&self, backend: BackendRef) -> bool {
         let mut last = self.samples.iter().rev().take(2);
         let is_off = |samples: &[Sample]| find(samples, backend).is_some_and(|sample| sample.is_off);
@@ -366,7 +373,7 @@ mod tests {
         assert!(!is_chosen(5, backend(3), 0));
         window.begin(backend(4), &chosen(7));
         window.push(DISTANCE * 6, vec![Sample::of(backend(4), &chosen(7))], Vec::new());
-        assert!(window.chosen().is_empty(), "earlier choices do not count");
+        assert!(window.chosen().is_empty(), "choices before the backend received the slot are not included");
     }
 
     #[test]
@@ -420,8 +427,8 @@ mod tests {
         // open and may be established.
         check(100, 0, &[(Ending::Refused, 5)], false);
         check(6, 0, &[(Ending::Other, 6)], true);
-        // An established flow that breaks is no evidence on connects, and neither is an action of
-        // the application.
+        // An established flow that breaks, or an action of the application, is no evidence that
+        // connects fail.
         check(5, 0, &[(Ending::Reset, 9), (Ending::DataTimeout, 9)], false);
         check(9, 0, &[(Ending::GaveUp, 9), (Ending::NotSent, 9)], false);
     }
@@ -472,7 +479,7 @@ mod tests {
             let mut counts = SlotCounters::default();
             counts.endings[0] = (1 << 32) - 50 + 10 * sample;
             counts.endings[1] = sample;
-            // If another backend takes over the slot, counting starts again.
+            // If another backend receives the slot, counting starts again.
             let generation = u32::from(sample >= 10);
             let now = start + u32::try_from(sample).unwrap() * DISTANCE;
             window.push(now, vec![Sample::of(backend(generation), &counts)], Vec::new());

@@ -8,11 +8,11 @@ use lb_discovery::{HostName, HostTable};
 /// The maximum number of host names in a text.
 const SHOWN: usize = 4;
 
-/// The largest number of characters of a reason. A reason names every server that was queried.
+/// The maximum number of characters of a reason. A reason names every server that was queried.
 const REASON: usize = 200;
 
-/// Which of these names do not resolve, since when and why; `None` if all names resolve. `wall` is
-/// the time at `now`.
+/// Lists which of these names do not resolve, for how long, and why; `None` if all names resolve.
+/// `wall` is the wall-clock time at `now`.
 pub fn unresolved(
     hosts: &BTreeSet<HostName>,
     table: &HostTable,
@@ -27,7 +27,7 @@ pub fn unresolved(
         let left = match state.stored {
             _ if state.addresses.is_empty() => "no address so far".to_owned(),
             None => "its addresses stay".to_owned(),
-            // A time in the future counts as age zero.
+            // The age of a time in the future is zero.
             Some(at) => {
                 let age = short(wall.duration_since(at).unwrap_or_default());
                 format!("an earlier run stored its addresses {age} ago; they stay")
@@ -45,7 +45,7 @@ pub fn unresolved(
     (!texts.is_empty()).then(|| format!("{count}: {shown}{more}"))
 }
 
-/// An age with one unit.
+/// An age as text, in one unit.
 fn short(age: Duration) -> String {
     match age.as_secs() {
         seconds @ 0..60 => format!("{seconds} s"),
@@ -55,7 +55,7 @@ fn short(age: Duration) -> String {
     }
 }
 
-/// The addresses of some of these names, as text; `None` if none resolves.
+/// Lists the addresses of at most [`SHOWN`] of these names; `None` if none of the names resolves.
 pub fn resolved(hosts: &BTreeSet<HostName>, table: &HostTable) -> Option<String> {
     let addresses = |host: &HostName| {
         let state = table.0.get(host).filter(|state| !state.addresses.is_empty())?;

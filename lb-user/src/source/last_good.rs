@@ -1,7 +1,8 @@
 //! The last good lists, stored on disk for a start at which endpoint files cannot be used.
 //!
-//! A stored list may have been truncated. A truncated list is a valid but shorter list, and a start
-//! with it would drop backends. So a stored list is used only if its end is intact.
+//! A stored list may have been truncated. A truncated list may be a valid, shorter list, and a
+//! start with this list would remove backends. A stored list is therefore used only if its end is
+//! intact.
 
 use std::io;
 use std::path::Path;
@@ -11,7 +12,8 @@ use lb_host::store::{StateDirectory, StoreError};
 
 use crate::source::{self, SourceError};
 
-/// The end of a stored list, if the whole list was written. In JSON, the closing bracket is enough.
+/// The end of a complete stored list. A list in JSON needs no such line: its closing bracket is the
+/// end.
 const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";
 
 /// The bytes that are added to the end of a list when it is stored.
@@ -24,10 +26,11 @@ pub fn is_whole(text: &[u8]) -> bool {
     text.ends_with(end(text))
 }
 
-/// Reads a stored list. Its path is two levels below the state directory.
+/// Reads a stored list. `path` is two levels below the state directory.
 ///
 /// # Errors
-/// If it cannot be read completely, or other users may write to it or to the state directory.
+/// If the file cannot be read completely, or other users may write to the file or to the state
+/// directory.
 pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
     read_at_most(path, source::MAX_BYTES)
 }
@@ -35,7 +38,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
 /// Like [`read`], for a file of at most `most` bytes.
 ///
 /// # Errors
-/// The same as for [`read`].
+/// The errors of [`read`].
 pub fn read_at_most(path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
     let (store, name) = place(path);
     match store.read(name, most) {
@@ -55,11 +58,11 @@ pub fn place(path: &Path) -> (StateDirectory, &Path) {
     (StateDirectory::at(root), path.strip_prefix(root).unwrap_or(path))
 }
 
-/// Stores a list. Fails if another process is storing a list in the same directory; the caller has
-/// to retry then.
+/// Stores a list. Fails if another process is storing a list in the same directory; the caller must
+/// then retry.
 ///
 /// # Errors
-/// If the list cannot be written. The list that was stored before stays.
+/// If the list cannot be written. The previously stored list is then unchanged.
 pub fn save(path: &Path, text: &[u8]) -> Result<(), StoreError> {
     let end = end(text);
     let is_stored = |stored: Vec<u8>| stored.strip_suffix(end).is_some_and(|stored| stored == text);
@@ -103,7 +106,7 @@ mod tests {
         save(&toml, b"[{}]").unwrap();
         assert_eq!(fs::read(&toml).unwrap(), b"[{}]");
         save(&toml, b"list").unwrap();
-        // If a list is already stored, it is not written again.
+        // If an equal list is already stored, the list is not written again.
         let before = fs::metadata(&toml).unwrap().modified().unwrap();
         save(&toml, b"list").unwrap();
         assert_eq!(fs::metadata(&toml).unwrap().modified().unwrap(), before);

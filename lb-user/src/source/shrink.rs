@@ -1,8 +1,9 @@
-//! Answers of a server that remove most endpoints at once.
+//! Defers the removals of an answer that removes most endpoints at once.
 //!
 //! A server that has just started, or that answers from a part of its data, may list only some of
-//! the endpoints. Such an answer is a valid, shorter list, and would remove healthy backends. So
-//! its removals must be repeated before they take effect; its additions take effect at once.
+//! the endpoints. Such an answer is a valid, shorter list, and would remove healthy backends. The
+//! removals in an answer therefore take effect only after the server has repeated them; the
+//! additions take effect at once.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,10 +14,10 @@ use lb_core::endpoint::EndpointList;
 /// Removals of fewer endpoints always take effect at once.
 const LEAST: usize = 3;
 
-/// The list that an answer is compared with.
+/// The list with which an answer is compared, and the removals that may take effect.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    /// The list in force, without the additions of answers whose removals are pending.
+    /// The list in force, without the additions of answers with pending removals.
     pub base: Arc<EndpointList>,
     /// The removals that the server has repeated.
     pub accepted: Option<Arc<BTreeSet<SocketAddr>>>,
@@ -26,14 +27,14 @@ pub struct Guard {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRemovals {
     pub removed: Arc<BTreeSet<SocketAddr>>,
-    /// The list from which they would be removed.
+    /// The list that contains these endpoints.
     pub base: Arc<EndpointList>,
 }
 
 impl Guard {
     /// The removals of an answer that do not take effect yet, and the list that takes effect
     /// instead: the base with the answer's changes and additions. `None` if the answer takes effect
-    /// as it is.
+    /// unchanged.
     pub fn defer_removals(&self, answer: &EndpointList) -> Option<(PendingRemovals, EndpointList)> {
         let gone = self.base.difference(answer).removed;
         if gone.len() < LEAST || gone.len() * 2 <= self.base.as_slice().len() {
@@ -56,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// Endpoints with these last bytes of their addresses, which are also their indexes.
+    /// A list of endpoints. Each number is the last byte of an endpoint's address, and its index.
     fn list(lasts: impl IntoIterator<Item = u8>) -> EndpointList {
         let endpoint = |last: u8| Endpoint {
             address: ([10, 0, 0, last], 80).into(),
