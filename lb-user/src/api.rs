@@ -97,8 +97,8 @@ pub enum ControllerQuery {
         who: PeerCredentials,
         answer: Reply<Readmission>,
     },
-    /// Sets the switch of a service's control law, for one client task or for all client tasks that
-    /// have the service. The handler has checked the peer's permission.
+    /// Sets whether the weights of a service follow load, for one client task or for all client
+    /// tasks that have the service. The handler has checked the peer's permission.
     SwitchLoad {
         service: String,
         switch: Switch,
@@ -207,12 +207,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 struct Queries {
     queries: mpsc::Sender<ControllerQuery>,
     status: Rounds,
-    /// Only one explanation is made at a time, because the explanation of a large service may need
+    /// Only one explanation is built at a time, because the explanation of a large service may need
     /// a few hundred megabytes.
     explaining: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
-    /// The group whose members may send requests that change state, besides root and the daemon's
-    /// user.
+    /// The group with permission to send requests that change state. Root and the daemon's user
+    /// always have this permission.
     admins: Option<u32>,
 }
 
@@ -314,7 +314,7 @@ struct Ejected {
 }
 
 /// Readmits a backend. Only root, the daemon's user and the members of the group in `[admin]` have
-/// this permission; other users that may open the socket only read.
+/// this permission; other users that may open the socket can only read.
 async fn readmit(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -383,7 +383,7 @@ struct To {
     client: Option<String>,
 }
 
-/// Sets the switch of a service's control law.
+/// Sets whether the weights of a service follow load.
 async fn switch_load(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
@@ -477,7 +477,7 @@ async fn close(
             () = document.closed() => return,
             answer = query(&desk.queries, |answer| ControllerQuery::Close { order, who, answer }) => answer,
         };
-        // If the daemon is stopping, the answer ends before its document.
+        // If the daemon is stopping, `document` is dropped, and the answer ends incomplete.
         if let Some(Ok(answer)) = answer.map(|answer| json(&answer)) {
             let _ = document.send(Arc::new(answer));
         }

@@ -17,7 +17,7 @@ use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::CommandFailure;
 use crate::source::{ListOrigin, ListSource};
 
-/// The sources of all lists, except those in the configuration that have no host names. Services
+/// The sources of all lists, except lists in the configuration itself without host names. Services
 /// with the same address and source share one entry.
 pub fn list_sources(config: &Config) -> Vec<ListSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();

@@ -64,7 +64,7 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
             return None;
         }
         let besides = if mptcp > 0 {
-            format!(" (and {mptcp} of MPTCP, whose end this kernel does not show)")
+            format!(" (and {mptcp} of MPTCP: this kernel does not report their end)")
         } else {
             String::new()
         };

@@ -404,8 +404,8 @@ impl ListSource {
         })
     }
 
-    /// Refuses a list without any endpoint, and a list with host names that have no answer yet:
-    /// this list would take effect with only a part of its endpoints.
+    /// Refuses a list without any endpoint. Also refuses a list with host names that have no answer
+    /// yet, because the list would take effect with only a part of its endpoints.
     fn check_hosts(
         &self,
         names: &BTreeSet<HostName>,

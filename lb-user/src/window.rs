@@ -124,16 +124,17 @@ impl Recent {
     }
 }
 
-/// The samples of one client's slots, with times of any clock. A copy shares the samples, so it is
-/// cheap to pass to another thread.
+/// The samples of one client's slots, with times of any clock. A copy shares the samples, and is
+/// therefore cheap to pass to another thread.
 #[derive(Clone, Debug)]
 pub struct Window<T = Instant> {
     /// Each sample is sorted by slot.
     samples: VecDeque<(T, Arc<[Sample]>)>,
     /// The counts that backends already had when they received their slots.
     beginnings: Arc<BTreeMap<BackendRef, Sample>>,
-    /// Parallel to `samples`: for each service with an `active_limit`, its index, and the number of
-    /// connects that were refused because all backends were at the limit.
+    /// One entry for each sample in `samples`. It contains the index of each service with an
+    /// `active_limit`, and the number of connects that were refused because all backends were at
+    /// the limit.
     limited: VecDeque<Arc<[(ServiceIndex, u64)]>>,
     /// The number of flows that ended between the very first sample, which may have been removed,
     /// and the last sample.

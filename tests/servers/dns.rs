@@ -279,7 +279,7 @@ fn no_connect_fails_while_host_names_in_a_file_get_other_addresses_or_stop_resol
     scene.named = None;
     refreshed(&scene);
     scene.client.expect_fault("h.example.com for");
-    scene.client.expect_fault("its addresses stay");
+    scene.client.expect_fault("its addresses remain in use");
     scene.start_named();
     refreshed(&scene);
     scene.client.expect_fault("1 of 2 host names do not resolve: none.example.com");

@@ -71,8 +71,8 @@ pub fn run(
                 // Equal faults are reported once.
                 Err(SourceError::Invalid(faults)) if faulty.contains(&faults) => {}
                 Err(SourceError::Invalid(faults)) => faulty.push(faults),
-                // If a file cannot be read, the report names the place of the file's path: a line
-                // of the configuration, or the option.
+                // If a file cannot be read, the error refers to the line of the configuration, or
+                // to the option, that contains the file's path.
                 Err(error) if previews.iter().any(|(_, path)| *path == file.path) => {
                     unread.push(format!("--endpoints: {}", crate::error::chain(&error)));
                 }
@@ -201,9 +201,8 @@ fn located(failure: CommandFailure, path: &Path, named: &[(SocketAddr, usize)]) 
     CommandFailure::Other(anyhow::anyhow!(text))
 }
 
-/// Notes on endpoints that no task uses, and on lists whose endpoints need indexes for an even
-/// spread of connections. The notes on a service are the same for all tasks of a job, and appear
-/// once.
+/// Notes on endpoints that no task uses, and on lists that need indexes for an even spread of
+/// connections. The notes on a service are the same for all tasks of a job, and appear once.
 fn subsets(balancers: &[(&ClientConfig, Balancer<Duration>)]) -> BTreeSet<String> {
     let of_client = |(client, balancer): &(&ClientConfig, Balancer<Duration>)| {
         let of_service = |(service, _, in_use): (&Service, _, Option<(&_, &Membership)>)| {

@@ -101,9 +101,9 @@ pub enum NotClosed {
     NoAnswer(String),
 }
 
-/// Closes the connections by one request to the daemon after the other, and prints how many are
-/// closed and how many are left. Returns `true` if no selected connection is left. If the future is
-/// dropped, the daemon ends the close job within a second.
+/// Closes the connections by repeated requests to the daemon, and prints how many are closed and
+/// how many are left. Returns `true` if no selected connection is left. If the future is dropped,
+/// the daemon ends the close job within a second.
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job

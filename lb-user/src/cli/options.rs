@@ -325,15 +325,15 @@ pub enum Command {
     /// backends change so that all shares add up to 100 %. The daemon stores the weight across
     /// restarts and upgrades.
     ///
-    /// Exit codes: as for undrain.
+    /// Exit codes: the same as for `socklb undrain`.
     Weight(overrides::WeightOptions),
     /// List the drains and weights that operators have set on this host
     ///
     /// If no daemon runs, the command reads the overrides from the daemon's file, if this user may
     /// read the file.
     ///
-    /// Exit codes: 0 ok; 1 failed, or there is no such service; 3 no daemon runs, or the overrides
-    /// are not stored; 4 a permission is missing.
+    /// Exit codes: 0 ok; 1 the command failed, or the service does not exist; 3 no daemon runs, or
+    /// the overrides are not stored; 4 a permission is missing.
     Overrides {
         /// Only this service
         #[arg(short, long)]
@@ -381,9 +381,9 @@ pub enum Command {
     /// its own user, and members of the group in `[admin]`.
     ///
     /// Exit codes: 0 all selected flows are closed or have ended; 1 nothing was done (the message
-    /// has the reason); 3 some flows stay: they are in network namespaces that the daemon cannot
-    /// enter, the kernel did not close them, or the command ended after an hour; 4 a permission is
-    /// missing.
+    /// states the reason); 3 some flows stay open: they are in network namespaces that the daemon
+    /// cannot enter, the kernel did not close them, or the command ended after an hour; 4 a
+    /// permission is missing.
     Close(close::CloseOptions),
     /// Remove the programs, maps and pins of one client, or of all clients, from the kernel
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]

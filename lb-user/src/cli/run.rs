@@ -22,7 +22,7 @@ use lb_view::text::Style;
 /// Runs the daemon until a signal ends it.
 ///
 /// # Errors
-/// If it cannot start.
+/// If the daemon cannot start.
 pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let (read, waiting) = mpsc::channel::<()>();
     let name = files.file().to_owned();

@@ -24,10 +24,10 @@ pub fn examine(
     let Some(config) = config.filter(|config| !config.reports.xdp.is_empty()) else { return };
     if let Some(features) = features {
         match Receiver::try_load(features) {
-            Ok(()) => diagnosis.ok(CHECK, "the program that receives reports in the kernel is accepted"),
+            Ok(()) => diagnosis.ok(CHECK, "the kernel accepts the program that receives reports"),
             Err(error) => {
                 let text = format!(
-                    "the program that receives reports in the kernel is refused; only the daemon's socket receives them: {}",
+                    "the kernel refuses the program that receives reports; only the daemon's socket receives reports: {}",
                     chain(&error)
                 );
                 let help =

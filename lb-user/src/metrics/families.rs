@@ -20,9 +20,9 @@ pub struct Family {
 /// How the values of a metric behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FamilyType {
-    /// Only grows, until the counted object is removed.
+    /// Only increases, until the counted object is removed.
     Counter,
-    /// Goes up and down.
+    /// Increases and decreases.
     Gauge,
     /// Counts observations up to each of several bounds.
     Histogram,

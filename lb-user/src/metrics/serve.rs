@@ -2,7 +2,7 @@
 //! `[metrics]` is set.
 //!
 //! For each of the two formats, only one page is made at a time, and every waiting reader receives
-//! the complete page. A slow or stopped reader does not delay others.
+//! the complete page. A slow or stopped reader does not delay other readers.
 
 use std::io;
 use std::net::SocketAddr;
@@ -87,7 +87,7 @@ fn name_of(request: &Request) -> Option<String> {
 }
 
 fn refused(name: Option<String>, names: &[String]) -> Response {
-    let what = name.map_or_else(|| "a request without a host".to_owned(), |name| format!("{name:?}"));
+    let what = name.map_or_else(|| "a missing host name".to_owned(), |name| format!("{name:?}"));
     let known = names.join(", ");
     let text = format!(
         "{what} is not a name of this port; its names are {known}; add names with `hosts` in [metrics]\n"

@@ -26,11 +26,11 @@ pub fn unresolved(
         let why: String = missing.why.chars().take(REASON).collect();
         let left = match state.stored {
             _ if state.addresses.is_empty() => "no address so far".to_owned(),
-            None => "its addresses stay".to_owned(),
+            None => "its addresses remain in use".to_owned(),
             // The age of a time in the future is zero.
             Some(at) => {
                 let age = short(wall.duration_since(at).unwrap_or_default());
-                format!("an earlier run stored its addresses {age} ago; they stay")
+                format!("an earlier run stored its addresses {age} ago; they remain in use")
             }
         };
         Some(format!("{} for {age} ({why}; {left})", host.name))

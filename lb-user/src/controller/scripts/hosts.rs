@@ -37,7 +37,7 @@ impl Stage {
         let (_, age) = fault
             .split_once("(10.0.0.53:53: no answer; an earlier run stored its addresses ")
             .unwrap_or_else(|| panic!("{fault}"));
-        age.split_once(" min ago; they stay)").expect("an age").0.parse().expect("a number")
+        age.split_once(" min ago; they remain in use)").expect("an age").0.parse().expect("a number")
     }
 
     /// Gives the list two names with the addresses 2 and 3, and waits until it is in force.
@@ -95,8 +95,9 @@ fn a_host_name_that_stops_resolving_keeps_its_addresses_and_is_a_fault_with_its_
             assert_eq!(stage.dialled_backends(), BACKENDS);
         }
         let why = "10.0.0.53:53: no answer within 5.0 s";
-        let expected =
-            format!("1 of 2 host names do not resolve: b.example for 3 min ({why}; its addresses stay)");
+        let expected = format!(
+            "1 of 2 host names do not resolve: b.example for 3 min ({why}; its addresses remain in use)"
+        );
         assert_eq!(stage.fault(), expected);
         assert!(stage.status().faults.iter().any(|fault| fault.code == FaultCode::Source));
         // Another name still follows its addresses.
