@@ -61,7 +61,7 @@ impl<T> Reply<T> {
         (Self(answer), arrives)
     }
 
-    /// Sends the answer. If the requester has given up, discards it.
+    /// Sends the answer. If the requester has given up, discards the answer.
     pub fn send(self, answer: T) {
         let _ = self.0.send(answer);
     }

@@ -1,7 +1,7 @@
 //! An endpoint list, with the assignments of the client tasks on this host.
 //!
-//! The shares of one task depend on the subsets of the whole job. For a large job, computing these
-//! subsets takes long. Other threads therefore compute the assignments, and the event loop only
+//! The shares of one task depend on the subsets of the whole job. For a large job, this computation
+//! may take seconds. Other threads therefore compute the assignments, and the event loop only
 //! applies them. The event loop looks up an assignment by the service and the task for which the
 //! assignment was computed. A result that arrives after a reload can therefore not be applied to
 //! another configuration. This module starts no thread and reads no file.

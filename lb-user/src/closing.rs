@@ -79,7 +79,7 @@ impl CloseRequester {
     }
 }
 
-/// Which connections a job closes.
+/// The connections that a job closes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloseOrder {
     pub service: String,

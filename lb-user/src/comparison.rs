@@ -18,7 +18,7 @@ use crate::controller::fixed;
 use crate::error::{CommandFailure, chain};
 use crate::{dry_run, status};
 
-/// The running configuration, as far as it is known.
+/// The running configuration; without a daemon, only the part that the pinned maps contain.
 struct RunningState {
     configured: Configured,
     /// Whether `configured` comes from the daemon and therefore contains all keys.
@@ -53,8 +53,8 @@ impl RunningState {
         Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status })
     }
 
-    /// The shares that a client task gives to the backends of a service; empty if the task does not
-    /// dial the service.
+    /// The wanted shares of a service's backends in a client task at present; empty if the task
+    /// does not dial the service.
     fn parts(&self, client: &str, service: &str) -> BackendShares {
         let service = self.status.client(client).and_then(|client| client.service(service));
         let Some(service) = service.filter(|service| service.open) else { return BackendShares::default() };
@@ -160,7 +160,7 @@ fn shares(
     Ok(changes)
 }
 
-/// The shares that a client task would give to the backends of each of its services.
+/// The wanted shares of the backends of each service of a client task, under the new configuration.
 fn parts(
     config: &Config,
     client: &ClientConfig,

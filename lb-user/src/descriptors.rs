@@ -1,9 +1,9 @@
 //! The daemon's budget of file descriptors. Connections use only descriptors that the daemon's own
 //! work does not need. This work therefore never lacks descriptors.
 //!
-//! Other processes can make the daemon open only a limited number of descriptors: those of the
-//! connections to two listeners. The daemon's own work needs a constant number, and a number for
-//! each client. `docs/reference/limits.md` has the arithmetic for operators.
+//! Other processes can make the daemon open only a limited number of descriptors: one for each
+//! connection to one of two listeners. The daemon's own work needs a constant number, and a number
+//! for each client. `docs/reference/limits.md` has the arithmetic for operators.
 
 use crate::closing::{MAX_OPERATOR_JOBS, MAX_OWN_JOBS};
 use crate::probes::MAX_UNDER_WAY;

@@ -50,9 +50,9 @@ impl EnvoyHealth {
 /// The endpoints of the service at a position of the configuration, sorted by address; `None`
 /// before the service has a list.
 ///
-/// These are the backends in the table. The weight of a backend is its number of entries, and the
-/// sum of all weights is the length of the table. Lame ducks that are not in the table are added
-/// with weight 1, so that Envoy retains their open connections.
+/// The endpoints are the backends in the table. The weight of a backend is its number of entries,
+/// and the sum of all weights is the length of the table. Lame ducks that are not in the table are
+/// added with weight 1, so that Envoy retains their open connections.
 pub fn endpoints<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     position: usize,

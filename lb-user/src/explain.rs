@@ -42,7 +42,8 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
     mut loads: BTreeMap<String, ServiceLoadStatus>,
 ) -> Vec<Explanation> {
     let is_wanted = |service: &Service| wanted.is_none_or(|wanted| wanted == service.name);
-    // This is checked first, because making the plan of a large client takes milliseconds.
+    // Checks first whether the client has the service, because building the plan of a large client
+    // takes milliseconds.
     if !balancer.services().any(|(service, ..)| is_wanted(service)) {
         return Vec::new();
     }

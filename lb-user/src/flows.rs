@@ -1,8 +1,8 @@
 //! The active flows, one by one: client, process, backend, phase, and the reason for the choice.
 //!
-//! The flows are read from the pinned maps and `/proc`, without a daemon. In memory, a flow takes
-//! only the bytes that the kernel stores for it, so that a hundred thousand flows fit. Names are
-//! looked up when a flow is shown.
+//! The flows are read from the pinned maps and `/proc`, without a daemon. In memory, a flow
+//! occupies only the bytes that the kernel stores for it, so that a hundred thousand flows fit.
+//! Names are looked up when a flow is shown.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +33,7 @@ pub enum FlowsError {
     Unknown(String),
 }
 
-/// The active flows that were found.
+/// The active flows at one moment.
 pub struct FlowReport {
     clients: Vec<FlowSnapshot>,
     /// Indexes of client and flow, sorted by age; the oldest flow is first.
@@ -42,7 +42,7 @@ pub struct FlowReport {
     now_ns: u64,
     /// Leaving clients of another version. Only the number of their flows can be read.
     pub leaving: Vec<LeavingClient>,
-    /// Clients whose maps could not be read, each with the reason, for example that a start is
+    /// Clients with maps that could not be read, each with the reason. For example, a start is
     /// under way or was interrupted.
     pub unreadable: Vec<String>,
 }

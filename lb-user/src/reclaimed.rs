@@ -1,6 +1,6 @@
-//! The share of recently ended flows that were reclaimed, because no program saw their end. If this
-//! share is not small, something is wrong with the host: links were lost, or another program clears
-//! callback flags. This module reads no clock.
+//! The share of recently ended flows that were reclaimed, because no program recorded their end. If
+//! this share is not small, something is wrong with the host: links were lost, or another program
+//! clears callback flags. This module reads no clock.
 
 use std::collections::VecDeque;
 use std::ops::Sub;
@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 /// The time over which flows are counted.
 const WINDOW: Duration = Duration::from_secs(600);
-/// A smaller number of unseen ends may be chance, even if few flows end.
+/// A smaller number of ends without a record may be chance, even if few flows end.
 const LEAST: u64 = 10;
-/// One unseen end among this number of ended flows may be chance.
+/// One end without a record among this number of ended flows may be chance.
 const ONE_IN: u64 = 100;
 
 /// Counts of ended flows at a pass over the flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ends {
-    /// The number of flows with an end that a program saw, since the daemon started.
+    /// The number of flows with an end that a program recorded, since the daemon started.
     pub seen: u64,
     /// The number of flows with records that this pass reclaimed.
     pub reclaimed: u64,
@@ -47,14 +47,15 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
         }
     }
 
-    /// The text of a fault about one client if too many ends were not seen; otherwise `None`.
+    /// The text of a fault about one client if the programs have recorded too few ends; otherwise
+    /// `None`.
     pub fn fault(&self) -> Option<String> {
         let (_, first) = self.passes.front()?;
         let (_, last) = self.passes.back()?;
         // Once the window is full, the first stored pass only marks the beginning of the window,
         // and is skipped. Before that, the first stored pass is the daemon's first pass, and is
-        // included: the flows that it reclaimed ended under an earlier daemon, and no program saw
-        // their end.
+        // included: the flows that it reclaimed ended under an earlier daemon, and no program
+        // recorded their end.
         let passes = self.passes.iter().skip(usize::from(self.is_full()));
         let (reclaimed, mptcp) = passes
             .fold((0, 0), |(all, mptcp), (_, ends)| (all + ends.reclaimed, mptcp + ends.reclaimed_mptcp));
@@ -87,8 +88,8 @@ mod tests {
     use super::*;
 
     /// Returns, for each of these passes, whether there is a fault after the pass. The passes are
-    /// one minute apart. A pass consists of three numbers: flows with an end that a program saw,
-    /// reclaimed flows, and MPTCP paths among the reclaimed flows.
+    /// one minute apart. A pass consists of three numbers: flows with an end that a program
+    /// recorded, reclaimed flows, and MPTCP paths among the reclaimed flows.
     fn faults(passes: impl IntoIterator<Item = (u64, u64, u64)>) -> Vec<bool> {
         let mut reclaimed = Reclaimed::<Duration>::default();
         let (mut now, mut seen) = (Duration::from_secs(1000), 0);

@@ -265,7 +265,8 @@ pub struct ListSource {
 
 impl ListSource {
     /// Describes the source of a service's list. The last good list is stored below the directory
-    /// `state`. `services` are the addresses of all services; no endpoint may have one of them.
+    /// `state`. `services` are the addresses of all services; no endpoint may have one of these
+    /// addresses.
     pub fn new(service: &Service, origin: ListOrigin, services: &[SocketAddr], state: &Path) -> Self {
         // The stored file has the extension of the list's format, because the parser does not
         // recognize every list in JSON or YAML by its text.

@@ -18,8 +18,8 @@ use lb_core::ids::{BackendRef, ServiceIndex};
 /// The counts cover at least this time, and at most one [`DISTANCE`] more. They cover less only
 /// until the daemon has run for this time.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// The time between samples. A sample of 10,000 backends takes 1.7 MB, and there are at most five
-/// samples.
+/// The time between samples. A sample of 10,000 backends occupies 1.7 MB, and there are at most
+/// five samples.
 pub const DISTANCE: Duration = Duration::from_secs(15);
 /// The minimum time over which rates are computed. Rates over a shorter time, just after the start
 /// of the daemon, have no meaning.

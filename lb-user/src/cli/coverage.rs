@@ -159,9 +159,9 @@ impl CoverageWait<'_> {
         if tree.has(cgroup)? {
             return Ok(());
         }
-        // This includes the links of programs that only record the ends of old flows. When a client
-        // moves to another cgroup, the daemon removes all other links at once, and only these links
-        // still show the old cgroup.
+        // `linked_to` also returns the links of programs that only record the ends of old flows.
+        // When a client moves to another cgroup, the daemon removes all other links at once, and
+        // only these links still show the old cgroup.
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(

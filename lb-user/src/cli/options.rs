@@ -405,7 +405,7 @@ impl PathOptions {
     /// Replaces each path for which the command line has an option with the option's value.
     ///
     /// # Errors
-    /// If a path is relative and the current directory cannot be found.
+    /// If a path is relative and the current directory cannot be determined.
     pub fn over(&self, mut paths: Paths) -> io::Result<Paths> {
         let Self { pins, run, state, config: _ } = self;
         for (path, wanted) in [(&mut paths.pins, pins), (&mut paths.run, run), (&mut paths.state, state)] {

@@ -149,7 +149,7 @@ impl DrainOptions {
         }
     }
 
-    /// Which connections of a drained backend the command closes.
+    /// The connections of a drained backend that the command closes.
     fn closing(&self, backend: SocketAddr) -> CloseOptions {
         CloseOptions {
             service: self.service.clone(),

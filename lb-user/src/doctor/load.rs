@@ -55,5 +55,5 @@ fn one(diagnosis: &mut Diagnosis, client: &str, service: &ServiceStatus, law: La
     }
 }
 
-/// How to make applications report rates.
+/// The help for applications that report no rates.
 pub const WITH_RATES: &str = "let the applications report their rates (socklb agent report --qps RATE --eps RATE), or write control = \"feedback\"";

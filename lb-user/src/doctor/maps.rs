@@ -23,8 +23,8 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     let (limit, places) = (records.map, records.capacity);
     let flows = records.used + overflow.used;
     if has_two_tables {
-        // The overflow table has room for the same number of flows again: it stores flows whose
-        // bucket in the flow table is occupied.
+        // The overflow table has room for the same number of flows again: it stores a flow if the
+        // flow's bucket in the flow table is occupied.
         let what = format!("{limit} ({places}, and the same number in the overflow table)");
         full(limit, flows, places.saturating_mul(2), &what);
     } else {

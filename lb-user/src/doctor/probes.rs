@@ -16,11 +16,11 @@ use crate::config::{ClientConfig, Config, ProbeConfig, ReportsConfig};
 /// The maximum number of backends that one finding lists.
 const NAMED: usize = 3;
 
-/// What to do if agents do not answer.
+/// The help if agents do not answer.
 const NO_REPORT: &str = "on the backend's host run `socklb agent status`; check the agent's key, and whether \
                          firewalls let UDP through to the agent's port";
 
-/// What to do if probes come from another network namespace than the client's connects.
+/// The help if probes and the client's connects come from different network namespaces.
 const GUESSES: &str = "use an agent in that namespace (probe = \"report\"); to see the namespace of another user's process the \
                        daemon needs CAP_SYS_PTRACE: see docs/reference/reports.md";
 

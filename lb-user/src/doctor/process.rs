@@ -80,7 +80,7 @@ impl Covering {
         [vec![self.id], lb_kernel::cgroups_below(&self.cgroup)].concat()
     }
 
-    /// How to make the process create its sockets in the covered cgroup.
+    /// The help for a process with sockets that were created outside of the covered cgroup.
     fn start(&self) -> String {
         format!(
             "restart the process in its cgroup: in its systemd unit, or with `socklb exec {} -- COMMAND`",

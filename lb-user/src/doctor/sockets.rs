@@ -28,7 +28,7 @@ pub fn uncovered(diagnosis: &mut Diagnosis, name: &str, sockets: &Sockets) {
 /// is uncovered.
 pub fn report_sockets(diagnosis: &mut Diagnosis, subject: &str, sockets: &Sockets, good: &str, help: &str) {
     let Sockets { uncovered, unseen } = sockets;
-    // After a fork, several processes hold the same socket.
+    // After a fork, several processes share a socket.
     let mut found: BTreeMap<u32, Vec<&Uncovered>> = BTreeMap::new();
     for socket in uncovered {
         found.entry(socket.inode).or_default().push(socket);

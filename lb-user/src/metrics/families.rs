@@ -17,7 +17,7 @@ pub struct Family {
     pub help: &'static str,
 }
 
-/// How the values of a metric behave.
+/// The behaviour of a metric's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FamilyType {
     /// Only increases, until the counted object is removed.

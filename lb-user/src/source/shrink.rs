@@ -45,7 +45,7 @@ impl Guard {
             return None;
         }
         // If base and additions together are not a valid list, because two endpoints have the same
-        // index or there are too many endpoints, the additions wait as well.
+        // index or there are too many endpoints, the additions also wait.
         let joined = answer.joined(gone).unwrap_or_else(|| (*self.base).clone());
         Some((PendingRemovals { removed: Arc::new(removed), base: Arc::clone(&self.base) }, joined))
     }

@@ -14,7 +14,7 @@ use crate::config::Paths;
 use crate::error::is_permission;
 use crate::print;
 
-/// How the closing has ended.
+/// The result of the closing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseResult {
     /// No selected connection is left.

@@ -183,7 +183,7 @@ fn is_due(last: Option<&(Duration, String)>, at: Duration, line: &str) -> bool {
     last.is_none_or(|(time, text)| text != line && at.saturating_sub(*time) >= BETWEEN_LINES)
 }
 
-/// What to do after an observation.
+/// The next step after an observation.
 #[derive(Debug, PartialEq)]
 enum WaitStep {
     /// Continue to wait, and show this progress.
