@@ -1,31 +1,37 @@
-//! The controller makes all decisions of a host's daemon. It is pure: each call takes an event and
-//! the time, and returns effects.
+//! The controller makes all decisions of a host's daemon. Each call takes an event and the time,
+//! and returns effects.
 //!
 //! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
-//! [`Event::Wakeup`] no later than [`Controller::next_wakeup`]. `begin` and `handle` return
-//! effects. The event loop may execute effects in any order and at any time, and passes the result
-//! of each effect as an event. An effect may fail, take forever or never be executed; the state
-//! that the effect should change then stays as it is. An event may come late, twice, or for an
-//! object that no longer exists.
+//! [`Event::Wakeup`] no later than at the time that [`Controller::next_wakeup`] returns. `begin`
+//! and `handle` return effects. The event loop may execute effects in any order and at any time,
+//! and passes the result of each effect as an event. An effect may fail, take forever or never be
+//! executed; then the state that the effect would change remains unchanged. An event may arrive
+//! late, twice, or for an object that no longer exists.
 //!
 //! The controller reads no clock and no file, starts no thread and draws no random number. It calls
 //! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because it needs the
 //! results of these calls at once.
 //!
-//! In reading order: events and effects (this file); the sources of lists (`sources`), servers that
-//! send lists (`remote`) or addresses of services (`addresses`), host names in lists (`hosts`) and
-//! the file that stores their addresses (`host_store`), the delivery of lists to clients
-//! (`delivery`), the files that are stored for later starts (`state_files`) and the files that
-//! Envoy reads (`envoy_files`); a new configuration (`reload`), the changes in it (`changes`) and
-//! the settings that it cannot change (`fixed`); one client (`client_task`, and the steps that make
-//! its maps match its plan: `client_task/settling`), all clients (`clients`), clients that cannot
-//! be started (`unstarted`) and clients that leave (`leaving`);
-//! the start (`start`, `first_look`); passes over the flow records (`flow_records`), jobs that
-//! close connections (`closing`) and the network namespaces of clients (`namespaces`); the
-//! backends that are probed (`probing`, through `network`) and the backends that report
-//! (`register`), weights that follow load (`client_task/control`) and the file that stores the
-//! learnt weights (`load_store`), the overrides of operators (`overrides`); queries (`queries`) and
-//! the facts that answers are built from (`facts`).
+//! In reading order:
+//! - events and effects (this file);
+//! - lists: their sources (`sources`), servers that send lists (`remote`) or addresses of services
+//!   (`addresses`), host names in lists (`hosts`) and the file that stores the addresses of host
+//!   names (`host_store`), the delivery of lists to clients (`delivery`);
+//! - files that are stored for later starts (`state_files`), and files that Envoy reads
+//!   (`envoy_files`);
+//! - a new configuration (`reload`), the changes in it (`changes`), and the settings that it cannot
+//!   change (`fixed`);
+//! - one client (`client_task`) and the steps that make its maps match its plan
+//!   (`client_task/settling`), all clients (`clients`), clients that cannot be started
+//!   (`unstarted`), and clients that leave (`leaving`);
+//! - the start (`start`, `first_look`);
+//! - passes over the flow records (`flow_records`), jobs that close connections (`closing`), and
+//!   the network namespaces of clients (`namespaces`);
+//! - the backends that are probed (`probing`, through `network`), and the backends that report
+//!   (`register`);
+//! - weights that follow load (`client_task/control`), the file that stores the learnt weights
+//!   (`load_store`), and the overrides of operators (`overrides`);
+//! - queries (`queries`), and the facts that answers are built from (`facts`).
 
 mod start;
 
@@ -144,15 +150,16 @@ pub enum Event {
     Changed(BTreeSet<PathBuf>),
     /// The directories of [`Effect::Watch`] are now watched.
     Watched,
-    /// The time of [`Controller::next_wakeup`] has come.
+    /// The time that [`Controller::next_wakeup`] returned is reached.
     Wakeup,
     /// The stamp of the service's endpoint file was read; `None` if there is no file.
     Looked { service: String, source: ListSource, result: Result<Option<Stamp>, NoAnswer> },
     /// The stamp of the configuration file was read. If `is_due`, the file has stopped changing, so
     /// the controller loads a new version now.
     LookedAtConfig { is_due: bool, result: Result<Option<Stamp>, NoAnswer> },
-    /// An endpoint file was read for the service. Readings are numbered in the order in which they
-    /// began. `result` is `None` if the file is still the known version.
+    /// An endpoint file was read for the service. `begun` is the number of the reading, in the
+    /// order in which readings began. `result` is `None` if the version of the file was already
+    /// known.
     Read {
         service: String,
         source: ListSource,
@@ -160,10 +167,11 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// The newest answers of all servers, and the addresses of all host names. Arrives after each
-    /// answer of a server.
+    /// The newest answers of all servers, and the addresses of all host names. This event follows
+    /// each answer of a server and each resolution of a host name.
     Answered(Vec<(DiscoveryRequest, Latest)>, Arc<HostTable>),
-    /// A retry has read the files that an earlier daemon stored. A read at the start had failed.
+    /// A retry has read files that an earlier daemon stored and that could not be read at the
+    /// start.
     StoredRead(Box<StoredState>),
     /// An attempt to store files for later starts has ended.
     Stored(StoreFailures),
@@ -171,12 +179,12 @@ pub enum Event {
     EnvoyFilesWritten(EnvoyResults),
     /// The assignments of the service's list were computed for each client task.
     Computed { service: String, contents: Contents },
-    /// A configuration and all its files were read.
+    /// A configuration and all files that it names were read.
     Loaded(Box<Loaded>),
-    /// A retry of clients that could not be started has ended.
+    /// Another attempt to start the clients that could not be started has ended.
     Opened(Box<Tried>),
-    /// A wait for readers has ended. Unless it failed, every program that was running when the wait
-    /// began has ended.
+    /// The wait of [`BackgroundWork::WaitForReaders`] has ended. After `Ok`, no kernel program runs
+    /// any more that was running when the wait began.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
     Reclaimed(Pass, Suspects),
@@ -207,11 +215,11 @@ pub enum Effect {
     ResolveAgain(BTreeSet<HostName>),
     /// Notify the service manager.
     Notify(Notice),
-    /// Run this work off the event loop.
+    /// Run this work outside of the event loop.
     Work(Box<BackgroundWork>),
 }
 
-/// Work that takes so long that it runs off the event loop. Its result is an event.
+/// Work that takes so long that it runs outside of the event loop. Its result is an event.
 #[expect(clippy::large_enum_variant, reason = "an effect holds it in a box")]
 pub enum BackgroundWork {
     /// Read the stamp of an endpoint file, and watch its directory.
@@ -232,8 +240,8 @@ pub enum BackgroundWork {
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
     },
-    /// Read files that an earlier daemon stored: learnt weights, overrides of operators, or
-    /// addresses of host names, which are resolved with these settings.
+    /// Read these kinds of files that an earlier daemon stored. The settings are for resolving the
+    /// host names in them.
     ReadStored(StoredKinds, DnsSettings),
     /// Store files for later starts.
     Store(StateFiles),
@@ -290,7 +298,7 @@ pub struct Environment {
     pub pid: u32,
     /// The limit of open file descriptors of this process.
     pub descriptors: u64,
-    /// Why cgroups may be invisible to the daemon; `None` if they are visible.
+    /// Why cgroups may be invisible to the daemon; `None` if all cgroups are visible.
     pub namespace_warning: Option<String>,
     /// The random delay of the first look on this host, in 1/256 of the longest delay. The delay
     /// differs between hosts.
@@ -391,7 +399,8 @@ impl Controller {
             Event::Stored(stored) => self.stored(stored, now),
             Event::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),
             Event::Read { service, source, begun, version, result } => {
-                // A reload may have changed the source of the service's endpoints in the meantime.
+                // A reload may have changed the source of the service's endpoints after the reading
+                // began.
                 if self.sources.watched.get(&service).is_some_and(|file| file.source == source) {
                     self.read(&service, begun, version, result, now);
                     self.settle(now);
@@ -446,8 +455,8 @@ impl Controller {
         self.next_due().into_iter().chain(self.next_tick).chain(settling).min()
     }
 
-    /// Does one thing that is due, and leaves other due things to the next wake-ups, so that other
-    /// events are handled in between.
+    /// Handles one part of the work that is due. The next wake-ups handle the rest, so that the
+    /// event loop can handle other events between them.
     fn wake_up(&mut self, now: Instant) {
         if self.next_due().is_some_and(|due| due <= now) {
             self.follow_servers(now);
@@ -468,8 +477,8 @@ impl Controller {
         self.is_ready && self.next_end_of_first_look().is_none()
     }
 
-    /// The earliest time at which a changed file is to be read or a first look ends; `None` if
-    /// neither is due.
+    /// The earliest time at which a changed list or configuration is to be read, a server is to be
+    /// queried again, or a first look ends; `None` if nothing is due.
     fn next_due(&self) -> Option<Instant> {
         let lists = self.sources.watched.values().map(|watched| &watched.feed.progress);
         let due = lists.chain([self.reload.progress()]).filter_map(Progress::due);
@@ -484,14 +493,14 @@ impl Controller {
             self.files_changed(changes, now);
             self.reload.changed(changes, now);
         }
-        // A change of a parent directory counts as well: if the directory is new, everything below
-        // it may be new, too.
+        // A change of a parent directory concerns the client, too: if that directory is new, the
+        // client's cgroup below it may also be new.
         let concerns =
             |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));
         let mut any = false;
         for client_task in self.clients.tasks.iter_mut().filter(|client_task| concerns(client_task)) {
             client_task.cgroup_changed();
-            // If this cannot be determined now, the next tick checks the client again.
+            // If this check fails, the next tick repeats it.
             any |= !client_task.is_effective().unwrap_or(true);
         }
         if any {
@@ -510,7 +519,7 @@ impl Controller {
     }
 
     fn tick(&mut self, now: Instant) {
-        // Until the first configuration is in force, there is nothing to check.
+        // Until the first configuration is in force, there are no clients and no files to check.
         if !self.is_ready {
             return;
         }

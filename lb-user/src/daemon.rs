@@ -2,11 +2,11 @@
 //! decisions; the shell waits for events and executes effects.
 //!
 //! In reading order: the loop that waits for events (`event_loop`), the start and the end
-//! (`start`), watched directories (`watches`), work that takes time and runs off the loop
-//! (`work`), calls on files whose file system may not answer (`file_io`), the reading of lists
-//! (`lists`) and configurations (`loader`), the servers that send lists (`remotes`), the opening of
-//! clients (`opener`), files on disk (`files`), and probes, reports and network interfaces
-//! (`network`, `receiving`).
+//! (`start`), watched directories (`watches`), work that takes long and therefore runs outside of
+//! the loop (`work`), calls on files whose file system may not answer (`file_io`), the reading of
+//! lists (`lists`) and configurations (`loader`), the servers that send lists (`remotes`), the
+//! opening of clients (`opener`), files on disk (`files`), and probes, reports and network
+//! interfaces (`network`, `receiving`).
 
 mod event_loop;
 

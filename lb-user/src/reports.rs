@@ -1,8 +1,9 @@
 //! The exchange of requests and reports with agents, on a thread of its own.
 //!
-//! The thread stores reports at once in the maps that connects read, independently of the event
-//! loop. If something has changed, it wakes the loop, which then reads the changes.
-//! `lb_report::client` decides which agents to poll and which reports to accept.
+//! The thread stores each report at once in maps that the kernel programs read at connects,
+//! independently of the event loop. If the state of a backend has changed, the thread wakes the
+//! event loop, which then reads the change. `lb_report::client` decides which agents to poll and
+//! which reports to accept.
 
 mod datagrams;
 
@@ -67,8 +68,8 @@ pub struct Turn {
 }
 
 impl Exchange {
-    /// An exchange without targets. `nonce` returns numbers that cannot be guessed and are never 0;
-    /// 0 means that there is no request.
+    /// An exchange without targets. `nonce` returns numbers that cannot be guessed and are never 0:
+    /// in the map, nonce 0 means that no request is open.
     pub fn new(seed: u64, kernel: ReportStore, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
         Self { senders: Senders::new(seed), counts: ExchangeCounts::default(), kernel, nonce }
     }
@@ -111,8 +112,8 @@ impl Exchange {
     }
 }
 
-/// The state that the thread and the event loop share. Each of them holds the lock no longer than
-/// it takes to process one batch of datagrams.
+/// The state that the thread and the event loop share. Both release the lock at the latest after
+/// one batch of datagrams.
 pub struct SharedExchange {
     pub exchange: Exchange,
     is_stopping: bool,
@@ -129,17 +130,18 @@ pub struct ReportExchanger {
     shared: Arc<Mutex<SharedExchange>>,
     /// Wakes the thread.
     wake: Wake,
-    /// Notified when the health of a backend changes.
+    /// Notified when the state of a backend changes, or its agent has restarted.
     news: Arc<Notify>,
     address: SocketAddr,
-    /// The time by CLOCK_MONOTONIC. Each call reads it, because a time that lags behind the
-    /// thread's could make an expired verdict valid again.
+    /// Returns the time by CLOCK_MONOTONIC. Each method reads the clock, because a time earlier
+    /// than the thread's last one could make an expired verdict valid again.
     now: Box<dyn Fn() -> Duration + Send>,
 }
 
 impl ReportExchanger {
-    /// Controls an exchange without starting a thread: the owner of the other reference calls
-    /// [`Exchange::turn`] and [`Exchange::take`]. `now` returns the time by CLOCK_MONOTONIC.
+    /// Controls an exchange without starting a thread: the caller itself calls [`Exchange::turn`]
+    /// and [`Exchange::take`] through another reference to `shared`. `now` returns the time by
+    /// CLOCK_MONOTONIC.
     ///
     /// # Errors
     /// If no file descriptor is free.
@@ -152,7 +154,8 @@ impl ReportExchanger {
         Ok(Self { shared, wake: Wake::new()?, news, address, now })
     }
 
-    /// Starts the thread. `news` is notified when the health of a backend changes.
+    /// Starts the thread. `news` is notified when the state of a backend changes, or its agent has
+    /// restarted.
     ///
     /// # Errors
     /// If the thread cannot be created.
@@ -246,9 +249,8 @@ impl ReportThread {
         loop {
             let has_rested = self.rest(pace.turn(now()));
             let Some(next) = self.poll_agents() else { return };
-            // If the thread has rested and the next request is due soon, many datagrams are
-            // exchanged, and some have arrived during the rest. So the thread does not wait for
-            // one.
+            // If the thread has rested and the next request is due soon, the rate of datagrams is
+            // so high that some have arrived during the rest. The thread reads them without a wait.
             let is_busy = has_rested && next < APART && !has_failed;
             let result = if is_busy { Ok(()) } else { self.wait(next, has_failed) };
             let result = result.and_then(|()| self.take(&mut received));
@@ -283,14 +285,14 @@ impl ReportThread {
         Some(next)
     }
 
-    /// Lets datagrams accumulate for `time`, unless the event loop wakes the thread. Returns
-    /// `false` if `time` is zero.
+    /// Waits for `time`, while datagrams accumulate. The wait ends early if the event loop wakes
+    /// the thread. Returns `false` if `time` is zero.
     fn rest(&self, time: Duration) -> bool {
         if time.is_zero() {
             return false;
         }
         let time = Timespec::try_from(time).ok();
-        // If this fails, so does the wait that follows.
+        // An error is ignored, because the next call of `wait` reports it.
         if let Ok(1..) = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], time.as_ref()) {
             self.wake.woken();
         }
@@ -299,8 +301,8 @@ impl ReportThread {
 
     /// Waits until a datagram arrives, the loop wakes the thread, or `next` has passed.
     fn wait(&self, next: Duration, has_failed: bool) -> io::Result<()> {
-        // If reading the socket has failed, poll(2) would report it as ready all the time, so it is
-        // not polled.
+        // After a read of the socket has failed, poll(2) would report the socket as ready all the
+        // time, so the socket is not polled.
         let limit = if has_failed { next.min(Duration::from_millis(100)) } else { next };
         let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         let socket = if has_failed { PollFlags::empty() } else { PollFlags::IN };
@@ -315,8 +317,8 @@ impl ReportThread {
 
     /// Handles the datagrams that have arrived.
     fn take(&mut self, received: &mut ReceivedBatch) -> io::Result<()> {
-        // Bound: after this number of batches, the thread polls the agents that are due, however
-        // many datagrams still arrive.
+        // Bound: after this number of batches, the thread polls the agents that are due, even if
+        // more datagrams arrive.
         for _ in 0..16 {
             let count = self.socket.receive(received)?;
             if count == 0 {
@@ -340,16 +342,17 @@ impl ReportThread {
     }
 }
 
-/// Stores accepted reports in the kernel's maps, which connects read and a later daemon adopts.
+/// Stores accepted reports in the kernel's maps. The programs read these maps at connects, and a
+/// later daemon adopts the maps.
 pub struct ReportStore {
     maps: Arc<HostMaps>,
-    /// This lock is held from the read of an entry until its write, because other handles also
-    /// store reports, and the event loop writes keys.
+    /// This lock is held from the read of an entry until its write, because other instances of
+    /// `ReportStore` also store reports, and the event loop writes keys.
     storing: Arc<Mutex<()>>,
 }
 
 impl ReportStore {
-    /// The owner of the entries in `maps` holds the lock `storing` while it changes an entry.
+    /// `storing` is the lock that all code holds while it changes an entry of `maps`.
     pub fn new(maps: Arc<HostMaps>, storing: Arc<Mutex<()>>) -> Self {
         Self { maps, storing }
     }
@@ -362,17 +365,17 @@ impl ReportStore {
         }
         let _storing = self.storing.lock();
         let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
-        // The event loop has written the keys of another party, and this listener has not received
-        // them yet.
+        // Here the event loop has written the keys of another party to the entry, and this thread,
+        // which does not have these keys yet, has accepted a report with old keys.
         if known.as_ref().is_some_and(|known| !share_a_key(known, &sender(target.id, &target.keys))) {
             return;
         }
         let known = self.maps.base(target.id);
         let number = Base::number(Some(base));
         let is_stored = if known == number {
-            // The receiver program or another listener stored this report when it arrived. This
-            // thread is late; it must not restart the time limits that began when the report
-            // arrived.
+            // If this thread has not stored the report itself (`before`), the receiver program or
+            // another listener stored it on arrival. Then the report's time limits began on
+            // arrival, and this thread must not restart them.
             before == Some(base)
         } else {
             !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)
@@ -407,9 +410,10 @@ pub fn share_a_key(one: &Sender, other: &Sender) -> bool {
     one.keys.iter().any(|key| key.id != 0 && other.keys.contains(key))
 }
 
-/// Whether another listener has stored a later report of the same incarnation. Incarnations cannot
-/// be ordered, because a clock may have jumped. A report that this listener has stored itself
-/// (`before`) does not count: the answer to its last request is accepted whatever its number.
+/// Whether `known`, the stored report, is from another listener, and later than `base` in the same
+/// incarnation. Reports of different incarnations cannot be ordered, because the agent's clock may
+/// have jumped. The result is `false` if this listener itself has stored `known` (that is,
+/// `before`): it accepts every answer to its last request, regardless of the answer's number.
 fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
     let of_another = known.filter(|known| Some(*known) != before);
     of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)
@@ -481,7 +485,7 @@ mod tests {
         agent.send_to(report.bytes(), from).unwrap();
     }
 
-    /// Waits until this is the case when the loop is woken.
+    /// Waits until the loop is woken and `is` returns `true`.
     async fn woken(listener: &ReportExchanger, is: impl Fn() -> bool) {
         let wait = async {
             // Bound: the timeout.
@@ -542,8 +546,8 @@ mod tests {
         for length in [0, 10, BYTES, BYTES + 1] {
             stranger.send_to(&vec![0; length], listener.address()).unwrap();
         }
-        // The socket is one queue: when an agent receives a request, the thread has handled every
-        // datagram that arrived earlier.
+        // The socket is one queue, so the thread handles these datagrams before it handles an
+        // answer that arrives later.
         let agent = agent();
         listener.set_targets([target(&agent)], |_| (None, None));
         let refused = || listener.look(|_, counts, _| counts.refused.values().sum::<u64>());
@@ -574,8 +578,8 @@ mod tests {
         for (known, before, expected) in [
             (Some(base(7, 9)), None, true),
             (Some(base(7, 9)), Some(base(7, 3)), true),
-            // In each of the other cases, this listener has stored the report itself, the known
-            // report is not later, or the two cannot be ordered.
+            // In the other cases, this listener itself has stored the known report, the known
+            // report is not later, the two reports cannot be ordered, or there is no known report.
             (Some(base(7, 9)), Some(base(7, 9)), false),
             (Some(base(7, 8)), None, false),
             (Some(base(8, 9)), None, false),

@@ -1,8 +1,9 @@
-//! The addresses of services that come from servers.
+//! Addresses of services that are requested from servers.
 //!
 //! An address is part of the configuration, so a new address takes effect through a reload. The
-//! controller stores an address once it is in force, and a later start begins with it. A service
-//! without an address is part of no client, so its connects are not balanced.
+//! controller stores an address once it is in force, and a later start uses the stored address
+//! until the server answers. A service without an address is part of no client, so its connects are
+//! not balanced.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,17 +23,17 @@ pub struct Addresses {
     pub known: KnownAddresses,
     /// The answers of the servers.
     answers: Vec<(DiscoveryRequest, Latest)>,
-    /// For each service, when the first certificate expires that connections to the server of its
-    /// address need.
+    /// For each service, by name: the earliest expiry of a certificate that is needed for
+    /// connections to the server of the service's address.
     expiries: BTreeMap<String, SystemTime>,
 }
 
-/// What to query a server for.
+/// The query for a service's address.
 pub fn wanted(lookup: &AddressLookup) -> DiscoveryRequest {
     DiscoveryRequest::Address(lookup.origin.clone())
 }
 
-/// The address in an answer; `None` if it has none.
+/// The address in an answer; `None` if the answer has no address.
 pub fn address(finding: &Finding) -> Option<SocketAddr> {
     match finding {
         Finding::List(list) => str::from_utf8(&list.text).ok()?.parse().ok(),
@@ -41,8 +42,8 @@ pub fn address(finding: &Finding) -> Option<SocketAddr> {
 }
 
 impl Addresses {
-    /// When the first certificate expires that connections to the server of a service's address
-    /// need; `None` without TLS, and before the first connection.
+    /// The earliest expiry of a certificate that is needed for connections to the server of this
+    /// service's address; `None` without TLS, and before the first connection.
     pub fn expires(&self, service: &str) -> Option<SystemTime> {
         self.expiries.get(service).copied()
     }

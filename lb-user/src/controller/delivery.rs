@@ -1,8 +1,9 @@
 //! The delivery of endpoint lists: passes a list that was read to the feed, executes the feed's
 //! decision, and turns the list into a fact for the balancer of each client task that uses it.
 //!
-//! The assignments of a list are computed off the loop. If clients change in the meantime, the
-//! missing assignments are computed next. Until they are, these clients retain their earlier lists.
+//! The assignments of a list are computed outside of the event loop. If clients change in the
+//! meantime, the missing assignments are computed next. Until then, clients without an assignment
+//! retain their earlier lists.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::config::EndpointSource;
 use crate::source::{Contents, SourceError, Stamp};
 
 impl Controller {
-    /// Handles the end of a read. `result` is `None` if the list is still the known version.
+    /// Handles the end of a read. `result` is `None` if the version of the list was already known.
     pub fn read(
         &mut self,
         service: &str,
@@ -116,7 +117,7 @@ impl Controller {
         let mut delivered = Delivered::default();
         for client_task in &mut self.clients.tasks {
             let Some(position) = client_task.position(service) else { continue };
-            // A client that still has an earlier configuration may have a list for the service in
+            // A client that still runs with an earlier configuration may use a list that is part of
             // that configuration.
             match client_task.client.services[position].source {
                 EndpointSource::Named(_) | EndpointSource::File(_) | EndpointSource::Remote(_) => {}
@@ -133,7 +134,8 @@ impl Controller {
         delivered
     }
 
-    /// Starts to compute, off the loop, the assignments of a list for the current clients.
+    /// Starts to compute the assignments of a list for the current clients, outside of the event
+    /// loop.
     fn compute(&mut self, service: &str, contents: Contents) {
         let clients = self.clients.tasks.iter().map(|client_task| &client_task.client);
         let consumers = assignments::consumers(clients, service);
@@ -183,8 +185,8 @@ impl ClientTask {
         for position in 0..self.client.services.len() {
             let configured = &self.client.services[position];
             let name = configured.service.name.clone();
-            // If the client could not apply the present configuration, it still has an earlier one,
-            // and retains the lists of the earlier one.
+            // If the client could not apply the present configuration, it still uses an earlier
+            // configuration, and retains the lists in it.
             let Some(assignments) =
                 by_service.get(&name).filter(|_| matches!(configured.source, EndpointSource::Static(_)))
             else {
@@ -209,8 +211,7 @@ impl ClientTask {
     }
 
     /// Applies a new list for the service at this position. Returns `false` if the task's
-    /// assignment of the list is not computed yet. If the list equals the earlier one, this costs
-    /// nothing.
+    /// assignment of the list is not computed yet.
     ///
     /// # Errors
     /// If the list does not fit. The earlier list stays in force.

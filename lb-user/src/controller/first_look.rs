@@ -1,11 +1,11 @@
 //! The first look: if a client has no pins on this host yet, the daemon probes or polls the
 //! client's backends once before it balances the client's connects. Without a first look, a connect
-//! could go to a backend, and the daemon could find a moment later that this backend is a lame
-//! duck, or dead.
+//! could choose a backend that is dead or a lame duck, because the daemon does not know the
+//! backend's state yet.
 //!
-//! The first look is short: a client whose cgroup exists waits until each of its members has
-//! answered, but at most [`AT_MOST`]. There is no first look for a client that has pins, that a
-//! reload adds, or whose cgroup appears later: it is attached at once.
+//! The first look is short: the client is attached after each of its members has answered, at the
+//! latest after [`AT_MOST`]. A client has no first look if it has pins, if a reload adds it, or if
+//! its cgroup does not exist yet; such a client is attached as soon as its cgroup exists.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ const AT_MOST: Duration = Duration::from_millis(500);
 /// probe or poll the same backend at the same moment.
 const MAX_JITTER: Duration = Duration::from_millis(50);
 
-/// The longest time between the probes of two backends. A timer of one millisecond may take two.
+/// The assumed time between the probes of two backends, because a timer of 1 ms may take 2 ms.
 const SPACING: Duration = BETWEEN.saturating_mul(2);
 
 impl Controller {
@@ -51,8 +51,8 @@ impl Controller {
     }
 
     /// Polls the backends of all first looks that are under way. Without this call, the first poll
-    /// could come at any time within the poll interval. Call this after the backends have become
-    /// targets.
+    /// would follow at a random time within the poll interval. Call this after the backends have
+    /// become targets.
     pub fn poll_first(&self) {
         let Some(listener) = self.probing.listener() else { return };
         let looking = self.clients.tasks.iter().filter(|client_task| client_task.first_look.is_some());
@@ -73,7 +73,7 @@ impl Controller {
         self.clients.tasks.iter().filter_map(|client_task| client_task.first_look).min()
     }
 
-    /// Attaches the clients whose first look is over.
+    /// Attaches each client for which the first look is over.
     pub fn end_first_looks(&mut self, now: Instant) {
         let Self { clients, probing, .. } = self;
         let mut is_over = false;

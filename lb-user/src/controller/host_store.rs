@@ -1,8 +1,8 @@
 //! The addresses of host names that are stored for later starts, in one file.
 //!
-//! A later daemon uses these addresses for names that do not resolve, so such a name removes no
-//! endpoint. When every list has been read, the daemon drops stored names that are in no list. If
-//! no list has host names with addresses, the file is removed.
+//! A later daemon uses these addresses for names that do not resolve, so that the endpoints of
+//! these names are not removed. When every list has been read, the daemon drops stored names that
+//! are in no list. If no list has host names with addresses, the file is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,7 +19,7 @@ use super::clock::unix_seconds;
 use super::state_files::{StoredFile, StoredRead};
 
 /// The daemon writes the file at least once per this interval, even if no address changes. So the
-/// age of the file shows for how long no daemon has received the addresses.
+/// times in the file are at most this much older than the last answers of the DNS servers.
 const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 
 const SCHEMA: u32 = 1;
@@ -33,7 +33,7 @@ pub struct StoredHosts {
 }
 
 /// The addresses of a name, all of one address family. A name that is needed for both families has
-/// two of these.
+/// two entries.
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredHost {
     name: String,
@@ -43,7 +43,7 @@ struct StoredHost {
 }
 
 impl StoredFile for StoredHosts {
-    /// 1,024 names with 1,000 addresses of IPv6 each need 43 MB.
+    /// 1,024 names with 1,000 IPv6 addresses each need 43 MB.
     const MAX_BYTES: u64 = 64 << 20;
     const SCHEMA: u32 = SCHEMA;
     const LOST: &'static str = "the file of the addresses of host names cannot be parsed; it was renamed; host names that do not resolve \
@@ -58,13 +58,13 @@ impl StoredFile for StoredHosts {
 }
 
 impl StoredHosts {
-    /// The addresses in the file, as far as a daemon may have written them.
+    /// The addresses in the file. Entries that no daemon can have written are omitted.
     pub fn addresses(&self) -> StoredAddresses {
         let valid = |host: &StoredHost| {
             let is_ipv6 = host.addresses.first()?.is_ipv6();
             let is_valid = host.addresses.len() <= MAX_ADDRESSES
                 && host.addresses.iter().all(|address| address.is_ipv6() == is_ipv6);
-            // A time that does not fit counts as the oldest.
+            // A time that `SystemTime` cannot represent is replaced by the oldest time.
             let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(host.at));
             let value = (host.addresses.as_slice().into(), at.unwrap_or(SystemTime::UNIX_EPOCH));
             is_valid.then(|| (HostName { name: host.name.as_str().into(), is_ipv6 }, value))
@@ -80,8 +80,9 @@ pub struct HostStore {
     pub earlier: BTreeSet<HostName>,
     /// The names in the file, until the table has their addresses.
     adopted: BTreeSet<HostName>,
-    /// The addresses that were written last, and when. `None`: none were written.
+    /// The addresses that were written last.
     known: BTreeMap<HostName, Arc<[IpAddr]>>,
+    /// When the addresses were written last; `None` if no addresses were written.
     written: Option<Instant>,
     /// Whether there is a file.
     is_there: bool,
@@ -114,7 +115,7 @@ fn with_addresses<'t>(
     hosts.iter().filter_map(state).filter(|(_, state)| !state.addresses.is_empty())
 }
 
-/// When the addresses of a name were last received. `wall` is the time at `now`.
+/// When the addresses of a name were last received. `wall` is the wall-clock time at `now`.
 fn received(state: &HostState, now: Instant, wall: SystemTime) -> SystemTime {
     let last = state.missing.as_ref().map(|missing| missing.since).or(state.answered);
     let age = last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
@@ -122,11 +123,12 @@ fn received(state: &HostState, now: Instant, wall: SystemTime) -> SystemTime {
 }
 
 impl Controller {
-    /// Stores the addresses of the host names, if they have changed or are due.
+    /// Stores the addresses of the host names, if they have changed or were stored
+    /// [`MAX_STORE_INTERVAL`] ago.
     pub fn store_hosts(&mut self, now: Instant) {
         let hosts = &mut self.sources.hosts;
         let (table, store) = (&hosts.table, &mut hosts.store);
-        // The table follows a change of the names a little later.
+        // After the set of names has changed, the table contains the new names only a little later.
         let is_late = |host: &HostName| match table.0.get(host) {
             Some(state) => state.addresses.is_empty() && store.adopted.contains(host),
             None => true,

@@ -27,7 +27,7 @@ pub struct HostNames {
     pub store: HostStore,
 }
 
-/// Whether a list must be read again because of this name.
+/// Whether a list must be read again because the addresses of a name have changed.
 fn is_changed(before: Option<&HostState>, after: Option<&HostState>) -> bool {
     let known = |state: Option<&HostState>| {
         state.filter(|state| state.is_known()).map(|state| Arc::clone(&state.addresses))
@@ -45,15 +45,15 @@ impl WatchedSource {
 
 impl Controller {
     /// Stores the host names of a list that was read. Returns a fault if all lists together would
-    /// have too many names; the names of its earlier version are still resolved.
+    /// have too many names; then the names of the list's earlier version are still resolved.
     pub fn host_fault(
         &mut self,
         service: &str,
         result: &Result<Contents, SourceError>,
     ) -> Option<SourceError> {
         let after = &self.sources.hosts.table;
-        // An answer may have arrived after the list was read but before the list's names were known
-        // here.
+        // DNS may have answered after the list was read and before this call. Then the list must be
+        // read again.
         let (hosts, is_outdated) = match result {
             Ok(contents) => {
                 let before = &contents.table;
@@ -74,7 +74,7 @@ impl Controller {
         let others: BTreeSet<&HostName> = others.flat_map(|(_, other)| &*other.hosts).collect();
         let all = others.len() + hosts.iter().filter(|host| !others.contains(host)).count();
         // While the server's list is suspended, the list that was read has no names. The names of
-        // the server's list stay, because that list will be used again.
+        // the server's list are still resolved, because that list will be used again.
         let watched = watched.get_mut(service).filter(|watched| watched.remote.suspension.is_none())?;
         watched.has_outdated_hosts = is_outdated;
         watched.lacks_hosts = all > MAX_HOSTS;
@@ -86,7 +86,8 @@ impl Controller {
     }
 
     /// Resolves the host names of all lists from now on, and no others. Until every list has been
-    /// read, the names that an earlier daemon has stored may also be needed.
+    /// read, the names that an earlier daemon has stored are also resolved, because a list may
+    /// contain them.
     pub fn resolve_hosts(&mut self, now: Instant) {
         let watched = &mut self.sources.watched;
         if watched.values().all(|watched| watched.feed.good_since().is_some()) {
@@ -99,7 +100,8 @@ impl Controller {
         }
         let of_lists = watched.values().flat_map(|watched| &*watched.hosts);
         let hosts: BTreeSet<HostName> = of_lists.chain(&self.sources.hosts.store.earlier).cloned().collect();
-        // Names that are no longer needed make room for the names of a list that was refused.
+        // If some names are no longer needed, a list that was refused because of its number of
+        // names may fit now.
         if !self.sources.hosts.resolving.is_subset(&hosts) {
             let refused = self.sources.watched.values_mut().filter(|watched| watched.lacks_hosts);
             refused.for_each(|watched| watched.read_again(now));
@@ -109,7 +111,7 @@ impl Controller {
     }
 
     /// Handles new results of queries for host names. A list is read again once all of its names
-    /// have a result, so that it does not take effect with only some of them.
+    /// have a result, so that the list does not take effect with the addresses of only some names.
     pub fn resolved(&mut self, table: &Arc<HostTable>, now: Instant) {
         let before = std::mem::replace(&mut self.sources.hosts.table, Arc::clone(table));
         for watched in self.sources.watched.values_mut() {

@@ -18,29 +18,31 @@ use super::sources::WatchedSource;
 use super::{Controller, Effect, addresses};
 use crate::source::{Guard, PendingRemovals, Suspension};
 
-/// How long a server must answer that there are no endpoints before `on_empty = "refuse"` acts.
-/// Within a minute, a rolling restart has replaced endpoints.
+/// How long a server's answers must be without endpoints before `on_empty = "refuse"` takes effect.
+/// A rolling restart usually starts new endpoints within this time.
 pub const EMPTY_FOR: Duration = Duration::from_mins(1);
 
-/// How long the removal of most endpoints waits for the server to repeat it.
+/// The shortest time before the removal of most endpoints takes effect. After this time, the
+/// controller queries the server again, because the server must repeat the removal.
 pub const SHRINK_AFTER: Duration = Duration::from_secs(10);
 
 /// The state of a server.
 #[derive(Default)]
 pub struct RemoteState {
     pub latest: Latest,
-    /// When the source came into use. Until the server confirms a list, the list's age counts from
-    /// this time.
+    /// When the server was first queried. The age of a list that the server has not confirmed yet
+    /// is measured from this time.
     queried_since: Option<Instant>,
-    /// What connects do while the server's list is suspended; `None` if the list is not suspended.
+    /// The effect on connects while the server's list is suspended; `None` if it is not suspended.
     pub suspension: Option<Suspension>,
-    /// The last list that was read, if it is not valid.
+    /// The last list that was read, if that list is not valid.
     invalid: Option<InvalidAnswer>,
-    /// The suspension that ended for the read that is under way.
+    /// The suspension that ended when the read that is under way was requested. If that read fails,
+    /// the suspension applies again.
     ended: Option<Suspension>,
-    /// When the server last confirmed a list that is valid, as far as that is known.
+    /// When the server last confirmed a valid list; `None` if this is not known.
     valid_at: Option<Instant>,
-    /// Removals that the server has not repeated yet, or not for long enough.
+    /// Removals that have not taken effect yet, because the server must first repeat them.
     pub shrink: Option<Shrink>,
     /// Whether the newest answer must be read even if it was read before.
     pub must_read: bool,
@@ -48,7 +50,8 @@ pub struct RemoteState {
     pub number_read: u64,
 }
 
-/// An answer that is not a valid list. Such an answer confirms nothing, and ends no suspension.
+/// An answer that is not a valid list. It does not confirm the earlier list, and does not end a
+/// suspension.
 struct InvalidAnswer {
     /// The number of the finding.
     number: u64,
@@ -60,7 +63,7 @@ struct InvalidAnswer {
 pub struct Shrink {
     pub pending: PendingRemovals,
     pub since: Instant,
-    /// The number of answers when the removals were first seen.
+    /// The number of the server's answers when the removals were first read.
     answers: u64,
     /// Whether another query was requested, so that the server can repeat the removals.
     is_queried: bool,
@@ -81,7 +84,7 @@ impl Shrink {
 }
 
 impl RemoteState {
-    /// Whether the newest answer must be read even if it was read before. Returns `true` once.
+    /// Returns [`Self::must_read`], and resets it.
     pub fn take_must_read(&mut self) -> bool {
         std::mem::take(&mut self.must_read)
     }
@@ -96,8 +99,8 @@ impl RemoteState {
         if self.invalid().is_some() { self.valid_at } else { self.latest.confirmed }
     }
 
-    /// Why the server's last answer is not a list; `None` if it is a list, or if there is no answer
-    /// yet.
+    /// Why the server's last answer is not a valid list; `None` if it is a valid list, or if there
+    /// is no answer yet.
     pub fn trouble(&self, now: Instant, has_list: bool) -> Option<String> {
         let age = |since: Option<Instant>| {
             let age = since.map(|since| now.saturating_duration_since(since));
@@ -131,7 +134,7 @@ impl RemoteState {
         self.invalid.as_ref().filter(|invalid| !is_list || invalid.number == self.latest.number)
     }
 
-    /// Notes whether the answer that was read is a valid list.
+    /// Stores whether the answer that was read is a valid list.
     pub fn was_read(&mut self, error: Option<&str>) {
         // While a list is suspended, the answer itself is not read.
         if self.suspension.is_some() || !matches!(self.latest.finding, Some(Finding::List(_))) {
@@ -167,7 +170,8 @@ impl RemoteState {
     /// The suspension that the rules require at this time.
     fn required(&self, rules: &RemoteRules, now: Instant) -> Option<Suspension> {
         let age = |since: Instant| now.saturating_duration_since(since);
-        // A failed query proves neither that there are still no endpoints nor that there are some.
+        // A failed query does not show whether there are endpoints now, so it does not end a
+        // suspension.
         let is_empty =
             matches!(self.latest.finding, Some(Finding::Empty { .. })) || self.suspension.is_some();
         if rules.on_empty == OnEmpty::Refuse
@@ -192,8 +196,8 @@ impl RemoteState {
 impl WatchedSource {
     /// The list with which the server's next answer is compared.
     pub fn guard(&self) -> Option<Guard> {
-        // The list in use during a suspension is not the server's, so the end of the suspension
-        // removes nothing.
+        // The list in use during a suspension is not the server's, so the server's next answer is
+        // not compared with it.
         let limits_shrink = match self.source.rules() {
             Some(rules) => rules.limits_shrink,
             None => !self.hosts.is_empty(),
@@ -209,14 +213,13 @@ impl WatchedSource {
         Some(Guard { base: Arc::clone(&shrink.pending.base), accepted })
     }
 
-    /// Notes the removals of an answer that has been read. They do not take effect yet.
+    /// Stores the removals of an answer that was read. They do not take effect yet.
     pub fn take_pending(&mut self, service: &str, pending: Option<PendingRemovals>, now: Instant) {
         let Some(pending) = pending else {
             self.remote.shrink = None;
             return;
         };
-        // If an answer removes more endpoints than the previous one, it repeats the earlier
-        // removals; the other removals are new.
+        // Only equal removals are a repetition. After other removals, the wait begins again.
         let before = self.remote.shrink.take().filter(|shrink| shrink.pending == pending);
         self.remote.shrink = Some(before.unwrap_or_else(|| {
             warn!(
@@ -246,7 +249,7 @@ impl Controller {
             }
             let remote = &mut watched.remote;
             remote.latest = latest.clone();
-            // An unchanged answer is not read again. Its validity has not changed.
+            // An unchanged answer is not read again, because it is still valid.
             if remote.number_read == latest.number && remote.suspension.is_none() && remote.invalid.is_none()
             {
                 remote.valid_at = latest.confirmed;
@@ -288,7 +291,7 @@ impl Controller {
                 self.effects.extend(watched.source.wanted().map(Effect::QueryAgain));
                 self.effects.push(Effect::ResolveAgain(BTreeSet::clone(&watched.hosts)));
             }
-            // A later answer with other endpoints is read first, and compared again.
+            // If a later answer has other endpoints, it must first be read and compared.
             let is_repeated = if watched.source.rules().is_some() {
                 remote.latest.answers > shrink.answers
                     && remote.latest.number == remote.number_read
@@ -305,7 +308,7 @@ impl Controller {
         }
     }
 
-    /// Queries only the servers of all sources from now on.
+    /// From now on, queries only the servers of the present lists and of the services' addresses.
     pub fn query_servers(&mut self) {
         let wanted = self.sources.watched.values().filter_map(|watched| watched.source.wanted());
         let addresses = self.config.lookups.iter().map(addresses::wanted);

@@ -1,8 +1,8 @@
-//! The sources of endpoint lists: when each list is read. A file is read when it has changed, a
+//! The sources of endpoint lists, and when each list is read: a file when the file has changed, a
 //! server's list when the server's answer has changed (`remote`).
 //!
-//! [`Feed`] decides the order. A list is read, and its assignments are computed, beside the event
-//! loop; the loop applies both together (`delivery`).
+//! [`Feed`] decides the order of reads. Both the read of a list and the computation of its
+//! assignments run outside of the event loop, which then applies the results together (`delivery`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use crate::source::{
 pub struct Sources {
     /// The lists in the configuration itself, by service name.
     pub statics: AssignmentsByService,
-    /// The files and servers from which lists come, by service name.
+    /// The files and servers from which lists are read, by service name.
     pub watched: BTreeMap<String, WatchedSource>,
     /// The host names in these lists.
     pub hosts: HostNames,
@@ -46,11 +46,11 @@ pub struct Sources {
 pub struct ListPurpose {
     /// The client tasks that use the list.
     pub consumers: Vec<Consumer>,
-    /// The earlier assignments; parts of them may still be valid.
+    /// The earlier assignments, parts of which may be reused.
     pub before: Option<Assignments>,
     /// The list with which a server's answer is compared; `None` if every answer takes effect.
     pub guard: Option<Guard>,
-    /// What connects do while the server's list is suspended.
+    /// The effect on connects while the server's list is suspended; `None` if it is not suspended.
     pub suspension: Option<Suspension>,
     /// The version of the file that was read last. Removals are deferred only if the file is
     /// unchanged: an endpoint that an edit of the file removes is removed at once.
@@ -65,8 +65,8 @@ pub struct FirstRead {
     pub version: Version<Stamp>,
     /// The content of the list.
     pub result: Result<Contents, SourceError>,
-    /// The last good list that an earlier daemon stored, if the source's list cannot be used and
-    /// there is one.
+    /// The last good list that an earlier daemon stored, if it exists and the source's list cannot
+    /// be used.
     pub instead: Option<Result<Contents, SourceError>>,
 }
 
@@ -75,8 +75,8 @@ pub struct Reading {
     pub service: String,
     pub source: ListSource,
     pub first: FirstRead,
-    /// The assignments that were in force when the read began, with those for the tasks of the new
-    /// configuration added. `None` if the source's list can be used.
+    /// The assignments that were in force when the read began, and in addition assignments for the
+    /// tasks of the new configuration. `None` if the source's list can be used.
     pub in_force: Option<Assignments>,
 }
 
@@ -93,7 +93,7 @@ pub struct WatchedSource {
     pub hosts: Arc<BTreeSet<HostName>>,
     /// Whether the newest list was refused because of its number of host names.
     pub lacks_hosts: bool,
-    /// Whether host names had other addresses when the newest list was read.
+    /// Whether the newest list was read with outdated addresses of host names.
     pub has_outdated_hosts: bool,
 }
 
@@ -106,7 +106,7 @@ impl WatchedSource {
         }
     }
 
-    /// The state of the source, as one client sees it.
+    /// The state of the source, with the error that concerns this client.
     pub fn status(&self, client: &str, table: &HostTable, now: Instant, wall: SystemTime) -> SourceStatus {
         let age = |since: Instant| now.saturating_duration_since(since).as_secs();
         let error = self.feed.error_of(client).map(str::to_owned);
@@ -134,7 +134,8 @@ impl WatchedSource {
         }
     }
 
-    /// Reuses results of these assignments, if their list is equal.
+    /// Reuses computed results of `assignments` for each list of the feed that is equal to their
+    /// list.
     pub fn take_over(&mut self, assignments: &Assignments) {
         for contents in self.feed.lists() {
             contents.assignments.take_over(assignments);
@@ -143,7 +144,7 @@ impl WatchedSource {
 }
 
 /// The sources of the lists of all services that any client uses, by service name. Services with a
-/// list in the configuration have none.
+/// list in the configuration itself are not included.
 pub fn sources(config: &Config) -> BTreeMap<String, ListSource> {
     let mut sources = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
@@ -159,11 +160,12 @@ pub fn sources(config: &Config) -> BTreeMap<String, ListSource> {
 impl Controller {
     /// Applies the first read of a list that a configuration names, with complete assignments. When
     /// the daemon starts, this happens before it attaches programs. If the list cannot be used, the
-    /// list in force stays. If no list is in force, the stored last good list is used. If there is
-    /// no stored list either, the kernel's tables stay; if the kernel has no tables because this is
-    /// the first start, connects fail with the service's errno.
+    /// list in force stays in force. If no list is in force, the stored last good list is used. If
+    /// there is no stored list either, the kernel's tables remain unchanged; if the kernel has no
+    /// tables because this is the first start, connects fail with the service's errno.
     ///
-    /// If the service had a file or a server before, the failures and times are retained.
+    /// If the service already had a file or a server, its count of failures and its times are
+    /// retained.
     pub fn take_reloaded(
         &mut self,
         reading: Reading,
@@ -236,8 +238,8 @@ impl Controller {
     pub fn files_changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
         for file in self.sources.watched.values_mut() {
             let Some(path) = file.source.file() else { continue };
-            // Any change in the directory counts, because the file may be a link to another file in
-            // this directory.
+            // Any change in the directory may concern the file, because the file may be a link to
+            // another file in this directory.
             let directory = directory_of(path);
             if changes.iter().any(|path| *path == directory || path.parent() == Some(&directory)) {
                 file.feed.progress.changed(now);
@@ -245,9 +247,10 @@ impl Controller {
         }
     }
 
-    /// Requests a check of each file and a watch on its directory. Both run off the loop,
-    /// because the file system may not answer. A file is read only after a check has found a
-    /// change, or because of a reload. If `watch` is off, files are read only at SIGHUP.
+    /// Requests a check of each file and a watch on its directory. Both run outside of the event
+    /// loop, because the file system may not answer. A file is read only after a check has found a
+    /// change, or because of a reload. If `watch` is off, files are read only at a reload by
+    /// SIGHUP.
     pub fn look_at_files(&mut self) {
         if !self.config.daemon.watch {
             return;
@@ -275,7 +278,7 @@ impl Controller {
         result: Result<Option<Stamp>, NoAnswer>,
         now: Instant,
     ) {
-        // A reload may have changed the source of the service's endpoints in the meantime.
+        // A reload may have changed the source of the service's endpoints since the check began.
         let Some(file) = self.sources.watched.get_mut(service).filter(|file| file.source == *source) else {
             return;
         };
@@ -301,12 +304,12 @@ impl Controller {
             self.sources.readings += 1;
             let begun = self.sources.readings;
             let seen = known;
-            // The same text may have to be read again, because it may now take effect, or because
+            // An unchanged text must be read again if its removals may take effect now, or if its
             // host names have other addresses.
             let known = known.filter(|_| !watched.remote.take_must_read());
             let purpose = ListPurpose {
                 consumers: assignments::consumers(clients.iter().copied(), service),
-                // The earlier assignments are passed so that an equal list costs nothing.
+                // With the earlier assignments, an equal list needs no new computation.
                 before: watched.feed.newest().map(|contents| contents.assignments.clone()),
                 guard: watched.guard(),
                 suspension: watched.remote.suspension,

@@ -1,8 +1,8 @@
 //! The controller's start.
 //!
-//! A start is the first reload of a controller, which has no clients yet. The start fails only if
-//! no client can be started. If some clients can be started, it succeeds, and the others are
-//! retried.
+//! A start is the first reload of a controller that has no clients yet. It fails only if no client
+//! can be started. If at least one client can be started, the start succeeds, and the controller
+//! retries the other clients.
 
 use std::time::Instant;
 
@@ -70,8 +70,8 @@ fn why_none(opened: Vec<Opened>, config: &Config) -> anyhow::Error {
         ));
     }
     let denied = |error: &anyhow::Error| crate::error::is_permission(error);
-    // If one of the errors is a missing privilege, that error stays the cause, because it decides
-    // the exit code.
+    // If one of the errors is a missing privilege, this error becomes the cause of the result,
+    // because the exit code depends on the cause.
     match faults.into_iter().find(|(_, error)| denied(error)) {
         Some((_, error)) => error.context(text),
         None => anyhow!(text),

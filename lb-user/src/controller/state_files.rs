@@ -1,11 +1,12 @@
-//! The files that a later start needs. One piece of background work stores all of them off the
-//! loop, and is retried for files that could not be stored.
+//! The files that a later start needs. One piece of background work stores all of them outside of
+//! the event loop. It is retried for files that could not be stored.
 //!
 //! The file system may be full, or may not answer. Connects do not need these files, so a failure
 //! is only logged, once. If the daemon cannot store an operator's change, the answer to the
 //! operator contains the failure.
 //!
-//! Files that could not be read at the start are read again, and not overwritten before that.
+//! Files that could not be read at the start are read again later. Until a read succeeds, they are
+//! not overwritten.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,15 +25,15 @@ use crate::backoff::Backoff;
 
 /// A file that the daemon reads at its start, and writes later. It is JSON with a `schema`.
 pub trait StoredFile: DeserializeOwned {
-    /// The largest size of a file that the daemon reads.
+    /// The largest size of a file that the daemon reads, in bytes.
     const MAX_BYTES: u64;
     /// The version of the format.
     const SCHEMA: u32;
     /// What to log if the file cannot be parsed.
     const LOST: &'static str;
-    /// What to log if the file cannot be read when the daemon starts, and what to log once it has
-    /// been read.
+    /// What to log if the file cannot be read when the daemon starts.
     const UNREAD: &'static str;
+    /// What to log when a later read has succeeded.
     const READ: &'static str;
 
     /// The path of the file, below the state directory.
@@ -46,7 +47,7 @@ pub trait StoredFile: DeserializeOwned {
         struct FileVersion {
             schema: u32,
         }
-        // The other fields depend on the version, so it is checked first.
+        // The other fields depend on the version, so the version is checked first.
         let version: FileVersion = serde_json::from_slice(text).map_err(|error| error.to_string())?;
         if version.schema != Self::SCHEMA {
             return Err(format!(
@@ -69,8 +70,8 @@ pub enum StoredRead<S> {
 }
 
 impl<S: StoredFile> StoredRead<S> {
-    /// The content of the file; `None` if there is none. If the file cannot be read, notes the
-    /// reason in `unread`: the file must not be overwritten then.
+    /// The content of the file; `None` if there is no content. If the file cannot be read, stores
+    /// the reason in `unread`, because the file must not be overwritten then.
     pub fn content(self, unread: &mut Option<String>) -> Option<S> {
         let (content, error) = match self {
             Self::Read(content) => (Some(content), None),
@@ -198,7 +199,7 @@ impl Controller {
         }
     }
 
-    /// A retry of reading stored files has ended.
+    /// Handles the end of another attempt to read stored files.
     pub fn apply_stored(&mut self, StoredState { loads, overrides, hosts }: StoredState, now: Instant) {
         self.sources.files_to_store.is_reading = false;
         if let Some(overrides) = overrides {

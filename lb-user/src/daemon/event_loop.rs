@@ -28,24 +28,26 @@ use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
 use lb_kernel::{Features, Kernel as _, Linux};
 
-/// The number of threads for blocking work off the loop. It is the sum of the limits of all
-/// kinds of work, so that no kind waits for another. There are [`MAX_THREADS`] threads for calls on
-/// files that may not answer, and one thread for each of 256 services to compute assignments. 64
-/// threads are for a wait for readers, a pass over flow records, a search for network namespaces,
-/// closing connections, opening clients, and writing pages and answers.
+/// The maximum number of threads for blocking work outside of the loop. It is the sum of the limits
+/// of all kinds of work, so that work of one kind never waits for threads of another kind:
+/// [`MAX_THREADS`] threads for calls on files that may not answer, one thread for each of 256
+/// services to compute assignments, and 64 threads for a wait for readers, a pass over flow
+/// records, a search for network namespaces, closing connections, opening clients, and writing
+/// pages and answers.
 const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 
 /// Runs the daemon until SIGTERM or SIGINT. `stamp` is the stamp of the configuration file at the
-/// time when it was read. At the end, maps, programs and links stay in the kernel.
+/// time when the file was read. After this function has returned, maps, programs and links remain
+/// in the kernel.
 ///
 /// # Errors
 /// If the daemon cannot start. Once the daemon is ready, this function does not fail.
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     crate::memory::give_back_what_is_freed();
     let runtime = runtime()?;
-    // If a thread off the loop panicked, its result would never arrive, and the loop would wait
-    // for it. So the process ends instead, and the service manager starts it again. Connects are
-    // not affected.
+    // A panic of any thread ends the process, and the service manager starts the daemon again.
+    // Without this hook, the loop would wait forever for the result of a thread that has panicked.
+    // Connects are not affected.
     let panic_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         panic_hook(panic);
@@ -57,10 +59,11 @@ pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
     result
 }
 
-/// The runtime. The event loop runs on this thread. One other thread serves the socket and the
-/// metrics port, and blocking work runs on further threads.
+/// The runtime. The event loop runs on the calling thread. One other thread serves the socket and
+/// the metrics port, and blocking work runs on further threads.
 ///
-/// # Errors If the kernel refuses a descriptor or a thread. A panic of tokio becomes an error.
+/// # Errors
+/// If the kernel refuses a descriptor or a thread. A panic of tokio becomes an error.
 fn runtime() -> Result<Runtime> {
     let build = || {
         tokio::runtime::Builder::new_multi_thread()
@@ -215,16 +218,16 @@ impl Shell {
     }
 }
 
-/// The shortest time between two turns in which the loop applies results of probes and reports. The
-/// holder of a backend's key can make the backend's reports change all the time. With this pause,
-/// such changes cannot use all of the loop's time. Connects avoid a lame duck even before the loop
-/// has applied its report.
+/// The shortest time between two turns in which the loop applies results of probes and reports.
+/// Without this pause, a process with a backend's key could use all of the loop's time by
+/// continuous changes of the backend's reports. Connects avoid a lame duck even before the loop has
+/// applied the backend's report.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The shortest time between two turns in which the loop handles answers of servers.
 const ANSWER_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Waits until there is news and `interval` has passed since the last news.
+/// Waits until `interval` has passed since `last` and `news` is notified.
 async fn notified(news: &Notify, last: Option<Instant>, interval: Duration) {
     if let Some(last) = last {
         tokio::time::sleep_until((last + interval).into()).await;

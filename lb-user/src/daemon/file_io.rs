@@ -1,9 +1,10 @@
-//! System calls on files whose file system may not answer, on threads off the loop.
+//! Runs system calls on files on separate threads, because the file system of a file may not
+//! answer.
 //!
-//! If an NFS or FUSE server is gone, a system call on its files, even stat(2), may block its thread
-//! for an unlimited time, and nothing can release the thread. So there is at most one thread per
-//! file, and [`MAX_THREADS`] in all. A caller stops waiting after a while, and other files are not
-//! delayed.
+//! If an NFS or FUSE server does not answer, a system call on its files, even stat(2), may block
+//! the calling thread for an unlimited time, and the daemon cannot end this thread. Therefore the
+//! number of threads is at most one per file, and [`MAX_THREADS`] in all. A caller stops waiting
+//! after a time limit, and calls on other files are not delayed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ impl FileIo {
     }
 
     /// Runs `work` on a file that may not answer, and waits at most `patience` for it. Work that
-    /// takes longer continues, and no other work on the file begins until it ends.
+    /// takes longer continues, and until it ends, no other work on the file begins.
     ///
     /// # Errors
     /// If the work takes longer than `patience`.
@@ -111,7 +112,7 @@ mod tests {
             held.spawn(async move {
                 let file = PathBuf::from(format!("/hung/{number}"));
                 io.run(&file, Duration::from_secs(60), move || {
-                    // A thread that finds the lock taken waits like the others.
+                    // One thread waits in `recv`, the others wait for the lock.
                     query.lock().unwrap().recv().is_ok()
                 })
                 .await

@@ -19,8 +19,8 @@ pub trait Files: Send + Sync {
     /// The stamp of the file at a path; `None` if there is no file.
     fn stamp(&self, path: &Path) -> Option<Stamp>;
 
-    /// The version of the file at a path. Also opens the file, because some file systems answer
-    /// stat(2) from a cache even while they hang.
+    /// The version of the file at a path. Also opens the file, because some network file systems
+    /// answer stat(2) from a cache even while their server does not answer.
     fn version(&self, path: &Path) -> Version<Stamp>;
 
     /// Reads an endpoint file.
@@ -36,7 +36,7 @@ pub trait Files: Send + Sync {
     fn read_stored(&self, path: &Path, most: u64) -> Result<Vec<u8>, SourceError>;
 
     /// # Errors
-    /// If the file cannot be renamed. It then stays where it is.
+    /// If the file cannot be renamed. Its path is then unchanged.
     fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError>;
 
     /// Removes a file that was stored, if it exists.
@@ -49,8 +49,8 @@ pub trait Files: Send + Sync {
     /// See [`last_good::save`].
     fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError>;
 
-    /// Renames a new file over a file that other programs read, unless its content is equal. `name`
-    /// is the path below the directory.
+    /// Replaces a file that other programs read: writes a new file and renames it over the old one,
+    /// unless the old content equals `text`. `name` is the file's path below `directory`.
     ///
     /// # Errors
     /// See [`StateDirectory::write`].
@@ -99,8 +99,9 @@ impl Files for HostFiles {
 
     fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
         let published = StateDirectory::public(directory);
-        // Envoy reads a file again whenever it is replaced, so a file that already has this content
-        // is not replaced. A longer file has other content.
+        // Envoy reads a file again whenever the file is replaced, so a file that already has this
+        // content is not replaced. The read fails if the file is longer than `text`; then its
+        // content differs.
         if published.read(name, text.len() as u64).is_ok_and(|before| before.as_deref() == Some(text)) {
             return Ok(());
         }
@@ -134,7 +135,7 @@ pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResult
         Some(endpoints) => {
             disk.publish(&file.directory, &file.name(), &envoy::render(&file.service, &endpoints))
         }
-        // An operator may have replaced the file.
+        // If an operator has replaced the file by another one, the file remains.
         None => match disk.read(&file.directory.join(file.name())) {
             Ok(text) if !envoy::is_ours(&file.service, &text) => Ok(()),
             _ => disk.withdraw(&file.directory, &file.name()),

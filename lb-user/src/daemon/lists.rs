@@ -1,6 +1,6 @@
-//! Reads endpoint lists off the loop, from files and from the answers of servers. Files that do not
-//! answer delay no other file, however many there are. Only a few texts are in memory at the same
-//! time.
+//! Reads endpoint lists outside of the event loop, from files and from the answers of servers. A
+//! file that does not answer delays no other file. At most `TEXTS` texts of files are in memory at
+//! the same time.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -40,7 +40,8 @@ impl ListReader {
         Self { io: FileIo::new(), files, servers, texts, parsing: Arc::default() }
     }
 
-    /// Reads the list unless its version is still `known`, and completes its assignments.
+    /// Reads the list and completes its assignments, unless the version of the list is still
+    /// `known`.
     pub async fn read(
         &self,
         service: String,
@@ -70,9 +71,9 @@ impl ListReader {
         Event::Read { service, source, begun, version, result }
     }
 
-    /// Reads the list for a start or a reload. If it cannot be used, reads the stored last good
-    /// list instead, if there is one and `wants_last_good` is set. Waits at most `patience` for
-    /// each of the two.
+    /// Reads the list for a start or a reload. If the list cannot be used and `wants_last_good` is
+    /// set, reads the stored last good list instead, if it exists. Waits at most `patience` for
+    /// each of the two lists.
     pub async fn read_first(
         &self,
         source: &ListSource,
@@ -80,11 +81,13 @@ impl ListReader {
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
-        // A server's answer is also compared with the list of the earlier run.
+        // At a start, the new list is compared with the stored list of the earlier run, so that the
+        // removal of most endpoints is deferred.
         let is_compared = wants_last_good && source.rules().is_none_or(|rules| rules.limits_shrink);
         let (version, mut result) = match source.file() {
             Some(path) => {
-                // The file may have been edited, so no removal is deferred.
+                // Removals in a file are not deferred, because an operator may have edited the
+                // file.
                 purpose.guard = None;
                 match self.version(path, patience).await {
                     Ok(version) => (version, self.list(source, path, purpose.clone(), patience).await),
@@ -108,7 +111,7 @@ impl ListReader {
             && !contents.hosts.is_empty()
             && let Some(guard) = self.stored_guard(source, &purpose, patience).await
         {
-            // If no removal is deferred, the assignments are already computed.
+            // The second reading reuses these assignments if it defers no removal.
             purpose.before = Some(contents.assignments.clone());
             purpose.guard = Some(guard);
             result = match source.file() {
@@ -123,7 +126,7 @@ impl ListReader {
         FirstRead { version, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
     }
 
-    /// The stored list as the base of a comparison, which needs no assignments.
+    /// The stored list as the base of a comparison. The comparison needs no assignments.
     async fn stored_guard(
         &self,
         source: &ListSource,
@@ -135,9 +138,9 @@ impl ListReader {
         Some(Guard { base: stored.assignments.shared_list(), accepted: None })
     }
 
-    /// If a list has host names without an answer, even if an earlier run has stored their
-    /// addresses, waits for their answers, at most `patience`. Returns whether the list must then
-    /// be read again.
+    /// Waits, for at most `patience`, until DNS has answered for all host names of the list;
+    /// addresses that an earlier run stored are no answer. Returns whether there was a name without
+    /// an answer, so that the list must be read again.
     async fn has_waited(
         &self,
         read: &Result<Contents, SourceError>,
@@ -156,8 +159,8 @@ impl ListReader {
         };
         let mut table = self.servers.resolve(hosts.clone(), dns);
         let is_answered = |table: &Arc<HostTable>| hosts.iter().all(|host| table.is_answered(host));
-        // If time is short, the next reading uses stored addresses, and reports the names that have
-        // none.
+        // If the wait times out, the next reading uses stored addresses, and reports the names
+        // without stored addresses.
         let _ = tokio::time::timeout(patience, table.wait_for(is_answered)).await;
         true
     }
@@ -239,7 +242,8 @@ impl ListReader {
         let permit = self.texts.clone().acquire_owned().await.expect("the semaphore is never closed");
         let (files, file, is_stored) = (Arc::clone(&self.files), path.to_owned(), path == source.last_good);
         let read = move || if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) };
-        // If the file does not answer in time, this returns, and so releases the permit.
+        // If the file does not answer in time, this function returns here, which releases the
+        // permit.
         let text = self.io.run(path, patience, read).await??;
         let (source, path, hosts) = (source.clone(), path.to_owned(), self.servers.host_table());
         let parse = move |purpose: &ListPurpose| {
@@ -255,7 +259,7 @@ impl ListReader {
         self.parsed(purpose, parse).await
     }
 
-    /// Parses a text on a thread of its own, and completes the assignments of its list.
+    /// Parses a text on a separate thread, and completes the assignments of its list.
     async fn parsed(
         &self,
         purpose: ListPurpose,

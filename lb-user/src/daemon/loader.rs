@@ -1,8 +1,8 @@
-//! Reads a configuration and all its files, and opens its clients. This runs beside the loop, which
-//! then applies everything in one turn.
+//! Reads a configuration and all files that it names, and opens its clients. This runs outside of
+//! the event loop, which then applies all results in one turn.
 //!
-//! If a file does not answer, the loader stops waiting for it after a while. The loader reports a
-//! file that cannot be used; the file's earlier content stays in force.
+//! The loader waits only a limited time for each file. If a file cannot be used, the loader reports
+//! this, and the file's earlier content stays in force.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -62,8 +62,9 @@ impl Loader {
                 Vec::new()
             },
         };
-        // A configuration that equals the running one is not applied, and does not open clients
-        // whose pins an operator has removed.
+        // A configuration that equals the running one is applied only at a start or on request.
+        // After a mere change of the file's stamp, clients whose pins an operator has removed are
+        // not opened.
         if let Ok(config) = &loaded.config
             && (is_wanted || *config != running)
         {
@@ -128,7 +129,7 @@ impl Loader {
     }
 }
 
-/// Reads a file that a configuration names, and computes the assignments of its list.
+/// Reads the list of one service, and computes its assignments.
 async fn read(
     lists: ListReader,
     service: String,

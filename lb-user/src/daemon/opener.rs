@@ -41,8 +41,8 @@ impl ClientOpener {
         let others = lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
         match self.open_here(client) {
             Ok(client_task) => Ok((client_task, others)),
-            // This error is not wrapped in `ClientTaskError`, because the remedy depends on the
-            // kind of the error, which is searched for among the causes.
+            // This error is not wrapped in `ClientTaskError`, because the code that selects the
+            // remedy searches the chain of causes for a [`DatapathError`].
             Err(ClientTaskError::Datapath(error)) => Err(error.into()),
             Err(error) => Err(error.into()),
         }
@@ -52,7 +52,7 @@ impl ClientOpener {
         let kernel = &*self.environment.kernel;
         let path = kernel.mount()?.join(&client.cgroup);
         // A path that can never be a cgroup is an error now. If the path does not exist yet, the
-        // client waits for it.
+        // client waits until the cgroup is created.
         match kernel.cgroup(&path) {
             Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
             Err(error) => return Err(error.into()),
@@ -92,7 +92,7 @@ impl ClientOpener {
                 Ok(()) => {
                     client_task.after_wait();
                     // Slots are freed before lists are delivered, because lists may need the slots
-                    // of backends whose last flow has ended in the meantime.
+                    // of backends that no longer have flows.
                     client_task.free_idle(self.now);
                 }
                 Err(error) => *result = Err(anyhow!(error.clone())),
@@ -103,7 +103,7 @@ impl ClientOpener {
 }
 
 /// Calls `of` for each item, on at most `threads` threads including this one. If the kernel refuses
-/// to start a thread, for example at a limit of tasks, the existing threads do its work. The
+/// to start a thread, for example at a limit of tasks, the existing threads do all the work. The
 /// results are in the order of the items.
 fn on_threads<T: Sync, R: Send>(
     threads: usize,

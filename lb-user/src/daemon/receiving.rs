@@ -1,7 +1,7 @@
 //! The reception of reports by the kernel, on the network interfaces that the configuration names.
-//! Connects then take new reports into account even while the daemon does not run, because attached
-//! programs outlive the daemon. On other interfaces only the daemon's socket receives reports, by
-//! the same rules.
+//! On these interfaces, new reports affect connects even while the daemon does not run, because
+//! attached programs outlive the daemon. On other interfaces, only the daemon's socket receives
+//! reports, by the same rules.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::error::chain;
 pub struct Receiving {
     follower: Option<Follower<ReceiverWork>>,
     wanted: Option<ReceiveAt>,
-    /// Why there is no thread, if it could not be started.
+    /// Why the thread could not be started.
     error: Option<String>,
 }
 
@@ -92,7 +92,8 @@ fn is_same(one: &ReceiveAt, other: &ReceiveAt) -> bool {
             == (other.address, &other.place, other.passes_unbelieved)
 }
 
-/// The work of the thread that watches interfaces, for reports.
+/// The work of the thread that watches interfaces: it attaches and detaches the program that
+/// receives reports.
 struct ReceiverWork {
     pins: PathBuf,
     features: Features,
@@ -170,7 +171,7 @@ impl ReceiverWork {
         Self { pins: pins.to_owned(), features, program: None }
     }
 
-    /// Loads the program for this port, unless it is loaded.
+    /// Loads the program for the port of `wanted`, unless it is loaded already.
     fn load(&mut self, wanted: &ReceiveAt) -> Result<&Receiver, DatapathError> {
         let port = wanted.address.port();
         let loaded = match self.program.take().filter(|(of, _)| *of == port) {
@@ -181,7 +182,7 @@ impl ReceiverWork {
     }
 }
 
-/// Publishes to the program the addresses at which the daemon listens.
+/// Writes the addresses at which the daemon listens into the map that the program reads.
 fn listen(wanted: &ReceiveAt, all: &[Interface]) -> Result<(), String> {
     let addresses = addresses_of(wanted.address.ip(), &wanted.place.interfaces, all);
     let listener = Listener { passes_unbelieved: wanted.passes_unbelieved.into() };

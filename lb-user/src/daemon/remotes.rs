@@ -1,4 +1,4 @@
-//! The servers that send lists: one provider for each list, however many services use it.
+//! The servers that send lists: one provider for each list, even if several services use the list.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +20,12 @@ pub trait Servers: Send + Sync {
     /// The known addresses of host names.
     fn host_table(&self) -> Arc<HostTable>;
 
-    /// Resolves these host names as well, and returns the results.
+    /// Resolves these host names in addition to all earlier ones, and returns the table of all
+    /// results.
     fn resolve(&self, hosts: BTreeSet<HostName>, settings: &DnsSettings) -> watch::Receiver<Arc<HostTable>>;
 
-    /// Also resolves the names in this table. A name has its addresses in the table until it
-    /// resolves.
+    /// Also resolves the names in `stored`. Until a name is resolved, its stored addresses are
+    /// used.
     fn adopt(&self, stored: StoredAddresses, settings: &DnsSettings);
 }
 
@@ -37,7 +38,7 @@ pub async fn first(mut answers: watch::Receiver<Latest>, patience: Duration) -> 
     }
 }
 
-/// Cheap to clone. Services that want the same list share it.
+/// Cheap to clone. Services with the same list share one provider.
 #[derive(Clone)]
 pub struct Remotes {
     running: Arc<Mutex<Vec<Running>>>,

@@ -1,7 +1,7 @@
 //! The start and the end of the daemon.
 //!
-//! The daemon starts only if the host has what socklb needs. When it ends, it first releases
-//! everything that a successor needs, before it waits for anything.
+//! The daemon starts only if the host has the features that socklb requires. When the daemon ends,
+//! it first releases everything that a successor needs, and only then waits for its own threads.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,7 @@ use crate::metrics;
 /// kernel, cgroup2, bpffs.
 ///
 /// # Errors
-/// If socklb cannot run on this host, or not as this user.
+/// If socklb cannot run on this host or as this user.
 pub fn check_host(config: &Config) -> Result<Features> {
     if let Some(warning) = lb_kernel::namespace_warning() {
         warn!("{warning}");
@@ -46,8 +46,7 @@ pub fn check_host(config: &Config) -> Result<Features> {
 pub struct Listeners {
     path: PathBuf,
     queries: mpsc::Sender<ControllerQuery>,
-    /// The group whose members may send commands that change state, besides root and the daemon's
-    /// user.
+    /// Members of this group may send commands that change state, like root and the daemon's user.
     admins: Option<u32>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
     /// The configuration of the metrics port, with the host names that requests to the port may
@@ -122,8 +121,8 @@ fn group_number(name: &str) -> Result<u32> {
 }
 
 /// Ends the daemon. Within seconds, even if a file system hangs, this closes the sockets, releases
-/// the locks of all clients, and notifies the service manager, so that a successor can start. A
-/// thread in a file system that does not answer may prevent the process from ending for longer.
+/// the locks of all clients, and notifies the service manager, so that a successor can start. The
+/// process itself may end later, if a thread is blocked by a file system that does not answer.
 pub async fn stop(
     controller: Controller,
     stopping: &AtomicBool,
@@ -132,8 +131,8 @@ pub async fn stop(
     events: mpsc::Sender<Event>,
     mut inbox: mpsc::Receiver<Event>,
 ) {
-    /// How long to wait for clients that are being opened. Each holds its lock for tens of
-    /// milliseconds.
+    /// How long to wait for clients that are being opened. To open a client takes tens of
+    /// milliseconds, and the client's lock is held during this time.
     const PATIENCE: Duration = Duration::from_secs(1);
     stopping.store(true, Ordering::Relaxed);
     notifier.stopping();

@@ -18,7 +18,7 @@ pub struct Watches(Arc<Mutex<WatchState>>);
 struct WatchState {
     /// `None` if an inotify instance could not be created.
     watcher: Option<Watcher>,
-    /// The directories that cannot be watched, if this was already logged.
+    /// The paths that cannot be watched and for which this was already logged.
     unwatched: BTreeSet<PathBuf>,
 }
 
@@ -57,12 +57,13 @@ impl Watches {
     }
 
     /// Watches for cgroups to appear, and removes the watches that are no longer needed. Watches on
-    /// `directories`, the directories of files, stay. Other calls add those watches, when the files
-    /// are checked.
+    /// `directories`, the directories of files, remain. [`Self::add`] adds these watches when the
+    /// files are checked.
     pub fn watch(&self, cgroups: &[PathBuf], mut directories: BTreeSet<PathBuf>) {
         let Some(watcher) = self.watcher() else { return };
         let mut failed = BTreeMap::new();
-        // Most cgroups have a common parent, so it is enough to search once for each parent.
+        // The nearest existing directory above a cgroup depends only on the cgroup's parent, so one
+        // search for each parent is enough.
         let one_of_each: BTreeMap<_, _> = cgroups.iter().map(|path| (path.parent(), path)).collect();
         for path in one_of_each.into_values() {
             match watcher.add_nearest(path) {
@@ -76,8 +77,8 @@ impl Watches {
         for (path, error) in failed {
             self.report(&path, &error);
         }
-        // Runs off the loop, because a file system that does not answer may delay the removal of
-        // a watch.
+        // Runs on another thread, because a file system that does not answer may delay the removal
+        // of a watch.
         tokio::task::spawn_blocking(move || watcher.retain_only(&directories));
     }
 

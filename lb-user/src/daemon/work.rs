@@ -1,4 +1,4 @@
-//! Work that takes long and therefore runs off the loop. Each result becomes an event.
+//! Work that takes long and therefore runs outside of the event loop. Each result becomes an event.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,8 @@ use crate::source::{MAX_BYTES, NoAnswer, Stamp, directory_of};
 /// The longest wait until files are stored. Files are written and synchronized one by one.
 const TO_STORE: Duration = Duration::from_secs(10);
 
-/// A process counts as the client's if it has begun a flow within this time.
+/// The search for a client's network namespace uses processes that have started a flow within this
+/// time.
 const RECENT: Duration = Duration::from_mins(1);
 
 /// Cheap to clone.
@@ -58,8 +59,8 @@ impl Worker {
         Self { lists, watches, file, reread, state, kernel, knows_mptcp }
     }
 
-    /// Does the work. Calls that may block run on threads of their own. If a file does not answer,
-    /// the part of the work that needs the file ends with an error after a while.
+    /// Does the work. Calls that may block run on separate threads. If a file does not answer
+    /// within a time limit, the part of the work that needs the file ends with an error.
     pub async fn carry_out(self, work: BackgroundWork) -> Event {
         match work {
             BackgroundWork::Look { service, source, path } => {
@@ -129,8 +130,8 @@ impl Worker {
         let (file, watches) = (path.to_owned(), self.watches.clone());
         let files = Arc::clone(&self.lists.files);
         let look = move || {
-            // The watch comes first, so that it reports any change that happens after the stamp was
-            // read.
+            // The watch is added first, so that it reports any change that happens after the stamp
+            // was read.
             watches.add(&directory_of(&file));
             files.stamp(&file)
         };
@@ -145,8 +146,8 @@ impl Worker {
         stored.unwrap_or_else(|no_answer| StoreFailures { left: all, error: Some(no_answer.to_string()) })
     }
 
-    /// Writes one directory at a time, so that a directory that does not answer delays others by at
-    /// most [`TO_STORE`].
+    /// Writes the files of one directory at a time. A directory that does not answer delays the
+    /// other directories by at most [`TO_STORE`].
     async fn write_envoy_files(&self, changes: EnvoyChanges) -> EnvoyResults {
         let mut by_directory: BTreeMap<PathBuf, EnvoyChanges> = BTreeMap::new();
         for (file, endpoints) in changes {
@@ -166,8 +167,8 @@ impl Worker {
     }
 }
 
-/// Reads files that an earlier daemon stored. Lists that are read later use the addresses of host
-/// names.
+/// Reads files that an earlier daemon stored. Lists that are read later use the stored addresses of
+/// host names.
 pub async fn read_stored(
     lists: &ListReader,
     state: &Path,
@@ -196,8 +197,8 @@ async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Pa
         .unwrap_or_else(|no_answer| StoredRead::Unread(no_answer.to_string()))
 }
 
-/// Reads the places of the files that an earlier daemon wrote for Envoy. If they cannot be read,
-/// none of the files is removed.
+/// Reads the names and directories of the files that an earlier daemon wrote for Envoy. If this
+/// record cannot be read, the result is empty, and none of the files is removed.
 pub async fn read_envoy_places(lists: &ListReader, state: &Path) -> Vec<EnvoyFile> {
     let path = envoy_places_path(state);
     let (disk, file) = (Arc::clone(&lists.files), path.clone());
@@ -206,7 +207,7 @@ pub async fn read_envoy_places(lists: &ListReader, state: &Path) -> Vec<EnvoyFil
     text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
-/// Runs, on a thread of its own, work that may block.
+/// Runs `work`, which may block, on a separate thread.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     spawn_blocking(work).await.expect("a panic ends the process")
 }

@@ -1,5 +1,5 @@
-//! A UDP socket that receives and sends many datagrams per system call. With one call for each of
-//! thousands of datagrams per second, the calls would use a whole core.
+//! A UDP socket that receives and sends many datagrams per system call. At thousands of datagrams
+//! per second, one call per datagram would use a whole core.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
@@ -12,12 +12,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 /// The maximum number of datagrams per system call.
 pub const BATCH: usize = 64;
 
-/// The number of bytes that are read of a datagram: one more than a valid datagram has, so that a
-/// longer one is detected.
+/// The size of the buffer for one received datagram: one byte more than a valid datagram, so that a
+/// datagram that is too long is detected.
 const ROOM: usize = BYTES + 1;
 
-/// The size of the socket's receive buffer: room for about 10,000 datagrams as the kernel counts
-/// them.
+/// The size of the socket's receive buffer in bytes: room for about 10,000 datagrams, including the
+/// kernel's overhead for each.
 const BUFFER: usize = 8 << 20;
 
 #[derive(Debug)]
@@ -63,11 +63,11 @@ impl ReportSocket {
         self.socket.local_addr()
     }
 
-    /// Receives datagrams that have arrived, without waiting, at most as many as `received` has
-    /// room for. Returns their number.
+    /// Receives at most [`BATCH`] datagrams that have arrived, without waiting. Returns their
+    /// number.
     ///
     /// # Errors
-    /// If the kernel refuses. If no datagram has arrived, this is not an error.
+    /// If the system call fails. If no datagram has arrived, the result is `Ok(0)`.
     pub fn receive(&self, received: &mut ReceivedBatch) -> io::Result<usize> {
         let mut parts = received
             .bytes
@@ -87,8 +87,8 @@ impl ReportSocket {
         };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
-            // This may be the error of a datagram that this socket sent earlier. It does not
-            // concern the received datagrams.
+            // The kernel may report here that a datagram which this socket sent earlier has failed.
+            // Such an error does not concern the datagrams to receive.
             let is_nothing = matches!(
                 error.raw_os_error(),
                 Some(
@@ -103,8 +103,8 @@ impl ReportSocket {
         Ok(count)
     }
 
-    /// Sends datagrams without waiting. Returns how many were sent. The others need no retry,
-    /// because the next poll of their agents replaces them.
+    /// Sends datagrams without waiting. Returns the number of sent datagrams. A datagram that could
+    /// not be sent needs no retry, because the next poll of the agent replaces it.
     pub fn send(&self, datagrams: &[(SocketAddr, [u8; BYTES])]) -> usize {
         datagrams.chunks(BATCH).map(|batch| self.send_batch(batch)).sum()
     }
@@ -135,7 +135,7 @@ impl ReportSocket {
                     at += count;
                 }
                 // The first datagram cannot be sent: there is no route to its destination, or no
-                // room in the socket.
+                // room in the socket's send buffer.
                 _ => at += 1,
             }
         }
@@ -150,7 +150,8 @@ impl AsFd for ReportSocket {
 }
 
 impl ReceivedBatch {
-    /// The bytes of the datagram at this index. If it was too long, only its beginning is there.
+    /// The bytes of the datagram at this index. If the datagram was too long, only its first
+    /// [`BYTES`] + 1 bytes.
     pub fn get(&self, at: usize) -> &[u8] {
         &self.bytes[at][..self.lengths[at].min(ROOM)]
     }
@@ -169,9 +170,9 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     // If the host's limit is lower, the kernel sets the largest size that the limit allows.
     let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
     let _ = sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER);
-    // These datagrams are so small that no path has to fragment them. A packet that may be
-    // fragmented needs an id from a counter that all processors share, which takes a twentieth of
-    // the cost of sending. If the kernel refuses the option, sending includes this cost.
+    // These datagrams are so small that no path has to fragment them. An IPv4 packet that may be
+    // fragmented needs an id from a counter that all processors share; the counter takes about 5 %
+    // of the time of a send. If the kernel rejects the option, a send takes this time as well.
     let _ = sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO);
     rustix::net::bind(&socket, &address)?;
     Ok(UdpSocket::from(socket))

@@ -1,21 +1,23 @@
-//! Limits how often the reports thread takes a turn. A turn, with its system calls and its wait,
-//! costs more than a datagram. If thousands of datagrams are exchanged per second, one turn handles
-//! many of them together. If only a few are, no datagram has to wait.
+//! Limits how often the reports thread takes a turn, in which it polls agents and handles
+//! datagrams. The system calls of a turn take more time than one datagram. At thousands of
+//! datagrams per second, one turn handles many datagrams together; at low rates, turns are not
+//! delayed.
 
 use std::time::Duration;
 
-/// The time between turns if many datagrams arrive. So the storing of a change is delayed by at
-/// most this time. It is less than half of the time after which an agent repeats a change.
+/// The time between turns if many datagrams arrive, and therefore the longest delay before a
+/// reported change is stored. It is less than half of the time after which an agent repeats the
+/// report of a change.
 pub const APART: Duration = Duration::from_millis(4);
 
-/// The number of turns that may follow each other without a pause. About 250 backends that are
-/// polled every two seconds never use all of them.
+/// The number of turns that may follow each other without a pause. With about 250 backends that are
+/// polled every two seconds, the thread never pauses.
 const AT_ONCE: u32 = 16;
 
 /// A token bucket of turns, by CLOCK_MONOTONIC.
 #[derive(Debug)]
 pub struct TokenBucket {
-    /// The turns that may be taken without a pause, in units of time.
+    /// The number of turns that may be taken without a pause, times [`APART`].
     saved: Duration,
     at: Duration,
 }
@@ -26,7 +28,7 @@ impl TokenBucket {
         Self { saved: APART * AT_ONCE, at: now }
     }
 
-    /// Takes a turn. Returns the time to wait before it begins.
+    /// Takes a turn from the bucket. Returns the time to wait before the turn begins.
     pub fn turn(&mut self, now: Duration) -> Duration {
         self.saved = (self.saved + now.saturating_sub(self.at)).min(APART * AT_ONCE);
         let rest = APART.saturating_sub(self.saved);
@@ -59,7 +61,7 @@ mod tests {
         let mut pace = TokenBucket::new(Duration::ZERO);
         let (mut now, mut turns) = (Duration::ZERO, 0);
         while now < MS * 1_000 {
-            // A woken thread always finds work at once.
+            // Work for the next turn is present 10 µs after each turn has begun.
             now += pace.turn(now) + MS / 100;
             turns += 1;
         }
