@@ -9,7 +9,7 @@ use lb_view::text::{changes_in_a_line, names};
 use crate::configured::endpoint_keys;
 
 /// The maximum number of names of each kind in one log line. `socklb check --against-running` lists
-/// all.
+/// all names.
 const MOST: usize = 8;
 
 pub fn changes(before: &Configured, after: &Configured) -> String {

@@ -4,12 +4,15 @@
 //! Facts change the plan; [`ClientTask::settle`] makes the maps match the plan. A client task reads
 //! no clock and starts no thread.
 //!
-//! In reading order: the plan and the maps (this file), the steps to the plan (`settling`), the
-//! cgroup (`attachment`), the network namespace (`namespace`), the verdicts of the programs on
-//! backends (`health`), guesses from probes (`guesses`), the counters (`counts`), weights that
-//! change although the lists do not (`control`), errors that count as load (`errors`), subsets
-//! whose size follows load (`size`), the overrides of operators (`overrides`), and lost backends
-//! whose connections are closed (`loss`).
+//! In reading order:
+//! - the plan and the maps (this file), and the steps to the plan (`settling`);
+//! - the cgroup (`attachment`), and the network namespace (`namespace`);
+//! - the verdicts of the programs on backends (`health`), guesses from probes (`guesses`), and the
+//!   counters (`counts`);
+//! - weights that change although the lists do not (`control`), errors that count as load
+//!   (`errors`), and subsets with a size that follows load (`size`);
+//! - the overrides of operators (`overrides`), the connections to close of lost backends (`loss`),
+//!   and the idle connections to close for pools (`rebalance`).
 
 mod settling;
 
@@ -77,7 +80,7 @@ pub struct ClientTask {
     pub pins: Pins,
     /// Whether an operator has removed the directory of the pins, and thereby the client.
     is_unpinned: bool,
-    /// The full path of its cgroup.
+    /// The full path of the client's cgroup.
     path: PathBuf,
     /// The cgroup that the programs are attached to; `None` while there is no cgroup at the
     /// client's path.
@@ -85,7 +88,7 @@ pub struct ClientTask {
     /// The network namespace of the client's processes; `None` until it is known.
     namespace: Option<ClientNamespace>,
     search: namespace::Searches,
-    /// What the flow records show about the client's processes.
+    /// The client's processes according to the flow records.
     recorded: RecordedProcesses,
     /// Why the programs are not attached, if the kernel refused to attach them.
     attach_error: Option<String>,
@@ -115,15 +118,15 @@ pub struct ClientTask {
     /// For each unused slot, the progress of the grace period after which the slot can be freed.
     grace_periods: GracePeriods,
     window: Window,
-    /// The health of backends as the log last showed it.
+    /// The health of backends that was logged last.
     logged: health::LoggedHealth,
     /// Whether the client had no pins when this client task was opened.
     pub is_new: bool,
-    /// The latest time until which attaching waits for the first results of probes; `None` if it
-    /// does not wait.
+    /// The time at which the first look ends at the latest, so that the client is attached; `None`
+    /// if no first look is under way.
     pub first_look: Option<Instant>,
     /// The version of the probe results that were applied last; `None` if the current results must
-    /// be applied whatever their version.
+    /// be applied in any case.
     pub applied_probes: Option<(u64, u64)>,
     /// For services with too few available backends: the data that shows whether they still serve.
     serving: BTreeMap<ServiceIndex, health::Serving>,
@@ -138,8 +141,8 @@ pub struct ClientTask {
     has_failed: bool,
     /// For each service, by name: why the daemon refused the service's list in the configuration.
     pub(super) refused_static: BTreeMap<String, String>,
-    /// For each service, by position: the control that changes its weights, and its name. Empty
-    /// until the controls are created.
+    /// For each service, by position: the service's name, and the control that changes the
+    /// service's weights. Empty until the controls are created.
     controls: Vec<Option<(String, control::Controlled)>>,
     errors_seen: errors::ErrorLook,
     /// For each backend that reports errors: how many of these errors are still to be added to the
@@ -151,9 +154,9 @@ pub struct ClientTask {
     override_grace: overrides::OverrideGrace,
     /// How many connections were closed since the daemon started, by service and cause.
     pub closed: BTreeMap<(String, CloseCause), u64>,
-    /// The missing backends of each service with `on_backend_loss`, by its name.
+    /// The missing backends of each service with `on_backend_loss`, by the service's name.
     missing: BTreeMap<String, MissingBackends>,
-    /// The decisions of each service with `rebalance`, by its name.
+    /// The state of `rebalance` for each service with this key, by the service's name.
     rebalances: BTreeMap<String, Rebalance>,
 }
 

@@ -29,7 +29,7 @@ pub struct Clients {
     /// The clients that could not be started, or could not apply a new configuration, each with the
     /// reason. They are retried regularly.
     pub unstarted: Vec<(ClientConfig, String)>,
-    /// Whether clients are being opened off the loop.
+    /// Whether clients are being opened outside of the event loop.
     pub opening: bool,
     /// Clients that are leaving.
     pub leaving: Vec<Leaving>,
@@ -39,7 +39,7 @@ pub struct Clients {
     pub waiting_for_readers: bool,
     /// Whether a search for network namespaces is under way.
     pub is_searching: bool,
-    /// Why the last wait for readers failed; `None` if it did not.
+    /// Why the last wait for readers failed; `None` if it succeeded.
     pub readers_error: Option<String>,
 }
 
@@ -55,10 +55,10 @@ impl Clients {
 }
 
 impl Controller {
-    /// Adds a client that was opened. It replaces a running client of the same name, whose pins
-    /// were removed.
+    /// Adds a client that was opened. If a client of the same name runs, its pins were removed, and
+    /// the new client replaces it.
     pub fn take_in(&mut self, mut client_task: ClientTask, others: Vec<Leaving>, now: Instant) {
-        // This is the first sample, with which the counts of the last minute are compared.
+        // This first sample is the base from which the counts of the last minute are computed.
         if let Err((error, _)) = client_task.sample(now) {
             warn!(client = %client_task.client.name, error = %crate::error::chain(&error), "cannot read the programs' counters; retrying");
         }
@@ -76,13 +76,13 @@ impl Controller {
         self.make_controls(&name, now);
     }
 
-    /// The clients that need not be opened. Clients whose pins an operator has removed are not
-    /// among them, so they are opened again.
+    /// The names of the running clients, which need not be opened. If an operator has removed a
+    /// client's pins, the client is not included, so that it is opened again.
     pub fn there(&mut self) -> BTreeSet<String> {
         let mut there = BTreeSet::new();
         for client_task in &mut self.clients.tasks {
             let was_unpinned = client_task.is_unpinned();
-            // If the pins cannot be checked, the client counts as running.
+            // If the pins cannot be checked, they are assumed to exist.
             if client_task.look_for_pins().unwrap_or(true) {
                 there.insert(client_task.client.name.clone());
             } else if !was_unpinned {
@@ -153,8 +153,8 @@ impl Controller {
 
     /// Stops flows from beginning in cgroups that clients have left, and detaches from such a
     /// cgroup once its flows have ended. Call this after all clients are attached to their new
-    /// cgroups: if two clients swap cgroups, each must be attached to its new cgroup before the
-    /// other leaves it.
+    /// cgroups: if two clients swap cgroups, the old client of a cgroup must not leave the cgroup
+    /// before the new client is attached to it.
     pub fn leave_other_cgroups(&mut self, now: Instant) {
         let unable_to_leave: BTreeSet<String> =
             self.unable_to_leave().into_iter().map(|CannotLeave { client, .. }| client).collect();

@@ -1,11 +1,14 @@
-//! The files that Envoy reads: which of them differ from what was written last, and when they are
-//! written again. [`crate::envoy`] makes their content.
+//! Decides which of the files that Envoy reads must be written, and when. [`crate::envoy`] renders
+//! their content.
 //!
-//! Files are compared at each tick and written off the loop, so each is written at most once per
-//! second, and only if it has changed. If a file cannot be written, the controller reports a fault
-//! and retries after a growing pause; nothing else depends on these files. When the daemon stops,
-//! the files stay: Envoy continues to use the last backends. The controller stores the files'
-//! paths, so that a later daemon can remove files that its configuration no longer needs.
+//! At each tick, the controller compares the wanted content of each file with the content that was
+//! written last. So a file is written at most once per second, and only if its content has changed.
+//! Files are written outside of the event loop. If a file cannot be written, the controller reports
+//! a fault and retries after a growing pause.
+//!
+//! When the daemon stops, the files remain, and Envoy continues to use the last backends. The
+//! controller stores a list of the files, so that a later daemon can remove files that its
+//! configuration no longer needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -25,7 +28,7 @@ use crate::envoy::{self, EnvoyLbEndpoint};
 /// that the event loop waits for a file system.
 const BATCH: usize = 64;
 
-/// The place of a file.
+/// A file that Envoy reads.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EnvoyFile {
     /// The configured directory.
@@ -35,14 +38,14 @@ pub struct EnvoyFile {
 }
 
 impl EnvoyFile {
-    /// The path of the file, below the directory. Each client has a directory, because two clients
-    /// may have different backends of one service.
+    /// The path of the file below the configured directory. Each client has its own subdirectory,
+    /// because two clients may have different backends of one service.
     pub fn name(&self) -> PathBuf {
         PathBuf::from(&self.client).join(format!("{}.json", self.service))
     }
 }
 
-/// The path of the file with the places of all files, below the state directory.
+/// The path of the stored list of all files for Envoy. `state` is the state directory.
 pub fn path(state: &Path) -> PathBuf {
     state.join("envoy").join("files.json")
 }
@@ -50,13 +53,14 @@ pub fn path(state: &Path) -> PathBuf {
 /// Files with their new content; `None` if the file is to be removed.
 pub type EnvoyChanges = BTreeMap<EnvoyFile, Option<Arc<[EnvoyLbEndpoint]>>>;
 
-/// The result for each file of a piece of work: why the file could not be written or removed.
+/// The result for each file of a piece of background work: why the file could not be written or
+/// removed; `None` after success.
 pub type EnvoyResults = BTreeMap<EnvoyFile, Option<String>>;
 
 #[derive(Default)]
 pub struct EnvoyFiles {
     known: BTreeMap<EnvoyFile, KnownFile>,
-    /// The files with stored paths.
+    /// The files in the list that was stored last.
     stored: BTreeSet<EnvoyFile>,
     /// Whether files are being written.
     is_busy: bool,
@@ -83,8 +87,8 @@ impl EnvoyFiles {
         }
     }
 
-    /// Takes over the files of an earlier daemon. They stay until their services have lists, or
-    /// until the configuration does not need them.
+    /// Takes over the files of an earlier daemon. A file remains unchanged until its service has a
+    /// list. Files that the configuration does not need are removed.
     pub fn adopt(&mut self, files: Vec<EnvoyFile>) {
         for file in files {
             self.stored.insert(file.clone());
@@ -96,7 +100,7 @@ impl EnvoyFiles {
         }
     }
 
-    /// The places of all files as text, if they have changed since they were last stored.
+    /// The list of all files as JSON, if it has changed since it was last stored.
     fn changed_places(&mut self) -> Option<Arc<[u8]>> {
         if self.known.keys().eq(&self.stored) {
             return None;
@@ -105,7 +109,7 @@ impl EnvoyFiles {
         Some(serde_json::to_vec(&self.stored).expect("a list of texts can be written").into())
     }
 
-    /// The next files to write or remove.
+    /// The next files to write or remove, at most [`BATCH`].
     fn take_due(&mut self, now: Instant) -> EnvoyChanges {
         let due = self.known.iter_mut().filter(|(_, known)| !known.is_sent && known.retry.is_due(now));
         due.take(BATCH)
@@ -134,7 +138,8 @@ impl Controller {
         let mut configured = BTreeSet::new();
         if let Some(directory) = &self.config.envoy {
             for client in &self.config.clients {
-                // A client that could not apply its new configuration has other services.
+                // A client task that could not apply its new configuration still has the services
+                // of an earlier one.
                 let task = self.clients.task(&client.name).filter(|task| task.client == *client);
                 for (position, service) in client.services.iter().enumerate() {
                     let file = EnvoyFile {
@@ -143,7 +148,7 @@ impl Controller {
                         service: service.service.name.clone(),
                     };
                     let endpoints = task.and_then(|task| envoy::endpoints(task.balancer(), position));
-                    // Until the service has a list, the file of an earlier daemon stays.
+                    // Until the service has a list, the file of an earlier daemon remains.
                     if endpoints.is_some() {
                         self.envoy_files.set(file.clone(), endpoints);
                     }

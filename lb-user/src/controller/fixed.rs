@@ -2,7 +2,7 @@
 //! addresses at which it listens.
 //!
 //! Maps are created once and outlive the daemon. If existing maps have other sizes, the daemon
-//! refuses to start, because new maps would start empty. For each changed setting this module lists
+//! refuses to start, because new maps would be empty. For each changed setting this module lists
 //! the steps that apply the change, so that an operator does not restart the daemon without effect.
 
 use std::path::Path;
@@ -26,9 +26,9 @@ const RESTARTED: [&str; 7] = [
     "daemon.log_format",
 ];
 
-/// The keys of the host whose values in `wanted` differ but cannot change while the daemon runs.
-/// Each comes with the steps that change it. `clients` are the clients of the running daemon, and
-/// `pins` is the directory of their pins.
+/// A text for each key of the host that has another value in `wanted` but cannot change while the
+/// daemon runs. The text contains the steps that apply the change. `clients` are the clients of the
+/// running daemon, and `pins` is the directory of their pins.
 pub fn unchangeable(running: &Keys, wanted: &Keys, pins: &Path, clients: &[&str]) -> Vec<String> {
     let changed = comparison::keys(running, wanted);
     let is_changed = |name: &&str| changed.iter().any(|change| change.key == *name);

@@ -2,9 +2,9 @@
 //! after their last flow.
 //!
 //! A client leaves when a reload removes it from the configuration, or when a socklb of another ABI
-//! version has taken over its hooks. A leaving client has no links at which flows begin. Because
-//! such links are missing, a later daemon recognizes the client as leaving, and continues its
-//! removal.
+//! version has taken over its hooks. A leaving client has no links through which flows begin. From
+//! the absence of these links, a later daemon recognizes that the client is leaving, and continues
+//! the removal.
 
 use std::path::Path;
 use std::time::Instant;
@@ -46,7 +46,7 @@ impl Leaving {
         Ok(Self { retired, pins, removing: Backoff::default(), _lock: lock })
     }
 
-    /// Whether connects may still be balanced with its tables.
+    /// Whether connects may still be balanced with the client's tables.
     pub const fn begins_flows(&self) -> bool {
         !self.retired
     }
@@ -81,7 +81,7 @@ pub fn lock_other_versions(
 
 impl Controller {
     /// Resumes the removals that an earlier daemon began. Clients that are attached but not
-    /// configured are reported and left as they are, because they may belong to another socklb with
+    /// configured are reported and not changed, because they may belong to another socklb with
     /// another configuration.
     pub fn resume_leaving(&mut self, config: &Config, now: Instant) {
         match self.find_leaving(config) {
@@ -142,8 +142,8 @@ impl Controller {
     }
 
     /// Prevents new flows of leaving clients, and removes the clients whose last flow has ended. If
-    /// another client is to take over the cgroup, the leaving client continues to balance there
-    /// until the other client is attached. Failures are retried after a growing pause.
+    /// another client is to take over the cgroup, the leaving client balances connects there until
+    /// the other client is attached. Failures are retried after a growing pause.
     pub fn retire_leaving(&mut self, now: Instant) {
         let unable_to_leave = self.unable_to_leave();
         let is_held_back = |pins: &Pins| {
@@ -170,9 +170,9 @@ impl Controller {
         });
     }
 
-    /// Clients that should leave a cgroup, or be removed, but still balance there. The client that
-    /// takes over the cgroup is not attached yet, or it cannot be determined whether it is
-    /// attached.
+    /// Clients that should leave a cgroup, or be removed, but still balance connects there. The
+    /// reason is that the client that takes over the cgroup is not attached yet, or that this
+    /// cannot be determined.
     pub fn unable_to_leave(&self) -> Vec<CannotLeave> {
         let mut unable_to_leave = Vec::new();
         let mut add = |pins: &Pins, missing: Result<Option<String>, DatapathError>| {
@@ -201,7 +201,7 @@ impl Controller {
     }
 
     /// The first client, other than `other_than`, that should be attached to one of these cgroups
-    /// but is not; `None` if there is none.
+    /// but is not; `None` if all such clients are attached.
     fn missing_successor(
         &self,
         cgroups: &[u64],
@@ -237,7 +237,7 @@ impl Controller {
 }
 
 impl Leaving {
-    /// Why the last attempt to remove it failed; `None` if it did not.
+    /// Why the last attempt to remove the client failed; `None` if it succeeded.
     pub fn error(&self) -> Option<&str> {
         self.removing.error()
     }

@@ -1,5 +1,5 @@
-//! Searches for the network namespaces and the processes of all clients. The searches run off
-//! the loop, on one thread at a time.
+//! Searches for the network namespaces and the processes of all clients. The searches run outside
+//! of the event loop, on one thread at a time.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ pub struct NamespaceSearch {
     /// The path of the searched cgroup.
     pub path: PathBuf,
     pub result: io::Result<Option<ClientNamespace>>,
-    /// What flow records show. `None` if no flows have begun since they were last read, or if they
-    /// cannot be read.
+    /// The client's processes according to its flow records; `None` if no flow has begun since the
+    /// records were last read, or if they cannot be read.
     pub recorded: Option<RecordedProcesses>,
 }
 

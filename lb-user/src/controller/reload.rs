@@ -1,8 +1,10 @@
-//! Reloads. A thread reads and checks a new configuration off the loop. One turn of the loop
-//! applies the configuration, and later turns execute it in the kernel, with one client per turn.
+//! Reloads. A thread reads and checks a new configuration outside of the event loop. One turn of
+//! the loop applies the configuration to the controller's state. Later turns change the kernel's
+//! maps, for one client per turn.
 //!
-//! A reload has the result of a restart: clients receive their configuration and all lists again,
-//! and the kernel's state is changed step by step. A configuration with a fault changes nothing.
+//! A reload has the same result as a restart: clients receive their configuration and all lists
+//! again, and the kernel's state is changed step by step. A configuration with a fault changes
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -30,10 +32,11 @@ pub enum ConfigLoad {
     File,
 }
 
-/// A configuration to read, with all files in it.
+/// The request to read a configuration and all files that it names.
 pub struct LoadRequest {
     pub load: ConfigLoad,
-    /// The number of this read. All files of the configuration are read under the same number.
+    /// The number of this read. All reads of files that the configuration names have the same
+    /// number.
     pub begun: u64,
     /// The configuration in force when the read began.
     pub running: Config,
@@ -44,11 +47,11 @@ pub struct LoadRequest {
     /// Whether an operator requested the reload.
     pub is_requested: bool,
     pub opener: ClientOpener,
-    /// The names of the clients that need not be opened.
+    /// The names of the running clients, which need not be opened.
     pub there: BTreeSet<String>,
 }
 
-/// The configuration and its files, as they were read.
+/// The result of a [`LoadRequest`].
 pub struct Loaded {
     /// The version of the configuration file; `None` if the file was not read.
     pub version: Option<Version<Stamp>>,
@@ -70,15 +73,15 @@ pub struct Loaded {
 pub struct Reload {
     file: PathBuf,
     progress: Progress<Stamp>,
-    /// Whether the file is being read, and whether an operator requested that by SIGHUP.
+    /// Whether the file is being read, and whether an operator requested this read by SIGHUP.
     pub turn: ReadTurn,
     /// How many configurations were applied since the start. `refused`: how many could not be used.
     pub taken_on: u64,
     pub refused: u64,
-    /// Since when the current configuration is in force.
+    /// When the current configuration came into force.
     pub in_force_since: SystemTime,
-    /// The changes that the configuration in force has made; `None` once the maps of all clients
-    /// match it.
+    /// A description of the changes by the configuration in force; `None` once the maps of all
+    /// clients match this configuration.
     following: Option<String>,
     /// Why the file cannot be used; `None` if it can be used.
     pub error: Option<String>,
@@ -109,8 +112,8 @@ impl Reload {
 
     pub fn changed(&mut self, changes: &BTreeSet<PathBuf>, now: Instant) {
         // Endpoint files may be in the same directory and change often, so only changes of the
-        // configuration file itself and of its directory count. If a link on the path to the file
-        // changes, the check at the next tick finds it.
+        // configuration file itself and of its directory lead to a check. If a link on the path to
+        // the file changes, the next tick detects this.
         if changes.contains(&self.file) || changes.contains(&directory_of(&self.file)) {
             self.progress.changed(now);
         }
@@ -118,8 +121,8 @@ impl Reload {
 }
 
 impl Controller {
-    /// Handles SIGHUP: reads the file at once, even if it has not changed, because its endpoint
-    /// files may have changed.
+    /// Handles SIGHUP: reads the file at once, even if it has not changed, because the endpoint
+    /// files that it names may have changed.
     pub fn reload_now(&mut self, now: Instant) {
         self.request(true, now);
     }
@@ -137,8 +140,8 @@ impl Controller {
         }
     }
 
-    /// Requests a check of whether the configuration file has changed. The check runs beside the
-    /// loop, because the file system may not answer.
+    /// Requests a check of whether the configuration file has changed. The check runs outside of
+    /// the event loop, because the file system may not answer.
     pub fn look_at_config(&mut self) {
         if self.config.daemon.watch && self.reload.progress.begin_look() {
             self.effects.push(BackgroundWork::LookAtConfig { is_due: false }.into());
@@ -185,8 +188,8 @@ impl Controller {
         }
     }
 
-    /// Starts to read a configuration and the files that it names, and to open its clients, off
-    /// the loop.
+    /// Starts, outside of the event loop, to read a configuration and the files that it names, and
+    /// to open its clients.
     fn load(&mut self, load: ConfigLoad, is_requested: bool, now: Instant) {
         if self.is_ready {
             self.effects.push(Effect::Notify(Notice::Reloading));
@@ -244,7 +247,7 @@ impl Controller {
             }
             Err(ReadFailure::Unread(error)) => {
                 self.reload.progress.found_nothing();
-                // The error is counted and logged once, however often the read is retried.
+                // The error is counted and logged once, not at each retry.
                 if self.reload.error.as_ref() != Some(&error) {
                     self.reload.refused += 1;
                     let next = if self.config.daemon.watch { "retrying" } else { "waiting for SIGHUP" };
@@ -254,8 +257,8 @@ impl Controller {
             }
             Err(ReadFailure::Faulty(error)) => {
                 self.reload.refused += 1;
-                // Each fault is logged once, not at each check. But an operator who has requested a
-                // reload always gets an answer.
+                // Each fault is logged once, not at each check. After a reload that an operator has
+                // requested, it is always logged.
                 if is_requested || self.reload.error.as_ref() != Some(&error) {
                     warn!(%error, "the configuration cannot be used; the earlier one stays in force");
                 }
@@ -351,8 +354,8 @@ impl Controller {
         self.watch();
         self.look_at_files();
         self.look_at_config();
-        // Leaving clients are still attached, so cgroups stay balanced if a client was only
-        // renamed, or if two clients have swapped cgroups.
+        // Leaving clients are still attached until here. So connects are balanced without a gap if
+        // a client was only renamed, or if two clients have swapped cgroups.
         self.clients.leaving.extend(gone);
         if is_first {
             self.begin_first_looks(now);
@@ -376,7 +379,7 @@ impl Controller {
         self.sources.watched.iter().filter_map(newest).collect()
     }
 
-    /// Delivers to every client the lists of all its services, as when the daemon starts.
+    /// Delivers the lists of all services to all clients, as at a start of the daemon.
     fn deliver_all(&mut self, begun: u64, read: Vec<Reading>, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.deliver_static(&self.sources.statics, now) {

@@ -1,5 +1,5 @@
-//! Clients that could not be started. They are opened again at intervals, off the loop, and then
-//! receive the lists in force.
+//! Clients that could not be started. They are opened again at intervals, outside of the event
+//! loop, and then receive the lists in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -16,19 +16,19 @@ use super::{BackgroundWork, ClientTask, Controller, Environment};
 use crate::assignments::AssignmentsByService;
 use crate::config::ClientConfig;
 
-/// A retry of clients that could not be started.
+/// The result of another attempt to start clients.
 pub struct Tried {
     /// All clients that were retried.
     pub clients: Vec<ClientConfig>,
     /// The clients that the retry tried to open, each with the result. Clients that already run are
-    /// not among them.
+    /// not included.
     pub opened: Vec<Opened>,
     /// The lists in force when the retry began, with assignments for these clients.
     pub by_service: AssignmentsByService,
 }
 
-/// The result of opening a client off the loop: the client, and the pins that other versions
-/// have created for it, which are now locked; or the error.
+/// The result of opening a client outside of the event loop: the client, and the pins that other
+/// versions have created for it, which are now locked; or the error.
 pub struct Opened {
     pub client: ClientConfig,
     pub result: Result<(ClientTask, Vec<Leaving>)>,
@@ -56,7 +56,7 @@ pub struct ClientOpener {
 }
 
 impl Controller {
-    /// Returns what is needed to open clients off the loop.
+    /// Returns the values that are needed to open clients outside of the event loop.
     pub fn opener(&self, now: Instant) -> ClientOpener {
         ClientOpener {
             pins: self.config.paths.pins.clone(),
@@ -125,7 +125,7 @@ impl Controller {
     }
 
     /// Delivers the lists in force to one client: first the lists with assignments for this client,
-    /// then the lists that have arrived since.
+    /// then the lists that have arrived since these assignments were computed.
     pub fn deliver_to(&mut self, client: &str, by_service: &AssignmentsByService, now: Instant) {
         let Some(client_task) = self.clients.task_mut(client) else {
             return;

@@ -3,7 +3,7 @@
 //!
 //! A cgroup may be removed and created again at the same path, and a client may be configured for
 //! another cgroup. The programs are first attached to the new cgroup. Old links are removed once no
-//! flow is open that may have begun at them. This module reads no clock.
+//! flow is open that may have begun through them. This module reads no clock.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -35,8 +35,9 @@ impl ClientTask {
     }
 
     /// Attaches this build's programs to the client's cgroup, or replaces programs that are
-    /// attached there. From now on the cgroup's connects are balanced. If there is no cgroup yet,
-    /// does nothing. Programs on other cgroups stay until [`ClientTask::leave_other_cgroups`].
+    /// attached there. Afterwards the cgroup's connects are balanced. If there is no cgroup yet,
+    /// does nothing. Programs on other cgroups stay attached until
+    /// [`ClientTask::leave_other_cgroups`].
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -88,7 +89,8 @@ impl ClientTask {
             return Ok(Followed::Unchanged);
         }
         let there = self.cgroup_there()?;
-        // Programs on links that an earlier daemon created are replaced by this daemon's programs.
+        // If an earlier daemon has created these links (`self.cgroup` is `None`), `attach` replaces
+        // their programs by this daemon's.
         self.links_seen = None;
         if let Some(there) = there
             && self.kernel().is_fully_attached(there.id)?
@@ -102,14 +104,15 @@ impl ClientTask {
         if self.look_for_pins()? { self.attach() } else { Ok(Followed::Unpinned) }
     }
 
-    /// Notes that the client's cgroup has changed, so that the next check happens without a pause.
+    /// Call this when the client's cgroup has changed, so that the next check follows without a
+    /// pause.
     pub fn cgroup_changed(&mut self) {
         self.links_seen = None;
         self.attaching.retry_now();
     }
 
     /// Checks whether the client's pins still exist. If the whole directory was removed, an
-    /// operator wants the client removed: it stays removed until another client task is opened for
+    /// operator has removed the client: it stays removed until another client task is opened for
     /// it.
     ///
     /// # Errors
@@ -169,9 +172,9 @@ impl ClientTask {
         Ok(cgroups)
     }
 
-    /// If there is no cgroup at the client's path, links to a cgroup that was removed from this
-    /// path stay, because sockets that were created in that cgroup may still connect. Links to a
-    /// cgroup at another path are retired.
+    /// Retires the links to other cgroups. If there is no cgroup at the client's path, the links to
+    /// the cgroup that was removed from this path remain, because sockets that were created in that
+    /// cgroup may still connect.
     fn retire_other_links(&self) -> Result<(), DatapathError> {
         match &self.cgroup {
             Some(cgroup) => self.kernel().leave_other_cgroups(cgroup.id),

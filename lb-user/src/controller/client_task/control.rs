@@ -2,7 +2,7 @@
 //! [`Control`] receives the state of the row and returns factors; the factors become a fact for the
 //! balancer.
 //!
-//! Once a second each client task evaluates the reports of its backends. Then it
+//! Once a second, the controller evaluates the reports of the backends of all client tasks. Then it
 //! rebuilds the tables that differ most from the wanted weights, up to the maximum number per tick.
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ pub struct Controlled {
     looked: Duration,
     /// The number of tables that were built because of the control law or slow start.
     tables: u64,
-    /// Whether an operator has set the switch since this daemon first had the service.
+    /// Whether an operator has set the switch since this control was created.
     is_switched: bool,
 }
 
@@ -86,7 +86,8 @@ impl Controller {
         for (number, client_task) in clients.tasks.iter_mut().enumerate() {
             let member_reports = MemberReports::of(client_task, probing);
             let report_of = |position, member| member_reports.report_of(position, member);
-            // The number is added so that clients count their failed flows in different ticks.
+            // The client's number is added, so that clients count their failed flows in different
+            // ticks.
             let tick = ticks.wrapping_add(u32::try_from(number).unwrap_or_default());
             client_task.weigh_errors(now);
             client_task.count_reported_errors(report_of, now);
@@ -278,8 +279,8 @@ impl ClientTask {
 
     /// Applies factors to a table. Returns whether the table changed. If the maps already match the
     /// rest of the plan, the table is written to them at once. A new plan would compute all other
-    /// services and backends again. This would cost too much, because weights that follow load
-    /// change tables often.
+    /// services and backends again. This would take too much CPU time, because weights that follow
+    /// load change tables often.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
         let is_new =
             self.balancer.handle(now, Fact::Factors(position, factors)).expect("only a list can be refused");
@@ -294,8 +295,8 @@ impl ClientTask {
         true
     }
 
-    /// Whether a service whose weights follow load has had a flow lately. The ticks of its control
-    /// show this.
+    /// Whether a service with weights that follow load has had a flow recently, according to the
+    /// ticks of its control.
     pub fn is_in_use(&self, position: usize) -> bool {
         let controlled = self.controls.get(position).and_then(Option::as_ref);
         controlled.is_some_and(|(_, controlled)| controlled.activity.is_used())
@@ -395,8 +396,8 @@ impl ClientTask {
             let failed = Ending::ALL.into_iter().filter(|ending| ending.is_error());
             let failed: u64 = failed.map(|ending| counts.sums.endings[ending as usize]).sum();
             let begun = counts.sums.chosen;
-            // The first count covers all earlier times, so it only serves as the baseline for the
-            // next one.
+            // The first count includes all earlier flows, so it is only the baseline for the next
+            // count.
             let known = before[position].remove(&address).filter(|known| known.at == at);
             let known = known.unwrap_or(BackendFlows { at, begun, failed, of_late: OfLate::default() });
             let mut of_late = known.of_late;

@@ -12,7 +12,7 @@ use lb_core::slots::Identity;
 
 use super::ClientTask;
 
-/// A backend that fails probes, as seen from another network namespace.
+/// A backend that fails probes from another network namespace than the client's.
 #[derive(Debug, Default)]
 pub struct Guess {
     /// The backend, and how many connections the client had established to it, at the time when
@@ -57,8 +57,8 @@ impl ClientTask {
 
     /// Ejects backends for new guesses, so that the kernel programs test them by trials. Marks the
     /// guesses that connections have refuted; the next reading of probe results applies the marks.
-    /// Does nothing until the maps match the plan, because until then connects may have only the
-    /// backends that this function would eject.
+    /// Does nothing until the maps match the plan, because until then the only backends that
+    /// connects can choose may be those that this function would eject.
     pub fn judge_guesses(&mut self) {
         if self.guesses.is_empty() || !self.is_settled() {
             return;

@@ -32,7 +32,7 @@ use crate::status;
 /// number of all other changes.
 const MOST_LINES: usize = 8;
 
-/// The health and panics as the log last showed them, and the early trials of backends that have
+/// The health and panics that were logged last, and the early trials of backends that have
 /// returned.
 #[derive(Debug, Default)]
 pub struct LoggedHealth {
@@ -66,7 +66,8 @@ impl LoggedHealth {
 /// The shortest time between two checks of whether a service's backends serve.
 const EVERY: Duration = Duration::from_millis(900);
 
-/// For a service with too few available backends: the data that shows whether it still serves.
+/// For a service with too few available backends: the data that shows whether its backends still
+/// accept connections.
 #[derive(Debug, Default)]
 pub struct Serving {
     looked_at: Option<Instant>,
@@ -106,7 +107,7 @@ const fn recovery(before: Option<Who>) -> &'static str {
     }
 }
 
-/// Whether the programs see why flows fail. If not, they cannot judge backends.
+/// Whether the programs can detect why flows fail. Without the reasons they cannot judge backends.
 pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
     match accounting {
         Accounting::Full => features.socket_errors,
@@ -115,7 +116,7 @@ pub fn knows_causes(accounting: Accounting, features: Features) -> bool {
 }
 
 impl ClientTask {
-    /// Applies the verdicts of the programs, and the effects of the present time. The next
+    /// Applies the verdicts of the programs, and the changes that depend only on the time. The next
     /// [`ClientTask::settle`] carries out the resulting plan.
     pub fn apply_kernel_verdicts(&mut self, now: Instant) {
         let verdicts = self.datapath.tables().kernel_verdicts(&self.datapath.applied().backends);
@@ -250,8 +251,8 @@ impl ClientTask {
         self.standing(position, address).is_some_and(BackendEvidence::is_taken_over_well)
     }
 
-    /// Gives the ids of reporting backends to the services that request reports. `ids` is `None`
-    /// until a backend is polled; until then, these services retain the ids that they have.
+    /// Passes the ids of reporting backends to the services that request reports. `ids` is `None`
+    /// until a backend is polled; until then, these services retain their present ids.
     pub fn take_report_ids(&mut self, ids: Option<&ReportIdMap>, now: Instant) {
         let none = ReportIdMap::default();
         for (position, configured) in self.client.services.iter().enumerate() {
@@ -285,7 +286,8 @@ impl ClientTask {
         let is_of_row = |address: &SocketAddr| of_row.is_some_and(|row| row.contains_key(address));
         let probed = probed(membership, |address| is_of_row(&address));
         // If weights follow load, the load of all members of the row is needed, including members
-        // with few connects. Samples are too far apart to show that short flows have begun again.
+        // with few connects. The samples in `window` are too far apart to detect short flows, so
+        // `is_in_use` is also checked.
         let is_used = !active.is_empty() || self.is_in_use(position);
         let follows_load = self.client.services[position].service.control.law.is_some() && is_used;
         let endpoints = probed.map(|member| &member.endpoint);
@@ -412,7 +414,7 @@ impl ClientTask {
     }
 
     /// The names of the services for which ejection is configured but cannot happen, because the
-    /// programs do not see why flows fail.
+    /// programs cannot detect why flows fail.
     pub fn without_causes(&self) -> BTreeSet<String> {
         let services = self.client.services.iter().map(|configured| &configured.service);
         let watched = services.filter(|service| service.ejection.is_some());
@@ -505,7 +507,7 @@ impl ClientTask {
                     readmissions: now.readmissions.saturating_sub(before.readmissions),
                 });
             }
-            // Trials that failed in the meantime are counted in the line that logs the return.
+            // Ejections by failed trials are counted only in the line that logs the readmission.
             let ejections = if has_changed || has_flapped { now.ejections } else { before.ejections };
             // The counters of a backend that is healthy again are not read any more.
             if verdicts.contains_key(&slot) {

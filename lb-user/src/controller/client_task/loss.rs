@@ -1,4 +1,4 @@
-//! Lost backends, the open connections of which the daemon closes.
+//! Closes the open connections to lost backends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,9 +12,9 @@ use super::ClientTask;
 use crate::closing::{CloseOrder, DEFAULT_RATE, IDLE};
 
 impl ClientTask {
-    /// Notes which backends are missing, and returns the backend whose connections to close now, if
-    /// there is one. If `is_closing`, a job already closes connections of this client, so the
-    /// result is `None`.
+    /// Registers which backends are missing, and returns an order to close the connections to one
+    /// lost backend, if this is due. If `is_closing`, a job already closes connections of this
+    /// client, so the result is `None`.
     pub fn follow_losses(&mut self, is_closing: bool, now: Instant) -> Option<CloseOrder> {
         let mut order = None;
         for (position, configured) in self.client.services.iter().enumerate() {
@@ -64,7 +64,7 @@ impl ClientTask {
     }
 
     /// Continues to close the connections of a lost backend, because the last job has left some
-    /// open.
+    /// connections open.
     pub fn continue_loss(&mut self, service: &str, backend: SocketAddr, now: Instant) {
         if let Some(missing) = self.missing.get_mut(service) {
             missing.continue_with(backend, now);
@@ -72,8 +72,9 @@ impl ClientTask {
     }
 }
 
-/// The state of each service that the kernel's tables already have. The members of an earlier
-/// daemon's tables count: the first list of this daemon may lack them all.
+/// The state of each service that the kernel's tables already contain, by name. Members of an
+/// earlier daemon's tables are included, because the first list of this daemon may lack all of
+/// them.
 pub fn adopted(datapath: &Datapath) -> BTreeMap<String, MissingBackends> {
     let plan = datapath.applied();
     let of_service = |(index, service): (&_, &lb_core::plan::ServicePlan)| {

@@ -1,7 +1,7 @@
 //! Determines two things that the programs need to judge backends: the network namespace of the
 //! client's processes, because only flows in this namespace are evidence about backends; and
-//! whether several processes begin flows. A thread searches for both off the loop; then the results
-//! are published to the programs.
+//! whether several processes begin flows. A thread outside of the event loop determines both, and
+//! the controller then publishes the results to the programs.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,8 +14,8 @@ use super::ClientTask;
 
 /// The time between two searches.
 const EVERY: Duration = Duration::from_secs(10);
-/// The time to the next search if a search found no process, or a different namespace from before.
-/// It is short, because a service manager first starts a process and then moves it into its
+/// The time to the next search if a search found no process, or a namespace other than the last
+/// one. It is short, because a service manager first starts a process and then moves it into its
 /// namespace.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -46,7 +46,7 @@ pub struct Search {
 
 impl ClientTask {
     /// Whether a search is due. A search is due at the start, when the client's cgroup has changed
-    /// since the last search, and some time after each search.
+    /// since the last search, and [`EVERY`] or [`SOON`] after each search.
     pub fn is_search_due(&self, now: Instant) -> bool {
         let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.id);
         self.search.last.is_none_or(|(last, due)| last != cgroup || due <= now)
@@ -58,7 +58,7 @@ impl ClientTask {
         Search { path: self.path.clone(), known: self.namespace, records }
     }
 
-    /// Notes that flows have begun.
+    /// Call this when flows have begun, so that the next search reads the flow records.
     pub(super) fn flows_have_begun(&mut self) {
         self.search.has_new_flows = true;
     }
@@ -68,8 +68,8 @@ impl ClientTask {
         (self.namespace, self.search) = (None, Searches::default());
     }
 
-    /// Applies the result of a search. If the search found no process, the earlier namespace stays,
-    /// because without a process there are no connects.
+    /// Applies the result of a search. If the search found no process, the earlier namespace is
+    /// retained, because without a process there are no connects.
     pub fn search_ended(
         &mut self,
         found: io::Result<Option<ClientNamespace>>,
@@ -78,8 +78,8 @@ impl ClientTask {
     ) {
         self.recorded = recorded.unwrap_or(self.recorded);
         let has_process = !matches!(found, Ok(None));
-        // While a client restarts, records of both its old and its new process count as current
-        // until the new process runs.
+        // While a client restarts, the records may be those of both its old and its new process. So
+        // they are read again once a process was found.
         self.search.has_new_flows |= !has_process && self.recorded.are_several;
         let namespace = found.map_or(None, |found| found.or(self.namespace));
         let is_same = match (&self.namespace, &namespace) {
@@ -101,8 +101,8 @@ impl ClientTask {
     }
 
     /// Publishes to the programs which flows may provide evidence: those in the namespace that the
-    /// search found. If that namespace may not be read, publishes the namespace in the flow
-    /// records, or else the daemon's namespace. Call this for each new service, too.
+    /// search found. If that namespace is unknown, publishes the namespace in the flow records, or
+    /// if that is also unknown, the daemon's namespace. Call this for each new service, too.
     pub(super) fn publish_evidence_scope(&mut self) {
         let RecordedProcesses { are_several, namespace } = self.recorded;
         let found = self.namespace.and_then(|found| found.cookie);
@@ -111,7 +111,7 @@ impl ClientTask {
     }
 
     /// Stores a namespace that differs from the earlier one, and applies the consequences.
-    /// `namespace` is `None` if it may not be read.
+    /// `namespace` is `None` if it is unknown.
     fn namespace_found(&mut self, namespace: Option<ClientNamespace>) {
         let was_elsewhere = self.is_elsewhere();
         self.namespace = namespace;
@@ -125,8 +125,8 @@ impl ClientTask {
             }
             (false, false) | (true, true) => return,
         }
-        // From now on, failed probes have another meaning, so the results of probes are applied
-        // again.
+        // A failed probe from another namespace is judged differently, so the results of probes are
+        // applied again.
         self.applied_probes = None;
     }
 

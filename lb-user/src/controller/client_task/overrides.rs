@@ -23,7 +23,7 @@ pub enum OverrideGrace {
     Over,
     /// The override is not in the maps yet, or the wait for running programs has not begun.
     Due,
-    /// The daemon waits for the programs that were running when the override was in the maps.
+    /// The daemon waits for the end of the programs that were running when the wait began.
     Waiting,
 }
 
@@ -117,8 +117,8 @@ impl ClientTask {
     }
 }
 
-/// The flows to the backends of these slots, as effects of overrides on a client whose table gives
-/// the backends no share.
+/// The open and untracked flows to the backends of these slots, as effects of overrides on a
+/// client. The share of each backend is 0.
 pub fn effects(
     client: &str,
     is_settled: bool,

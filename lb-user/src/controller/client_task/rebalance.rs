@@ -18,11 +18,11 @@ use super::control::is_available;
 use crate::closing::{CloseCause, CloseOrder, DEFAULT_RATE};
 
 impl ClientTask {
-    /// Compares the open flows of each service with `rebalance` to the members' shares, and returns
-    /// what to close now: connections of one backend of one service, or nothing. If `is_closing`,
-    /// the client is losing connections already, so nothing is returned. If the closing is for the
-    /// trial of an ejected backend, the next connect is the trial from now on. `tick` is the number
-    /// of this tick; each tick begins with another service.
+    /// For each service with `rebalance`, compares the open flows to the members' shares. Returns
+    /// an order to close connections of one backend of one service, if this is due. If
+    /// `is_closing`, a job already closes connections of this client, so the result is `None`. If
+    /// the order is for the trial of an ejected backend, the next connect is made this trial.
+    /// `tick` is the number of this tick; each tick begins with another service.
     pub fn rebalance(&mut self, is_closing: bool, tick: u32, now: Instant) -> Option<CloseOrder> {
         let services = &self.client.services;
         self.rebalances.retain(|name, _| {
@@ -49,8 +49,9 @@ impl ClientTask {
                 rebalance.handle_outcome(at, ClosingOutcome::Postponed);
                 continue;
             }
-            // Otherwise the redial might not be the trial: after a failed trial, the programs let
-            // as many connects precede the next one as there are available backends.
+            // Without this call, the redial might not be the trial: after a failed trial, the
+            // programs begin the next trial only after as many other connects as there are
+            // available backends.
             if let Some(at) = closing.trial.and_then(|address| self.balancer.slot(position, address)) {
                 self.datapath.try_at_once(&[at.slot]);
             }
@@ -67,7 +68,7 @@ impl ClientTask {
         order
     }
 
-    /// Handles the result of what [`Self::rebalance`] returned for this service.
+    /// Handles the outcome of an order that [`Self::rebalance`] returned for this service.
     pub fn rebalanced(&mut self, service: &str, outcome: ClosingOutcome, now: Instant) {
         let at = self.clock.monotonic(now);
         if let Some(rebalance) = self.rebalances.get_mut(service) {
@@ -128,7 +129,7 @@ impl ClientTask {
         Some(MemberState::TrialDue { trials })
     }
 
-    /// The part of status that shows what each service with `rebalance` does, by its name.
+    /// The part of status about each service with `rebalance`, by the service's name.
     pub fn rebalance_views(&self, now: Instant) -> BTreeMap<String, RebalanceStatus> {
         let at = self.clock.monotonic(now);
         let view = |(name, rebalance): (&String, &Rebalance)| {

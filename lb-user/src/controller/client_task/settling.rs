@@ -1,8 +1,8 @@
 //! Settling: makes each client's maps match its plan. One turn of the loop settles one client.
 //!
 //! Steps that are not possible yet (reuse of a region that a program may still read, freeing of a
-//! slot with open flows) are left for a later call. When every program that may read replaced data
-//! has ended, a wait for readers ends, and the data may be overwritten.
+//! slot with open flows) are left for a later call. A wait for readers ends when every program that
+//! may read replaced data has ended. Then the data may be overwritten.
 //!
 //! A fault of one client is logged once and retried; other clients are not affected.
 
@@ -32,7 +32,7 @@ impl Controller {
     /// all clients are settled.
     pub fn settle(&mut self, now: Instant) {
         self.clients.find_unsettled(now);
-        // One turn settles at most one client, however many changes it has.
+        // One turn settles at most one client, even if the turn handles several changes.
         if !self.clients.has_settled {
             self.settle_next(now);
         }
@@ -49,7 +49,7 @@ impl Controller {
         self.clients.is_settling = false;
     }
 
-    /// Settles the next client, in a turn of the loop.
+    /// Settles the next client, in a separate turn of the loop.
     pub fn go_on_settling(&mut self, now: Instant) {
         self.settle_next(now);
         if self.clients.to_settle.is_empty() {
@@ -202,7 +202,8 @@ impl ClientTask {
         self.grace_periods.after_wait();
     }
 
-    /// Frees the slots that nothing refers to any more. Returns whether it freed any.
+    /// Frees each unneeded slot that has no open flow, after its grace period. Returns whether a
+    /// slot was freed.
     pub fn free_idle(&mut self, now: Instant) -> bool {
         let tables = self.datapath.tables();
         let idle = self.grace_periods.take_idle(|slot| tables.active(slot) != 0);

@@ -1,6 +1,7 @@
-//! Subsets whose size follows the client task's open flows. The sizes are checked once a second. A
-//! subset grows or shrinks by one backend at a time along the task's own order of endpoints. The
-//! order was computed off the loop, which now only changes how many endpoints of it are used.
+//! Subsets with a size that follows the client task's open flows. The sizes are checked once a
+//! second. A subset grows or shrinks by one backend at a time, along the task's own order of
+//! endpoints. This order was computed outside of the event loop; the loop changes only the number
+//! of endpoints that are used.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -14,7 +15,8 @@ use super::ClientTask;
 use crate::assignments::Assignment;
 use crate::controller::Controller;
 
-/// The size of one service's subset, and the assignment whose first members are the subset.
+/// The size of one service's subset, and the assignment. The first members of the assignment are
+/// the subset.
 pub struct FollowedSize {
     band: LoadBand,
     size: BandedSize,
@@ -23,8 +25,7 @@ pub struct FollowedSize {
 }
 
 impl Controller {
-    /// Adapts the sizes of the subsets whose size follows load to the open flows of their client
-    /// tasks.
+    /// Adapts the size of each subset that follows load to the open flows of its client task.
     pub fn follow_flows(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.follow_flows(now) {
@@ -36,9 +37,9 @@ impl Controller {
 }
 
 impl ClientTask {
-    /// Creates the sizes of the services whose subset is configured to follow load. If a service's
-    /// band is unchanged, its size is retained. A new size continues from the size in the kernel's
-    /// tables, if there is one.
+    /// Creates the sizes of the services with a subset that is configured to follow load. If a
+    /// service's band is unchanged, its size is retained. A new size continues from the size in the
+    /// kernel's tables, if there is one.
     pub fn make_sizes(&mut self) {
         let mut before: BTreeMap<String, FollowedSize> =
             std::mem::take(&mut self.sizes).into_iter().flatten().collect();
@@ -60,7 +61,8 @@ impl ClientTask {
         }
     }
 
-    /// A new assignment. If the size follows load, the result has the present number of members.
+    /// Stores a new assignment. Returns the assignment with the present number of members if the
+    /// size follows load; otherwise returns it unchanged.
     pub fn follow_size(&mut self, position: usize, assignment: Assignment) -> Assignment {
         match self.sizes.get_mut(position) {
             Some(Some((_, followed))) => {
