@@ -16,34 +16,35 @@ use crate::api::Reply;
 use crate::closing::{CloseCause, CloseJob, CloseOrder, CloseRequester, MAX_OPERATOR_JOBS, MAX_OWN_JOBS};
 use crate::controller::client_task::ClientTask;
 
-/// If a job has left connections open, its requester may continue the job for this time before
-/// another requester may begin. The command continues at once.
+/// If a job has left connections open, only its requester may start the next job for the same
+/// service and backend within this time. The command `socklb close` does this at once.
 const RESERVED: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 pub struct ClosingJobs {
     /// The jobs of operators, by service and backend.
     of_operators: BTreeMap<(String, SocketAddr), OperatorJob>,
-    /// The jobs of the daemon, in the order in which they were requested. As each client has at
-    /// most one, a client loses connections at most at the rate of one job.
+    /// The jobs of the daemon, in the order in which they were requested. Each client has at most
+    /// one of these jobs, so its connections are closed at most at the rate of one job.
     own: VecDeque<OwnJob>,
 }
 
 struct OperatorJob {
     user: u32,
     process: u32,
-    /// The time of the requester's first request, in nanoseconds of `CLOCK_MONOTONIC`. Later flows
-    /// stay, so that the command ends even if new flows begin faster than it closes flows.
+    /// The time of the requester's first request, in nanoseconds of `CLOCK_MONOTONIC`. Flows that
+    /// begin later are not closed, so that the command ends even if flows begin faster than they
+    /// are closed.
     begun_ns: u64,
     /// When the reservation ends; `None` while the job runs.
     reserved_until: Option<Instant>,
 }
 
 struct OwnJob {
-    /// Its one client.
+    /// The only client of this job.
     client: String,
     cause: CloseCause,
-    /// The order to close connections, until the job starts.
+    /// The work of the job, until the job starts.
     waiting: Option<CloseJob>,
 }
 
@@ -121,8 +122,8 @@ impl Controller {
     }
 
     /// Closes flows of one client without a request, as soon as fewer than [`MAX_OWN_JOBS`] jobs of
-    /// the daemon run. `order` must name the client. Flows that are younger than `age` stay. Does
-    /// nothing while an earlier job of the client runs or waits.
+    /// the daemon run. `order` must name the client. Flows that are younger than `age` are not
+    /// closed. Does nothing while an earlier job of the client runs or waits.
     pub fn close_by_itself(&mut self, order: CloseOrder, cause: CloseCause, age: Duration) {
         let client_task = order.client.as_deref().and_then(|client| self.clients.task(client));
         let Some(client_task) = client_task else { return };
@@ -197,8 +198,7 @@ impl Controller {
                     self.count_closed(&service, cause, counts);
                 }
                 let closed = counts.sum(|counts| counts.closed);
-                // The daemon retries its own jobs, so it does not log those that had nothing to
-                // close.
+                // The daemon repeats its own jobs, so it does not log its jobs that closed nothing.
                 if !is_dry_run && (closed > 0 || cause == CloseCause::Operator) {
                     info!(
                         service,
@@ -263,7 +263,7 @@ impl Controller {
     }
 }
 
-/// What a job of [`Controller::rebalance`] has achieved.
+/// The outcome of a job of [`Controller::rebalance`].
 fn outcome(result: &CloseAnswer) -> ClosingOutcome {
     let CloseAnswer::Counted(counts) = result else { return ClosingOutcome::Failed };
     let has_failed = counts.clients.iter().any(|client| client.error.is_some())

@@ -1,4 +1,5 @@
-//! Facts: a copy of the event loop's state. Status and metrics are built from it off the loop.
+//! Facts: a copy of the event loop's state. Status and metrics are built from it outside of the
+//! event loop.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -88,13 +89,14 @@ impl Controller {
             rebalances: client_task.rebalance_views(now),
             overrides: self.overrides_of(client_task),
             closed: client_task.closed.clone(),
-            // If the run times of programs cannot be read, the facts lack only these.
+            // If the run times of programs cannot be read, only these times are missing from the
+            // facts.
             runs: client_task.datapath().kernel().runs().unwrap_or_default(),
             lately: Some(Lately { window: client_task.window().clone(), now }),
         }
     }
 
-    /// The faults that the maps do not show.
+    /// The faults that cannot be determined from the maps.
     fn faults(&self) -> Vec<Fault> {
         let mut faults = Vec::new();
         for client_task in &self.clients.tasks {

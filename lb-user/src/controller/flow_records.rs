@@ -1,5 +1,5 @@
-//! Passes over the flow records. A pass reclaims a record if its socket is gone and no program saw
-//! the end of its flow.
+//! Passes over the flow records. A pass reclaims a record if its socket is gone and no program
+//! recorded the end of its flow.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,13 +16,14 @@ use crate::reclaimed::{Ends, Reclaimed};
 
 #[derive(Default)]
 pub struct ReclaimPasses {
-    /// The suspected records that one pass leaves to the next; `None` while a pass is under way.
+    /// The records that the last pass suspected, for the next pass; `None` while a pass is under
+    /// way.
     suspects: Option<Suspects>,
     /// When the last pass began.
     last: Option<Instant>,
     clients: BTreeMap<String, ClientReclaim>,
-    /// Why the last pass could not find which sockets processes hold; `None` if it could, or if the
-    /// pass did not need to know.
+    /// Why the last pass could not determine which sockets processes have open; `None` if it could,
+    /// or if this was not necessary.
     holders: Option<String>,
 }
 
@@ -34,7 +35,7 @@ struct ClientReclaim {
     /// Records reclaimed since the daemon started.
     removed: u64,
     lately: Reclaimed,
-    /// Why the last pass failed for this client; `None` if it did not.
+    /// Why the last pass failed for this client; `None` if it succeeded.
     error: Option<String>,
 }
 
@@ -89,8 +90,8 @@ impl Controller {
         };
         let mut targets: Vec<ReclaimTarget> = open.map(target).collect();
         // Leaving clients are examined too, because they stay only until their last flow has ended.
-        // Clients of another version are not: this version does not know the layout of their
-        // records.
+        // Leaving clients of another version are not examined, because this version does not know
+        // the layout of their records.
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
         // If a pass takes longer than the interval, the next one begins when that pass has ended.

@@ -22,13 +22,13 @@ use super::state_files::{StoredFile, StoredRead};
 const STORE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The daemon stores learnt weights at least once per this interval, even if they do not change. So
-/// the age of the file shows for how long no daemon has run.
+/// the times in the file are at most this much older than the weights of the last daemon.
 const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 
 /// A factor counts as changed if it has changed by more than this fraction of its value.
 const MOVED: f64 = 0.02;
 
-/// By service name.
+/// The stored states of services, by service name.
 type Services = BTreeMap<String, StoredService>;
 
 /// The content of the file.
@@ -156,7 +156,7 @@ impl LoadStore {
     ) -> Option<(ControlSnapshot, Duration)> {
         let client = self.known.get(client)?;
         let now = unix_seconds(now);
-        // A timestamp in the future counts as age zero: the clock was set back.
+        // If the clock was set back, the timestamp may be in the future; the age is then zero.
         let age = Duration::from_secs(now.saturating_sub(client.at));
         Some((client.services.get(service)?.snapshot(now), age))
     }
@@ -173,7 +173,9 @@ impl LoadStore {
 }
 
 impl Controller {
-    /// Stores the learnt weights, if that is due and they have changed.
+    /// Stores the learnt weights if they have changed, at most once per [`STORE_INTERVAL`], and at
+    /// least once per [`MAX_STORE_INTERVAL`]. A new switch or a change of slow start is stored at
+    /// once.
     pub fn store_loads(&mut self, now: Instant) {
         let has_passed =
             |last: Option<Instant>, time| last.is_none_or(|last| now.saturating_duration_since(last) >= time);
@@ -230,7 +232,7 @@ impl Controller {
         unread.or_else(|| files.error_of(&StoredLoads::path(&self.config.paths.state))).map(str::to_owned)
     }
 
-    /// A retry of reading the file has ended.
+    /// Handles the end of another attempt to read the file.
     pub fn apply_stored_loads(&mut self, file: StoredRead<StoredLoads>, now: Instant) {
         self.load_store.take(file);
         if self.load_store.unread.is_some() {
@@ -253,8 +255,8 @@ impl Controller {
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
             client_task.make_controls(|service| load_store.snapshot(client, service, clock), now);
-            // A switch ends together with its control law, even if the service soon has a law
-            // again.
+            // A switch is discarded together with its control law, even if the service soon has a
+            // law again.
             let services = &client_task.client.services;
             let lost_it = |name: &str| {
                 services.iter().any(|known| known.service.name == name && known.service.control.law.is_none())

@@ -14,9 +14,9 @@ use lb_view::status;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::{ReportExchanger, ReportStore};
 
-/// Probes backends and receives reports beside the controller. It works on its own threads and
-/// tasks, and wakes the controller with [`Event::HealthChanged`](super::Event::HealthChanged) when
-/// the health of a backend has changed. No call blocks.
+/// Probes backends and receives reports on separate threads and tasks, and wakes the controller
+/// with [`Event::HealthChanged`](super::Event::HealthChanged) when the health of a backend has
+/// changed. No call blocks.
 pub trait Network: Send {
     /// Sets the targets of connect probes, each with a service that uses it. The earlier targets
     /// are no longer probed.

@@ -2,9 +2,9 @@
 //! host.
 //!
 //! An override is in force from the turn of the loop in which it is requested. The controller also
-//! stores it, so that it is in force after a restart; only then does it answer the operator. If the
-//! override cannot be stored, it is in force until this process ends, and the answer contains the
-//! reason.
+//! stores the override, so that it is in force after a restart. Then the controller answers the
+//! operator. If the override cannot be stored, it is in force until this process ends, and the
+//! answer contains the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -32,11 +32,11 @@ use super::leaving::Leaving;
 use super::state_files::{StoredFile, StoredRead};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
 
-/// The maximum number of overrides of a host. Operators take out single backends; a change of the
-/// list removes whole racks.
+/// The maximum number of overrides of a host. Overrides are for single backends; whole racks are
+/// removed by a change of the list.
 const MAX_OVERRIDES: usize = 4_096;
 
-/// How long an operator waits for the file system.
+/// The longest time until an operator receives an answer, even if the file system does not answer.
 const TO_ANSWER: Duration = Duration::from_secs(5);
 
 /// The maximum number of backends in an error message.
@@ -67,17 +67,17 @@ impl StoredFile for StoredOverrides {
 /// An override that is in force.
 struct InForce {
     of: Override,
-    /// When it ends, by CLOCK_BOOTTIME, which continues while the host is suspended and ignores
-    /// changes of the wall clock.
+    /// When the override ends; `None` if it does not end by itself. The time is by CLOCK_BOOTTIME,
+    /// which continues while the host is suspended, and does not follow changes of the wall clock.
     ends: Option<Duration>,
 }
 
-/// A scope, and whether the override is a weight: a backend can have both.
+/// A scope, and whether the override is a weight. Otherwise it is a drain; a backend can have both.
 type Key = (OverrideScope, bool);
 
 /// An answer that waits until a change is stored and in the maps.
 struct Pending {
-    /// The change that must be stored.
+    /// The number of the change that must be stored.
     version: u64,
     since: Instant,
     named: Vec<SocketAddr>,
@@ -88,10 +88,10 @@ struct Pending {
 #[derive(Default)]
 pub struct Overrides {
     in_force: BTreeMap<Key, InForce>,
-    /// The number of changes, and the last change that is stored.
+    /// The number of changes so far. `stored`: the number of the last change that is stored.
     version: u64,
     stored: u64,
-    /// The last change in the attempt to store that is under way.
+    /// The number of the last change in the attempt to store that is under way.
     storing: Option<u64>,
     pending: Vec<Pending>,
     /// Why the file could not be read; `None` once a read has succeeded.
@@ -100,7 +100,7 @@ pub struct Overrides {
 
 impl Overrides {
     /// The overrides of a service of a client that are in force. If a weight is set both for the
-    /// client and for all clients, the client's counts.
+    /// client and for all clients, the client's weight is in force.
     fn of<'o>(&'o self, client: &'o str, service: &'o str) -> impl Iterator<Item = &'o Override> {
         let is_hidden = move |of: &Override| {
             let own = OverrideScope { client: Some(client.to_owned()), ..of.scope.clone() };
@@ -162,7 +162,7 @@ impl Overrides {
         let client = &client_task.client.name;
         let (mut drained, weights) = (self.drained(client, service), self.weights(client, service));
         if self.unread.is_some() {
-            // The maps show which backends an earlier daemon had drained.
+            // The client task has adopted the drains of an earlier daemon from the maps.
             drained.extend(client_task.drained(position));
         }
         client_task.set_overrides(position, &drained, weights, now);
@@ -257,7 +257,7 @@ impl Controller {
         self.overrides.pending.push(Pending { version, since: now, named: wanted.named, overridden, answer });
     }
 
-    /// Ends the overrides whose time has come, and answers operators who have waited too long.
+    /// Ends the overrides that have reached the end of their time.
     pub fn lapse_overrides(&mut self, now: Instant) {
         let boot = self.boot;
         let mut over = BTreeSet::new();
@@ -296,7 +296,7 @@ impl Controller {
         }
     }
 
-    /// A retry of reading the file has ended.
+    /// Handles the end of another attempt to read the file.
     pub fn apply_stored_overrides(&mut self, file: StoredRead<StoredOverrides>, now: Instant) {
         self.overrides.take(file, self.boot, self.wall);
         if !self.overrides.is_unread() {
@@ -316,7 +316,8 @@ impl Controller {
         }
     }
 
-    /// Answers the operators whose changes are stored and in the maps.
+    /// Answers each operator once the change is in the maps and was stored or could not be stored,
+    /// at the latest after [`TO_ANSWER`].
     pub fn answer_overrides(&mut self, now: Instant) {
         if self.overrides.pending.is_empty() {
             return;
@@ -389,7 +390,7 @@ impl Controller {
         effects.extend(leaving.map(|leaving| self.effects_on_leaving(leaving, service, &backends)));
         let status = |of: &&Override| {
             let backend = of.scope.backend;
-            // A weight for all clients has no effect on a client that has its own.
+            // A weight for all clients has no effect on a client with its own weight.
             let has_own = |effect: &&ClientEffect| {
                 let own = OverrideScope { client: Some(effect.client.clone()), ..of.scope.clone() };
                 is_weight(of.kind) && self.overrides.in_force.contains_key(&(own, true))
@@ -405,8 +406,8 @@ impl Controller {
         wanted.iter().map(status).collect()
     }
 
-    /// The flows of a client that leaves, as [`ClientTask::effects`]. If its maps cannot be read,
-    /// the attempts to remove it log the error.
+    /// The effects on a leaving client, in the form of [`ClientTask::effects`]; empty if the
+    /// client's maps cannot be read. The attempts to remove the client log this error.
     fn effects_on_leaving(
         &self,
         leaving: &Leaving,
@@ -521,8 +522,8 @@ impl Controller {
             };
             let known = self.overrides.in_force.get(&key).map(|known| &known.of);
             let same = known.filter(|known| known.kind == kind);
-            // Parts that the request leaves out do not change, so an operator may repeat a drain
-            // only to wait.
+            // Values that the request omits do not change. So an operator may repeat a drain only
+            // to wait for its effect.
             let until = match request.for_s {
                 Some(time) => Some(wall + time),
                 None => same.and_then(|known| known.until),
@@ -599,7 +600,7 @@ impl Controller {
     }
 }
 
-/// Checks the values of a request that concern no backend.
+/// Checks the values of a request that do not concern single backends.
 fn check_request(
     OverrideRequest { action, for_s, reason, percent, .. }: &OverrideRequest,
 ) -> Result<(), String> {

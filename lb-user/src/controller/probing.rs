@@ -1,11 +1,11 @@
-//! Decides which backends are probed or polled for the current clients, and gives the results to
+//! Decides which backends are probed or polled for the current clients, and passes the results to
 //! the clients.
 //!
 //! The daemon probes the members of each client task and the backends that would replace members
-//! next. It probes each backend once, however many client tasks need the result. All probes come
-//! from the daemon's network namespace. A thread receives reports, and asynchronous tasks make
-//! connect probes. When something has changed, they wake the event loop, which then reads the
-//! health of all backends.
+//! next. It probes each backend once, even if several client tasks need the result. All probes are
+//! sent from the daemon's network namespace. A thread receives reports, and asynchronous tasks make
+//! connect probes. When a result has changed, the thread or the task wakes the event loop, which
+//! then reads the health of all backends.
 
 mod views;
 
@@ -44,8 +44,8 @@ use crate::reports::ReportExchanger;
 
 /// The state of probing.
 pub struct Probing {
-    /// The probes that client tasks needed when the targets were last set. If they need the same
-    /// probes again, there is nothing to do.
+    /// The probes that client tasks needed when the targets were last set. If client tasks need the
+    /// same probes again, the targets are not set again.
     wanted: Vec<ServiceProbes>,
     /// How often the targets were set.
     aimed: u64,
@@ -64,10 +64,11 @@ pub struct Probing {
     error: Option<String>,
     /// Why some polled backends are missing from the register.
     unregistered: Option<String>,
-    /// The ids for the rows of backends. `None` until a backend is polled; until then, rows retain
-    /// the ids that they have.
+    /// The report ids to write into the client tasks' maps `backends`. `None` until a backend is
+    /// polled; until then, these maps retain their present ids.
     ids: Option<ReportIdMap>,
-    /// The derived keys of all backends that are to be polled. Deriving a key takes microseconds.
+    /// The derived keys of all backends that are to be polled. They are stored because the
+    /// derivation of a key takes microseconds.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
     disagreements: Disagreements,
     /// Whether the configuration contains interfaces although no service requests reports.
@@ -77,12 +78,12 @@ pub struct Probing {
 /// Backends on which services, or their lists, disagree.
 #[derive(Default)]
 struct Disagreements {
-    /// Backends for which two services have no key in common. The daemon cannot know which key is
-    /// right, so it does not poll these backends: otherwise the holder of the wrong key could
-    /// report in their names.
+    /// Backends for which two services have no key in common. The daemon cannot determine which key
+    /// is right, so it does not poll these backends. If it did, a process with the wrong key could
+    /// send reports for them.
     keys: BTreeSet<Name>,
-    /// Backends for which lists or services have two agents. The daemon polls the first agent. It
-    /// accepts no report without the key, so a wrong agent can only fail to answer.
+    /// Backends for which lists or services have two agents. The daemon polls the first agent. If
+    /// this is the wrong one, it does not have the key, so its reports are not accepted.
     agents: BTreeSet<Name>,
 }
 
@@ -130,7 +131,7 @@ impl Probing {
         let uncovered = self.register.as_ref().map_or(0, Register::uncovered);
         if uncovered > 0 {
             let text = format!(
-                "no place in the kernel for the reports of {}: connects ignore these reports",
+                "no report id is free for the reports of {}: connects ignore these reports",
                 counted(uncovered, "backend")
             );
             faults.push(Fault::of_host(FaultCode::Probes, text));
@@ -257,7 +258,7 @@ impl Probing {
     }
 
     /// Polls only these backends from now on. Returns the backends to remove from the register once
-    /// no row has their id any more.
+    /// no map `backends` contains their id any more.
     fn set_poll_targets(&mut self, mut targets: Targets, now: Instant) -> Vec<Name> {
         let Some(register) = &mut self.register else { return Vec::new() };
         let mut unregistered = None;
@@ -382,7 +383,7 @@ struct ServiceProbes {
 #[derive(PartialEq, Eq)]
 pub struct ProbeCandidate {
     pub address: SocketAddr,
-    /// The address of its agent, if the list names one.
+    /// The address of the backend's agent, if the list contains it.
     pub agent: Option<SocketAddr>,
     /// Whether the client task has an open flow to the backend or chose it recently. If weights
     /// follow load, one such backend makes all backends of this service active for the client task.
@@ -472,7 +473,7 @@ impl Controller {
         self.let_go(gone);
     }
 
-    /// Gives the ids of reporting backends to the client tasks.
+    /// Passes the ids of reporting backends to the client tasks.
     fn give_ids(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             client_task.take_report_ids(self.probing.ids.as_ref(), now);
@@ -480,10 +481,10 @@ impl Controller {
         self.settle_if_needed(now);
     }
 
-    /// Removes these backends from the register, if no row can have their ids.
+    /// Removes these backends from the register, if no map `backends` can contain their ids.
     fn let_go(&mut self, gone: Vec<Name>) {
-        // A client that is not running may still have rows with these ids, and so may a leaving
-        // client that still begins flows.
+        // The map of a client that is not running may still contain these ids, and so may the map
+        // of a leaving client that still begins flows.
         let has_rows = !self.clients.unstarted.is_empty()
             || self.clients.leaving.iter().any(Leaving::begins_flows)
             || self.clients.tasks.iter().any(|client_task| !client_task.is_settled());

@@ -76,8 +76,8 @@ impl Controller {
                 answer.send(self.explanations(&client, &service));
             }
             ControllerQuery::Readmit { service, backend, client, who, answer } => {
-                // If the requesting process has given up, its user has already read that nothing
-                // was done.
+                // If the requesting process has closed the connection, its user has already
+                // received the message that nothing was done.
                 if !answer.is_closed() {
                     let readmission = self.readmit(&service, backend, client.as_deref(), &who);
                     answer.send(readmission);
@@ -110,7 +110,7 @@ impl Controller {
                 }
             }
             ControllerQuery::Cover { client, cgroups, answer } => {
-                // Requests of processes that have given up are dropped.
+                // Requests of processes that have closed the connection are dropped.
                 self.waiters.retain(|waiter| !waiter.answer.is_closed());
                 self.waiters.push(Waiter { client, cgroups, answer });
                 // The requesting process has most likely just created its cgroup: attach now,
@@ -171,8 +171,8 @@ impl Controller {
                  follow load"
             );
         } else {
-            // The next tick applies the switch. It is stored as soon as possible, so that it
-            // remains in effect even if this process ends.
+            // The next tick applies the switch. The switch is stored as soon as possible, so that
+            // it remains in force even if this process ends.
             not_kept = self.loads_store_error();
             self.load_store.hurry();
             self.sources.files_to_store.hurry();
@@ -182,7 +182,8 @@ impl Controller {
         Switched { schema, service: service.to_owned(), switch, clients, not_kept }
     }
 
-    /// The list of a service.
+    /// The list of a service: the newest list of its server if `newest` is set, otherwise the list
+    /// that was delivered last.
     fn source_text(&self, service: &str, newest: bool) -> Option<SourceText> {
         let watched = self.sources.watched.get(service);
         if newest {
@@ -210,8 +211,8 @@ impl Controller {
         Refreshed { schema: source::SCHEMA, service, origin }
     }
 
-    /// Answers the requests whose cgroups are now covered, and the requests that name a client that
-    /// does not exist.
+    /// Answers the requests for which the result is known: the cgroup is covered, another cgroup is
+    /// at the client's path, or the client does not exist.
     pub fn answer_waiters(&mut self) {
         for waiter in std::mem::take(&mut self.waiters) {
             let Waiter { client, cgroups, answer } = waiter;
@@ -227,8 +228,8 @@ impl Controller {
                 answer.send(Coverage::UnknownClient { clients });
                 continue;
             };
-            // The cgroup that is at the client's path now. If there is no cgroup, the cgroup of the
-            // requesting process may have been removed.
+            // The cgroup that is at the client's path now. If there is no cgroup, the request
+            // continues to wait.
             let now = self.environment.kernel.cgroup(client_task.path()).ok();
             // While it cannot be determined whether a cgroup is covered, the request continues to
             // wait.

@@ -28,7 +28,7 @@ pub struct Register {
     maps: Arc<HostMaps>,
     storing: Arc<Mutex<()>>,
     ids: ReportIds,
-    /// The keys of each entry, as they were written.
+    /// The keys of each entry that this daemon has written.
     written: BTreeMap<Name, Keys<BackendKey>>,
     /// Backends that have an entry but are no longer polled, and since when.
     absent: BTreeMap<Name, Instant>,
@@ -57,8 +57,8 @@ impl Register {
             let taken = name.map(|name| ids.adopt(name, sender.id));
             match taken {
                 Some(Ok(())) => {
-                    // No report can request so long a time, so the value does not come from a
-                    // report. This code clears the value, because no later report would.
+                    // No report can set so late a time, so the value is invalid. It is cleared
+                    // here, because later reports would not clear it.
                     if maps.lame_until_ns(sender.id) > latest {
                         maps.set_lame_until_ns(sender.id, 0);
                     }
@@ -74,7 +74,7 @@ impl Register {
         Ok(Self { maps, storing, ids, written: BTreeMap::new(), absent: BTreeMap::new() })
     }
 
-    /// The handle by which the thread that receives reports stores them.
+    /// The handle with which the thread that receives reports stores these reports.
     pub fn store(&self) -> ReportStore {
         ReportStore::new(Arc::clone(&self.maps), Arc::clone(&self.storing))
     }
@@ -98,10 +98,10 @@ impl Register {
             return Ok(id);
         }
         let _storing = self.storing.lock();
-        // The last accepted report stays, whichever daemon stored it, with two exceptions. If the
-        // old and the new keys have none in common, another party sent the report. If the name is
-        // new, an earlier daemon may have ended before it could clear the id. In these two cases
-        // the stored report is cleared.
+        // The last accepted report remains stored, except in two cases. If the old and the new keys
+        // have no key in common, another party sent the report. If the name is new, the report may
+        // belong to an earlier backend with this id, because an earlier daemon may have ended
+        // before it could clear the id.
         let before = if is_known { self.maps.sender(&key_of(name))? } else { None };
         let sender = sender(id, keys);
         if before.is_none_or(|before| !share_a_key(&before, &sender)) {
@@ -114,7 +114,8 @@ impl Register {
 
     /// For a backend whose polling begins now: the last report that was accepted, and the time
     /// until which the backend is a lame duck. An earlier daemon has stored them, or this daemon
-    /// when it polled the backend before. Each is `None` if the kernel does not have it.
+    /// when it polled the backend before. Each value is `None` if the kernel's maps do not contain
+    /// it.
     pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
         let _storing = self.storing.lock();
         let Some(id) = self.ids.get(name) else { return (None, None) };
@@ -122,8 +123,9 @@ impl Register {
         (Base::of(self.maps.base(id)), until.map(Duration::from_nanos))
     }
 
-    /// `names` are the backends that are polled from now on. Returns the ids for the rows of
-    /// backends, and the backends to remove from the register once no row has their id any more.
+    /// `names` are the backends that are polled from now on. Returns the report ids to write into
+    /// the client tasks' maps `backends`, and the backends to remove from the register once none of
+    /// these maps contains their id any more.
     pub fn renew(&mut self, names: &BTreeSet<Name>, now: Instant) -> (ReportIdMap, Vec<Name>) {
         self.ids.retain_uncovered(|name| names.contains(name));
         self.absent.retain(|name, _| !names.contains(name));
@@ -137,7 +139,8 @@ impl Register {
         (Arc::new(ids), gone)
     }
 
-    /// Removes these entries. The caller must ensure that no row and no thread uses them any more.
+    /// Removes these entries. The caller must ensure that no map `backends` and no thread uses the
+    /// entries any more.
     ///
     /// # Errors
     /// If the kernel refuses. A later call removes the remaining entries.
@@ -151,8 +154,8 @@ impl Register {
         Ok(())
     }
 
-    /// Whether every backend with an entry is polled, and every polled backend has an entry. If so,
-    /// there is nothing to do later.
+    /// Whether every backend with an entry is polled, and every polled backend has an entry. Then
+    /// no later call has work to do.
     pub fn is_steady(&self) -> bool {
         self.absent.is_empty() && self.ids.uncovered() == 0
     }

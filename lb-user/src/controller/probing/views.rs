@@ -15,7 +15,7 @@ use crate::config::{ProbeConfig, ProbeKind};
 use crate::probes::Findings;
 
 impl Controller {
-    /// The health of a client task's backends as probes and reports show it, by service name and
+    /// The health of a client task's backends according to probes and reports, by service name and
     /// address.
     pub fn probe_views(
         &self,

@@ -83,7 +83,7 @@ fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
         stage.try_to_start(1);
         stage.pass(3 * SECOND);
         let faults = stage.degraded();
-        let phrase = "no place in the kernel for the reports of 1 backend";
+        let phrase = "no report id is free for the reports of 1 backend";
         assert!(faults.len() == 1 && faults[0].contains(phrase), "{faults:?}");
         assert_eq!([first, second].map(|address| sender(address).id), held);
         stage.announce(BACKENDS[2], Readiness::LameDuck);
