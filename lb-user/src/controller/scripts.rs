@@ -1,10 +1,10 @@
 //! Scripts: tests of a daemon on a simulated kernel, without privileges. They change lists,
-//! configurations and cgroups, make connects, and let time pass.
+//! configurations and cgroups, make connects, and advance the time.
 //!
-//! Each script runs twice: without faults, and with a tenth of all kernel operations failing,
-//! chosen from a fixed seed. With faults, each step must still be safe: connects go to backends of
-//! a list, and counts are exact. Once the faults have stopped, the final state must be the same as
-//! without faults.
+//! Each script runs twice: first without faults, then with a failure of every tenth kernel
+//! operation on average, chosen from a fixed seed. With faults, each step must still be safe:
+//! connects choose only backends of a list, and counts are exact. Once the faults have stopped, the
+//! final state must be the same as without faults.
 
 mod stage;
 
@@ -161,7 +161,7 @@ fn a_removed_backend_retains_its_slot_and_counts_until_its_last_flow_ends() {
     });
 }
 
-/// Until such a wait succeeds, a program may still read an entry that names the slot.
+/// Until a wait for readers succeeds, a program may still read a schedule entry with the slot.
 #[test]
 fn a_slot_stays_until_a_wait_for_readers_succeeds() {
     script("", |stage| {
@@ -326,8 +326,9 @@ fn a_failing_backend_gets_at_most_its_share() {
     }
 }
 
-/// `p2c` compares the failing backend with one other backend at a time. If that backend has few
-/// open connections while others have many, the failing backend must still not get more connects.
+/// `p2c` compares the failing backend with one other backend at a time. Even if that backend has
+/// few open connections and other backends have many, the failing backend must not get more
+/// connects than its share.
 #[test]
 fn unequal_open_flows_give_a_failing_backend_no_more_connects() {
     let list = |first: &str| {
@@ -362,7 +363,7 @@ fn unequal_open_flows_give_a_failing_backend_no_more_connects() {
     }
 }
 
-/// The other backends lose a connection now and then, as every backend does.
+/// From time to time, each of the other backends loses a single connection.
 #[test]
 fn single_errors_of_others_give_a_failing_backend_no_more_connects() {
     for policy in ["p2c", "least-loaded"] {

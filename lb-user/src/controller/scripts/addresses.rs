@@ -1,4 +1,4 @@
-//! Scripts about addresses of services that a server knows.
+//! Scripts about addresses of services that are requested from a server.
 
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -9,12 +9,12 @@ use super::stage::{BACKENDS, SERVICE, Stage};
 use crate::config::addresses;
 use crate::controller::Event;
 
-/// The lines of a service whose address the API server knows.
+/// The lines of a service with an address that is requested from the API server.
 const LINES: &str = "backends = { static = [\"10.0.0.1:80\", \"10.0.0.2:80\", \"10.0.0.3:80\"] }\n\
                      [kubernetes]\nserver = \"http://10.0.0.9:8001\"";
 
 impl Stage {
-    /// Lets the API server know the address of the service.
+    /// Configures that the address of the service is requested from the API server.
     fn look_up(&mut self) {
         let text = self.config_text();
         let written = format!("address = \"{SERVICE}\"");
@@ -35,7 +35,7 @@ impl Stage {
         String::from_utf8(self.disk.content(path).unwrap_or_default()).unwrap()
     }
 
-    /// The backends to which connects to this address go; empty if they are not balanced.
+    /// The backends that connects to this address reach; empty if these connects are not balanced.
     fn used_at(&mut self, to: &str) -> Vec<String> {
         let mut used: Vec<String> = Vec::new();
         for _ in 0..30 {
@@ -100,7 +100,8 @@ fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
     let fault = stage.address_fault().expect("the reload failed");
     assert!(fault.contains("is now 10.96.0.11:80, and takes effect at the next reload"), "{fault}");
     assert!(stage.stored().contains(SERVICE));
-    // A service with another address is another service for the kernel, so its counts begin again.
+    // A service with another address is another service for the kernel, so its counts begin at
+    // zero.
     stage.is_counted = false;
     stage.write_text(&text);
     stage.dispatch(Event::Hangup);

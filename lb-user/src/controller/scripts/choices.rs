@@ -1,5 +1,5 @@
 //! Scripts of connects that use a table older than the state of its backends, and of failures that
-//! operators see.
+//! `status` shows to operators.
 
 use lb_common::abi::{BackendState, NO_SLOT, StateWord};
 use lb_common::ending::Ending;
@@ -9,8 +9,8 @@ use super::reports::REPORTS;
 use super::stage::{BACKENDS, Stage, address, list_of, script};
 
 impl Stage {
-    /// Makes the backends in these slots usable and all others unusable, and sets the fallback. No
-    /// daemon runs that could publish a new table.
+    /// Makes the backends in these slots usable and all others unusable, and sets the fallback.
+    /// Kills the daemon first, because it would publish a new table.
     fn leave_with(&mut self, usable: &[u32], fallback: u32) {
         self.kill();
         let pins = self.pins();
@@ -159,13 +159,13 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
             is_fault
         };
         // While the healthy backend serves, there is no panic. When it has not served for some
-        // time, there is.
+        // time, panic begins.
         stage.tick();
         assert!(!panics(stage));
         stage.pass(std::time::Duration::from_mins(2));
         assert!(panics(stage));
         // In panic, failing backends have their shares again; lame ducks and drained backends have
-        // none. This needs no daemon.
+        // none. No daemon is necessary for this.
         stage.kill();
         let before = stage.sent.clone();
         assert_eq!(stage.dial(80), 60);
@@ -177,7 +177,7 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
         }
         assert!(!panics(stage), "the healthy backend serves");
         // If the list has no ordinary backend, the lame duck serves. If there is no lame duck
-        // either, no backend serves, because a drained backend never does.
+        // either, no backend serves, because a drained backend never serves.
         stage.list_text(&(lame_line.clone() + &drained_line));
         stage.stop_faults();
         assert_eq!((stage.dial(20), stage.dialled(20)), (0, [address(lame)].into()));
@@ -188,7 +188,7 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
 }
 
 /// R15: counts were stored by position in a table. After a rebuild or a restart, these counts and
-/// the open connections counted for other backends.
+/// the open connections were attributed to other backends.
 #[test]
 fn r15_counts_stay_with_their_backend_through_new_tables_and_restarts() {
     script("", |stage| {
@@ -203,8 +203,8 @@ fn r15_counts_stay_with_their_backend_through_new_tables_and_restarts() {
         };
         stage.stop_faults();
         assert_eq!(counts(stage), [(3, 3); 3]);
-        // The order, the weights and the length of the list change, and so does every position in
-        // the table.
+        // The order, the weights and the length of the list change, so every position in the table
+        // changes.
         let added: Vec<String> = (10..60).map(|n| format!("10.0.1.{n}:80")).collect();
         let added: String = added.iter().map(|one| format!("{}weight = 0\n", list_of(&[one]))).collect();
         let known = [(BACKENDS[2], 5), (BACKENDS[1], 2), (BACKENDS[0], 1)];

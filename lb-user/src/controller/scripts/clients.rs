@@ -446,7 +446,8 @@ fn a_client_that_moves_leaves_its_old_cgroup() {
     });
 }
 
-/// While the client that takes over a cgroup cannot be started, the earlier client balances there.
+/// While the client that takes over a cgroup cannot be started, the earlier client balances
+/// connects there.
 #[test]
 fn a_client_stays_until_its_successor_is_attached() {
     script("", |stage| {
@@ -471,8 +472,8 @@ fn a_client_stays_until_its_successor_is_attached() {
     });
 }
 
-/// A client that is slow to open first has the configuration and the list that were in force when
-/// the opening began.
+/// If it takes long to open a client, the client at first has the configuration and the list that
+/// were in force when the opening began.
 #[test]
 fn a_late_client_follows_changes_made_meanwhile() {
     script("", |stage| {
@@ -505,8 +506,8 @@ fn a_late_client_follows_changes_made_meanwhile() {
     });
 }
 
-/// An earlier daemon has left a client attached, and the configuration did not contain it for some
-/// time.
+/// An earlier daemon has left a client attached, and for some time the configuration did not
+/// contain this client.
 #[test]
 fn an_unconfigured_client_is_named_and_adopted_when_configured_again() {
     script("", |stage| {
@@ -594,7 +595,7 @@ fn changes_made_without_a_daemon_are_applied_at_a_start() {
     });
 }
 
-/// Four clients whose maps match their plans. No event comes without a change.
+/// A stage with four clients that are settled. Without a change, no further event follows.
 fn with_four_clients() -> Stage {
     let mut stage = Stage::new("");
     let clients = [("a", "a"), ("b", "b"), ("c", "c"), ("d", "d")];
@@ -613,8 +614,8 @@ fn unsettled(stage: &Stage) -> usize {
     stage.controller().clients.tasks.iter().filter(|task| !task.is_settled()).count()
 }
 
-/// If one turn settled all of many clients with many services, probes, queries and the service
-/// manager would have to wait for its end.
+/// If one turn settled all clients, then probes, queries and the service manager would have to wait
+/// until this turn ends.
 #[test]
 fn a_change_of_all_clients_settles_one_in_each_turn() {
     let mut stage = with_four_clients();
@@ -637,7 +638,7 @@ fn a_change_of_all_clients_settles_one_in_each_turn() {
     assert_eq!(unsettled(&stage), 0);
 }
 
-/// The service manager learns that the reload has ended when the last client is settled.
+/// The service manager is notified of the end of the reload when the last client is settled.
 #[test]
 fn a_reload_settles_one_client_in_each_turn() {
     let mut stage = with_four_clients();
@@ -658,7 +659,7 @@ fn a_reload_settles_one_client_in_each_turn() {
     assert!(matches!(stage.notices[..], [Notice::Reloading, Notice::Ready(_)]), "{:?}", stage.notices);
 }
 
-/// Each event comes twice, and also for an object that no longer exists.
+/// Each event arrives twice, and also for an object that no longer exists.
 #[test]
 fn repeated_and_late_events_change_nothing() {
     script("", |stage| {
@@ -694,7 +695,7 @@ fn repeated_and_late_events_change_nothing() {
     });
 }
 
-/// The log answers each SIGHUP, and reports when the fault has ended.
+/// A log line follows each SIGHUP, and another one the end of the fault.
 #[test]
 fn each_sighup_logs_a_faulty_configuration_and_its_correction() {
     let mut stage = Stage::new("");

@@ -54,7 +54,7 @@ fn ask(stage: &mut Stage, process: u32, backend: &str) -> Receiver<CloseAnswer> 
     reply
 }
 
-/// The text of a refusal, or an empty text if the job has closed something.
+/// The text of a refusal, or an empty text if the job has closed a connection.
 fn refusal(mut reply: Receiver<CloseAnswer>) -> String {
     match reply.try_recv().expect("an answer") {
         CloseAnswer::Refused(refusal) => refusal.text,
@@ -65,8 +65,8 @@ fn refusal(mut reply: Receiver<CloseAnswer>) -> String {
     }
 }
 
-/// The jobs that have begun and not ended, with the number of their clients, and the time up to
-/// which the job applies to flows.
+/// For each job that has begun and not ended: the number of its clients, and the latest start of
+/// the flows that it closes, in nanoseconds.
 fn running(stage: &Stage) -> Vec<(usize, u64)> {
     jobs(stage).map(|(job, _)| (job.targets.len(), job.begun_until_ns)).collect()
 }
@@ -117,7 +117,7 @@ fn a_command_continues_its_job_before_others_and_with_the_same_flows() {
         let began = running(stage)[0].1;
         stage.finish_hung();
         assert_eq!(refusal(again), "");
-        // The command has ended without continuing.
+        // The command has ended and has not continued its job.
         stage.pass(2 * SECOND);
         stage.hangs = is_close;
         let other = ask(stage, 12, BACKENDS[0]);
@@ -140,7 +140,7 @@ fn a_job_without_its_requester_is_not_continued() {
     });
 }
 
-/// A daemon that is killed at any step of a job, and its successor.
+/// The daemon is killed at a step of a job, and its successor starts.
 #[test]
 fn after_a_kill_a_new_command_closes_at_once() {
     for steps in 0..2 {
@@ -151,7 +151,8 @@ fn after_a_kill_a_new_command_closes_at_once() {
             assert!(stage.controller.is_none(), "killed after {steps} steps");
             stage.start(&BACKENDS);
             assert_eq!(refusal(ask(stage, 12, BACKENDS[0])), "");
-            // The command continues, and its successor reserves nothing for the killed job.
+            // The new command continues its job. The new daemon has no reservation for the first
+            // command.
             stage.closes = |job| closed(job, 0);
             assert_eq!(refusal(ask(stage, 12, BACKENDS[0])), "");
         });
@@ -272,7 +273,8 @@ fn connections_stay_if_a_backend_leaves_only_the_subset_or_nothing_is_configured
     });
 }
 
-/// The new endpoints do not count as members before the loss, whether or not a daemon ran then.
+/// When the daemon computes which part of the backends is lost, it does not count new endpoints,
+/// even if it did not run when the list changed.
 #[test]
 fn connections_stay_if_a_list_replaces_all_backends() {
     let new = [

@@ -33,7 +33,7 @@ impl Stage {
         self.dead.extend(backends.iter().map(|backend| address(backend)));
     }
 
-    /// The number of ejected backends and of withheld ejections, as the maps show them to a daemon.
+    /// The number of ejected backends and of withheld ejections, according to the maps.
     fn ejected_and_withheld(&mut self) -> (usize, u64) {
         let tables = self.task().datapath().tables();
         let slots = tables.slots();
@@ -78,15 +78,15 @@ fn all_dead_backends_are_ejected_but_never_the_last() {
     }
 }
 
-/// If no backend is healthy, the first one to recover is found within the shortest ejection time,
-/// however long its ejection was to last.
+/// If no backend is healthy, the first backend that recovers is found within the shortest ejection
+/// time, even if its own ejection was to last longer.
 #[test]
 fn trials_come_at_the_shortest_time_if_no_backend_is_healthy() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {
         let backends = many(3);
         stage.leave_alone(&backends);
         stage.lose(&backends[..2]);
-        // Two backends are ejected for longer and longer, while the third serves.
+        // The ejections of two backends become longer and longer, while the third backend serves.
         for _ in 0..60 {
             stage.pass(2 * SECOND);
             stage.dial(20);
@@ -125,7 +125,7 @@ fn more_dead_backends_than_can_be_listed_are_ejected_and_readmitted() {
         let dead: Vec<String> = backends.iter().step_by(30).cloned().collect();
         stage.lose(&dead);
         // Each dead backend is chosen once, and is ejected for a second. After that, the first
-        // connect whose sample hits it is its trial.
+        // connect with a sample that selects the backend is its trial.
         stage.dial(6_000);
         assert_eq!(stage.dial(500), 0);
         stage.dead.clear();
@@ -139,8 +139,8 @@ fn more_dead_backends_than_can_be_listed_are_ejected_and_readmitted() {
     });
 }
 
-/// Resets that come after an answer, or long after the connection was established, are caused by
-/// the client or a middlebox.
+/// Resets after an answer, or long after the connection was established, are caused by the client
+/// or a middlebox.
 #[test]
 fn a_reset_after_an_answer_does_not_eject() {
     script(FOR_LONG, |stage| {
@@ -217,8 +217,8 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
         stage.pass(10 * SECOND);
         let trial = NextTrial::of(ejected.at.slot.number(), 0, 0);
         stage.kernel.change_service(&stage.pins(), 0, |row| row.next_trial = trial);
-        // If the connect reached the other service's backend, `begin` would not find that backend
-        // in any list.
+        // If a connect reached the other service's backend, `choose` would panic, because that
+        // backend is in no list.
         assert_eq!(stage.dialled(20), BACKENDS.map(address).into());
     });
 }
@@ -278,7 +278,8 @@ fn a_replaced_member_still_has_trials() {
     });
 }
 
-/// An operator readmits the backend, at once and without any failures.
+/// An operator readmits the backend. Afterwards the backend has its whole share and no recorded
+/// failures.
 #[test]
 fn a_readmission_ends_an_ejection_early() {
     script(FOR_LONG, |stage| {
@@ -301,8 +302,8 @@ fn a_readmission_ends_an_ejection_early() {
         let before = stage.sent[&address(BACKENDS[0])];
         assert_eq!(stage.dial(30), 0);
         assert_eq!(stage.sent[&address(BACKENDS[0])] - before, 10, "the backend has its whole share");
-        // Four failures do not eject the backend. The fifth failure does, for the duration of a
-        // first ejection.
+        // Four failures do not eject the backend. The fifth failure ejects it, for the duration of
+        // a first ejection.
         stage.dead.insert(address(BACKENDS[0]));
         assert_eq!(stage.dial(60), 5);
         assert_eq!(stage.slot(address(BACKENDS[0])).ejection.level, 1);

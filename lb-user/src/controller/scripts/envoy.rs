@@ -132,7 +132,7 @@ fn an_unchanged_file_is_not_written_again() {
         stage.dial(60);
         stage.settle();
         assert_eq!(stage.written(), before);
-        // Many changes between two ticks are one write.
+        // Many changes lead to only one further write.
         stage.hangs = |work| matches!(work, BackgroundWork::WriteEnvoyFiles(_));
         stage.list_with(["weight = 2", "", ""]);
         stage.list_with(["weight = 3", "", ""]);
@@ -200,7 +200,7 @@ fn a_later_daemon_removes_the_files_that_its_configuration_does_not_need() {
         stage.stop_faults();
         stage.tick();
         assert_eq!(stage.disk.below("/srv"), [foreign.clone(), web.clone()]);
-        // A file that another program has put in its place stays.
+        // If another program has replaced the file by another one, the other file remains.
         stage.kill();
         stage.disk.write(&web, "{}");
         let text = stage.config_text();
@@ -227,7 +227,7 @@ fn a_directory_that_cannot_be_written_is_a_fault_that_ends() {
         );
         for _ in 0..100 {
             stage.tick();
-            assert_eq!(stage.dial(4), 0, "connects do not notice");
+            assert_eq!(stage.dial(4), 0, "connects are not affected");
         }
         assert_eq!(stage.logged("cannot update the file for Envoy"), 1);
         stage.disk.set_broken("/srv/eds", false);
@@ -236,7 +236,7 @@ fn a_directory_that_cannot_be_written_is_a_fault_that_ends() {
             (fault(stage), stage.envoy()),
             (None, endpoints([(0, 768, "HEALTHY"), (1, 256, "HEALTHY")]))
         );
-        // A file system that does not answer.
+        // The file system does not answer.
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         stage.hangs = |work| matches!(work, BackgroundWork::WriteEnvoyFiles(_));
         stage.list_with(["", "", ""]);

@@ -33,19 +33,19 @@ impl Stage {
         self.backend(backend).ejection.map(|ejection| ejection.cause)
     }
 
-    /// The row of the service in the kernel.
+    /// The entry of the service in the map `services`.
     fn row(&self) -> Service {
         let mut row = None;
         self.kernel.change_service(&self.pins(), 0, |service| row = Some(*service));
-        row.expect("the backend has a row")
+        row.expect("the service has an entry")
     }
 
-    /// The errors that the programs remember of a backend.
+    /// The recent errors of a backend that the programs have stored.
     fn errors(&self, backend: &str) -> RecentErrors {
         let slot = self.slot(address(backend)).at.slot.number() as usize;
         let mut errors = None;
         self.kernel.change_backend(&self.pins(), slot, |row| errors = Some(row.errors));
-        errors.expect("the backend has a row")
+        errors.expect("the backend has an entry")
     }
 }
 
@@ -91,7 +91,7 @@ fn errors_are_held_at_the_peak_of_the_others_while_no_connect_arrives() {
                 stage.connect().expect("both backends accept connects");
             }
             stage.pass(2 * SECOND);
-            // The mean of both; with `p2c` a backend may have a few more.
+            // The mean of the two backends. With `p2c`, the larger value may be a little higher.
             let mean = u64::from(if policy == Policy::P2c { 100_u32 } else { 50 } << PEAK_FRACTION_BITS);
             let known = stage.row().peak_flows;
             assert!((mean..2 * mean).contains(&known), "{policy:?}: {known}, {mean}");
@@ -99,7 +99,7 @@ fn errors_are_held_at_the_peak_of_the_others_while_no_connect_arrives() {
             stage.list(&BACKENDS);
             stage.stop_faults();
             let failed = (0..60).filter(|_| stage.connect().is_err()).count();
-            // A third would be its share.
+            // The backend's share would be a third.
             assert!((1..=24).contains(&failed), "{policy:?}: {failed}");
             let before = stage.errors(BACKENDS[0]);
             stage.pass(10 * SECOND);
@@ -112,17 +112,16 @@ fn errors_are_held_at_the_peak_of_the_others_while_no_connect_arrives() {
     }
 }
 
-/// Clients in lockstep, such as those that fan out: answered connections end at once, and
-/// unanswered ones end together after a time-out.
+/// A client that opens connections in bursts: answered connections end at once, and unanswered ones
+/// end together after a time-out.
 #[test]
 fn all_missing_answers_of_a_burst_count() {
     script(FOR_LONG, |stage| {
         let hung = "10.0.0.4:80";
         stage.list(&[hung, BACKENDS[0], BACKENDS[1], BACKENDS[2]]);
         stage.stop_faults();
-        // Each burst shows the result of the previous one; there is no answer after the first
-        // burst. If only one missing answer per burst counted, the credit for accepted connections
-        // would always outweigh it.
+        // The hung backend accepts connections, but never answers. If only one missing answer per
+        // burst were counted, the credit for accepted connections would always outweigh it.
         for _ in 0..3 {
             for _ in 0..24 {
                 stage.connect().expect("all backends accept connects");
@@ -194,8 +193,8 @@ fn two_dead_backends_of_three_cost_five_connects_each_and_cause_no_panic() {
     });
 }
 
-/// All members die while no daemon runs: each member, including the last one, costs the number of
-/// connects that ejects it.
+/// All members die while no daemon runs: each member, including the last one, costs the five
+/// connects after which it is ejected.
 #[test]
 fn without_a_daemon_a_listed_lame_duck_serves_if_all_members_are_dead() {
     let [lame_duck, first, second] = BACKENDS;
@@ -238,7 +237,7 @@ fn one_trial_readmits_a_recovered_backend_with_its_whole_share() {
             if !has_daemon {
                 stage.try_to_start(1);
             }
-            // Each connect that it failed was one of the first five or a trial.
+            // Each failed connect was one of the first five or a trial.
             let seen = stage.backend(BACKENDS[0]);
             assert_eq!((seen.trials, seen.readmissions, seen.ejections), (2, 1, 2));
             assert_eq!((seen.endings["refused"], stage.service().outcomes["trial"]), (6, 2));

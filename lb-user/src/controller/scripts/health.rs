@@ -1,4 +1,4 @@
-//! Scripts of connect probes. Their results count even before a connect has failed.
+//! Scripts of connect probes. Their results take effect even before a connect has failed.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::status;
 const PROBED: &str = "health = { probe = \"tcp\" }\nejection = \"off\"";
 const FOUR: [&str; 4] = [BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.4:80"];
 
-/// The health of a backend according to its row in the kernel, which outlives the daemon.
+/// The health of a backend according to its entry in the map `backends`, which outlives the daemon.
 fn health(stage: &Stage, backend: &str) -> Health {
     status::found(&stage.slot(address(backend))).0
 }
@@ -74,7 +74,7 @@ fn a_new_endpoint_gets_no_connect_before_a_probe_succeeds() {
     });
 }
 
-/// To choose such backends is the last resort, and better than to have no backend.
+/// Backends that refuse connections are the last resort, but are preferred to no backend.
 #[test]
 fn all_backends_serve_if_all_refuse_connections() {
     script(PROBED, |stage| {

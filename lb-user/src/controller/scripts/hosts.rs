@@ -18,7 +18,7 @@ impl Stage {
         self.controller().sources(self.task(), self.now)["users"].error.clone().unwrap_or_default()
     }
 
-    /// The backends to which 60 connects go.
+    /// The backends that 60 connects reach.
     fn dialled_backends(&mut self) -> Vec<String> {
         self.dialled(60).iter().map(ToString::to_string).collect()
     }
@@ -31,7 +31,7 @@ impl Stage {
         names.map(|name| name.expect("a name").to_owned()).collect()
     }
 
-    /// The age of the stored addresses of `b.example`, which has no answer.
+    /// The age of the stored addresses of `b.example` in minutes, according to the fault.
     fn minutes_stored(&self) -> u32 {
         let fault = self.fault();
         let (_, age) = fault
@@ -40,7 +40,8 @@ impl Stage {
         age.split_once(" min ago; they remain in use)").expect("an age").0.parse().expect("a number")
     }
 
-    /// Gives the list two names with the addresses 2 and 3, and waits until it is in force.
+    /// Writes a list with two names, which have the addresses of the last two backends, and waits
+    /// until the list is in force.
     fn use_names(&mut self) {
         self.name("b.example", &["10.0.0.2"]);
         self.name("c.example", &["10.0.0.3"]);
@@ -100,7 +101,7 @@ fn a_host_name_that_stops_resolving_keeps_its_addresses_and_is_a_fault_with_its_
         );
         assert_eq!(stage.fault(), expected);
         assert!(stage.status().faults.iter().any(|fault| fault.code == FaultCode::Source));
-        // Another name still follows its addresses.
+        // The other name still follows its addresses.
         stage.name("c.example", &["10.0.0.4"]);
         stage.stop_faults();
         assert_eq!(stage.dialled_backends(), ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.4:80"]);
@@ -273,7 +274,8 @@ fn the_removal_of_most_endpoints_by_host_names_waits_for_a_second_answer() {
     });
 }
 
-/// The list of [`Stage::use_names`], and another backend, so that the stored list is another one.
+/// The list of [`Stage::use_names`], and another backend, so that the list differs from the stored
+/// one.
 const LATER: [&str; 4] = [NAMES[0], NAMES[1], NAMES[2], "10.0.0.9:80"];
 const LATER_BACKENDS: [&str; 4] = [BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.9:80"];
 
@@ -289,8 +291,8 @@ fn a_host_name_that_does_not_resolve_after_a_restart_has_its_stored_addresses_an
         assert_eq!(stage.dialled_backends(), LATER_BACKENDS);
         let first = stage.minutes_stored();
         assert!((11..16).contains(&first), "{first}");
-        // A second restart has them as well. They do not become younger, although they were stored
-        // again.
+        // After a second restart, the stored addresses are used as well. Their age continues to
+        // grow, although they were stored again.
         stage.pass(6 * MINUTE);
         stage.start(&LATER);
         stage.stop_faults();
@@ -330,7 +332,7 @@ fn the_file_of_addresses_has_only_the_host_names_of_lists_and_is_removed_with_th
         stage.list_text(&list_of(&NAMES[..2]));
         stage.pass(MINUTE);
         assert_eq!(stage.stored_names(), ["b.example"]);
-        // The next daemon removes the file of names that its lists do not have.
+        // The next daemon removes the file, because its list has no host names.
         stage.start(&BACKENDS);
         stage.pass(MINUTE);
         assert!(stage.disk.content(FILE).is_err(), "{:?}", stage.stored_names());

@@ -19,7 +19,7 @@ impl Stage {
 }
 
 /// 15 connections cannot be spread evenly over 7 backends: if all connections had equal weight, a
-/// backend with three would get half as much load again as a backend with two.
+/// backend with three would get 50 % more load than a backend with two.
 #[test]
 fn five_tasks_together_load_seven_backends_evenly() {
     const DIALLED: u32 = 128;
@@ -64,8 +64,8 @@ fn five_tasks_together_load_seven_backends_evenly() {
             (15, true)
         );
         for (backend, &(entries, tasks)) in &sums {
-            // Each table rounds by less than an entry, and loads are within 5e-4 of their target
-            // before.
+            // Each table rounds by less than an entry. Before rounding, loads are within 5e-4 of
+            // their target.
             let even = 5.0 * 1024.0 / 7.0;
             let off = (f64::from(entries) - even).abs();
             assert!(off < f64::from(tasks) + even * 5e-4, "{backend}: {entries} of {tasks}, even is {even}");
@@ -91,7 +91,7 @@ fn five_tasks_together_load_seven_backends_evenly() {
             assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "{skew}");
         }
         for (backend, (_, tasks)) in sums {
-            // A run of entries contains each member's share of the run, give or take two entries.
+            // A run of entries contains each member's share of the run, to within two entries.
             let (had, even) = (f64::from(had[&backend]), f64::from(5 * DIALLED) / 7.0);
             assert!((had - even).abs() < f64::from(2 * tasks), "{backend} had {had} of {tasks} tasks");
         }

@@ -80,8 +80,8 @@ fn a_lame_duck_gets_no_new_connects_and_retains_open_ones() {
         stage.settle();
         assert_eq!(stage.dialled(60), of(&[0, 2]));
         stage.close_all();
-        // When the last connection to a lame duck ends, its slot is freed. But one of the two lame
-        // ducks retains its slot, because it is the backup.
+        // When the last connection to a lame duck ends, the lame duck's slot is freed. But one of
+        // the two lame ducks retains its slot, because it is the backup.
         stage.list_text(&with(["", lame, lame]));
         stage.stop_faults();
         assert_eq!(stage.dialled(60), of(&[0]));
@@ -256,7 +256,7 @@ fn prometheus_json_is_read_and_ignored_keys_are_noted() {
         stage.stop_faults();
         assert_eq!(notes(stage), [""; 0]);
         assert_eq!(stage.backend(BACKENDS[2]).state, "lame-duck");
-        // The stored list begins as JSON does. A start without the file uses it.
+        // The stored list is JSON. A start without the list's file uses the stored list.
         stage.disk.remove(LIST);
         stage.try_to_start(1);
         stage.settle();
@@ -265,8 +265,8 @@ fn prometheus_json_is_read_and_ignored_keys_are_noted() {
     });
 }
 
-/// The shell stops waiting for the file, and then for the last good list. After that, the kernel's
-/// state serves.
+/// The daemon waits for the file only for a limited time, and then for the last good list. After
+/// that, connects use the tables that are in the kernel.
 #[test]
 fn a_start_continues_if_a_file_system_hangs() {
     script("", |stage| {
@@ -283,7 +283,7 @@ fn a_start_continues_if_a_file_system_hangs() {
         stage.disk.set_hung(LAST_GOOD, true);
         stage.try_to_start(1);
         stage.settle();
-        assert_eq!(stage.dialled(30), of(&[0, 1]), "the kernel's state serves");
+        assert_eq!(stage.dialled(30), of(&[0, 1]), "the tables in the kernel serve");
         for path in [LIST, LAST_GOOD] {
             stage.disk.set_hung(path, false);
         }
@@ -307,8 +307,8 @@ fn an_idle_daemon_reads_no_file_again() {
             stage.changed(format!("/lists/other{n}"));
             stage.pass(std::time::Duration::from_mins(1));
         }
-        // A change in the directory causes a check of the file, but no read, because the version is
-        // known.
+        // A change in the directory causes a check of the file's version. The content is not read
+        // again, because the version is known.
         assert_eq!((readings(stage) - before, stage.service_source().failures), (5, 0));
         stage.hangs = |work| matches!(work, BackgroundWork::Read { .. });
         stage.pass(std::time::Duration::from_mins(1));
@@ -316,8 +316,7 @@ fn an_idle_daemon_reads_no_file_again() {
     });
 }
 
-/// The arena has room for twice the limit, because tables that grow and shrink become scattered
-/// over it.
+/// The arena has room for twice the limit, because tables that grow and shrink fragment it.
 #[test]
 fn tables_of_many_lengths_always_find_room() {
     // Up to 32 backends need 1,024 entries, 128 backends need 4,096.
@@ -412,13 +411,14 @@ fn a_list_without_free_slots_is_applied_once_slots_are_free() {
         stage.list_all(&old);
         stage.stop_faults();
         stage.connect().expect("all backends accept connects");
-        // The new backends do not fit in addition to the old backends, so the old backends stay.
+        // The new backends do not fit in addition to the old backends, so the old list stays in
+        // force.
         stage.list_all(&new);
         stage.tick();
         assert!(stage.file_fault().contains("all 512 slots"), "{}", stage.file_fault());
         assert!(stage.dialled(30).iter().all(|backend| old.contains(&backend.to_string())));
-        // A shorter list comes first. The slots of the backends that it does not contain are freed,
-        // except the slot with an open flow.
+        // First, a shorter list takes effect. The slots of the backends that it does not contain
+        // are freed, except the slot with an open flow.
         stage.list_all(&old[..20]);
         stage.stop_faults();
         stage.list_all(&new[..400]);
@@ -459,7 +459,7 @@ fn a_refused_list_is_applied_when_flows_have_ended() {
 }
 
 /// If a list does not fit for one client task, this is not a fault of another task that has
-/// accepted it.
+/// accepted the list.
 #[test]
 fn a_list_without_free_slots_is_a_fault_of_one_client_only() {
     let mut stage = Stage::new("");
@@ -531,7 +531,7 @@ fn a_hung_file_delays_nothing_and_is_read_when_it_answers() {
         stage.pass(std::time::Duration::from_secs(20));
         assert_eq!(stage.dialled(60), of(&[0, 1, 2]));
         stage.configure("policy = \"round-robin\"");
-        assert_eq!(stage.dialled(60).len(), 1, "a reload has read it");
+        assert_eq!(stage.dialled(60).len(), 1, "a reload has read the file");
         stage.list(&BACKENDS[1..]);
         stage.finish_hung();
         stage.stop_faults();
@@ -579,8 +579,8 @@ fn a_reload_with_a_bad_file_retains_the_list_and_its_failure_count() {
         assert!(stage.file_fault().contains("users.toml:2:"), "{}", stage.file_fault());
         stage.list_text("[[endpoint]]\naddress = 6\n");
         assert_eq!(stage.file_failures(), 2);
-        // A new client begins with the earlier list, so that it is not without backends until its
-        // part of the new list is computed.
+        // A new client begins with the earlier list, so that it has backends before its assignment
+        // of the new list is computed.
         let other = stage.kernel.make_cgroup(&cgroup_path("batch"));
         stage.hangs = |work| matches!(work, BackgroundWork::Compute { .. });
         stage.write_clients(&[("web", "web"), ("batch", "batch")]);

@@ -187,7 +187,7 @@ fn all_members_of_an_active_service_are_polled_often() {
 }
 
 /// An impossible utilization moves the backend's factor no further than its limit (the clamp),
-/// which a possible utilization may reach too. It moves no other share.
+/// which a possible utilization may reach too. The shares of the other backends do not fall.
 #[test]
 fn an_absurd_report_moves_only_its_own_share_and_no_further_than_the_clamp() {
     script(&lines(FEEDBACK), |stage| {
@@ -314,7 +314,7 @@ fn a_switch_set_while_the_file_is_unreadable_stays_set() {
             "the file was not overwritten"
         );
         stage.pass(30 * SECOND);
-        assert_eq!(stage.load().switch, "off", "the last switch holds");
+        assert_eq!(stage.load().switch, "off", "the last switch is in force");
         let stored = String::from_utf8(stage.disk.content(FILE).expect("the file exists")).expect("text");
         assert!(stored.contains("\"off\""), "{stored}");
     });

@@ -73,7 +73,7 @@ impl Stage {
         let before = self.overrides();
         let overridden = self.overridden(request);
         assert_eq!(self.overrides(), before, "a refused request changes nothing");
-        overridden.refused.expect("it is refused")
+        overridden.refused.expect("the request is refused")
     }
 
     /// The overrides in force, each with its backend.
@@ -119,17 +119,17 @@ fn a_drained_backend_gets_no_connects_until_it_is_undrained() {
         assert_eq!(stage.accepted(again).changed, [address(FIRST)], "the index means the same backend");
         let shown = stage.controller().overrides_document().overrides.remove(0).of;
         assert_eq!((shown.reason.as_deref(), shown.user, shown.process), (Some("new disk"), 7, 77));
-        assert_eq!(stage.accepted(drain(&[FIRST])).changed, [], "it is drained already");
+        assert_eq!(stage.accepted(drain(&[FIRST])).changed, [], "the backend is drained already");
         assert_eq!(stage.accepted(undrain(FIRST)).changed, [address(FIRST)]);
         assert_eq!(stage.accepted(undrain(FIRST)).changed, []);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
     });
 }
 
-/// An answered drain is in the maps and in the file. Without an answer, only the drain itself may
-/// be lost.
+/// An answered drain is in the maps and in the file. If the daemon is killed before it answers,
+/// only the drain without an answer may be lost.
 #[test]
-fn what_was_answered_holds_after_a_kill() {
+fn answered_overrides_are_in_force_after_a_kill() {
     script("", |stage| {
         stage.accepted(drain(&[FIRST]));
         stage.accepted(weight(THIRD, 50));
@@ -142,7 +142,7 @@ fn what_was_answered_holds_after_a_kill() {
         // The daemon is killed before the drain is stored.
         stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
         let mut reply = stage.request(drain(&[MIDDLE]));
-        assert!(reply.try_recv().is_err(), "it is not stored yet");
+        assert!(reply.try_recv().is_err(), "the drain is not stored yet");
         stage.hangs = |_| false;
         stage.start(&BACKENDS);
         assert_eq!(stage.overrides(), before);
@@ -154,7 +154,7 @@ fn what_was_answered_holds_after_a_kill() {
     });
 }
 
-/// An operator's command, or a time without one.
+/// An operator's command, or a time without a command.
 #[derive(Clone, Debug)]
 enum Act {
     Request(OverrideRequest),
@@ -162,7 +162,7 @@ enum Act {
     Pass(Duration),
 }
 
-/// Acts with the backends that are drained after each. The weight concerns the last one.
+/// Acts, each with the backends that are drained after it. The weight is set for the last backend.
 fn acts() -> Vec<(Act, &'static [&'static str])> {
     let briefly = OverrideRequest { for_s: Some(10), ..drain(&[MIDDLE]) };
     vec![
@@ -180,8 +180,8 @@ fn drained(stage: &Stage) -> BTreeSet<SocketAddr> {
     drains.map(|(backend, _)| backend).collect()
 }
 
-/// Acts until the daemon is killed, and then checks the state. Returns whether the daemon was
-/// killed.
+/// Carries out the acts until the daemon is killed, and then checks the state. Returns whether the
+/// daemon was killed.
 fn dies_and_loses_nothing(death: Death, operations: Option<u64>) -> bool {
     let mut stage = Stage::new("");
     stage.start(&BACKENDS);
@@ -208,12 +208,15 @@ fn dies_and_loses_nothing(death: Death, operations: Option<u64>) -> bool {
             before = after;
             continue;
         }
-        // An event in which an operation fails may answer although a killed daemon would not have.
+        // With `operations`, the daemon is killed only after the event in which an operation
+        // failed. It may have sent an answer that a daemon killed at the failed operation would not
+        // have sent.
         let is_answered = operations.is_none() && reply.is_some_and(|mut reply| reply.try_recv().is_ok());
         if is_answered {
             before.clone_from(&after);
         }
-        // Without a daemon: the backends that this act does not concern are as they were.
+        // Without a daemon, connects reach the same backends as before, except for those that this
+        // act changes.
         let reached: BTreeSet<SocketAddr> = stage.reached_backends().into_iter().collect();
         let (both, either) = (&before & &after, &before | &after);
         assert!(reached.is_disjoint(&both) && reached.is_superset(&(&all - &either)), "{act:?}: {reached:?}");
@@ -238,7 +241,8 @@ fn a_kill_between_any_two_steps_loses_nothing_that_was_answered() {
     assert!(killed > 50, "{killed} steps");
 }
 
-/// The kill comes between two operations of the kernel, in the middle of an event.
+/// Within an event, all kernel operations fail from one operation on. After the event, the daemon
+/// is killed. This has the same effect as a kill between two operations.
 #[test]
 fn a_kill_between_any_two_operations_of_the_kernel_loses_nothing_that_was_answered() {
     let killed = (0..).take_while(|count| dies_and_loses_nothing(Death::AtFailure, Some(*count))).count();
@@ -251,7 +255,11 @@ fn an_operator_learns_that_an_override_cannot_be_stored() {
         stage.disk.set_broken(FILE, true);
         let overridden = stage.overridden(drain(&[FIRST]));
         assert!(overridden.not_kept.is_some_and(|why| why.contains("os error 5")));
-        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "it is in force all the same");
+        assert_eq!(
+            stage.reached_backends(),
+            addresses(&BACKENDS[1..]),
+            "the override is in force nevertheless"
+        );
         let is_fault =
             |stage: &Stage| stage.faults().iter().any(|fault| fault.contains("operators' overrides"));
         assert!(is_fault(stage));
@@ -275,7 +283,7 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
     script("", |stage| {
         stage.accepted(drain(&[FIRST]));
         stage.stop_faults();
-        let stored = stage.disk.content(FILE).expect("it is stored");
+        let stored = stage.disk.content(FILE).expect("the file is stored");
         stage.disk.set_broken(FILE, true);
         stage.start(&BACKENDS);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
@@ -288,7 +296,7 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
         let (answer, mut reply) = Reply::new();
         stage.dispatch(Event::Query(ControllerQuery::Overrides(answer)));
         let document = reply.try_recv().expect("an answer");
-        let why = document.not_kept.expect("it is degraded");
+        let why = document.not_kept.expect("the overrides cannot be stored");
         assert!(
             document.overrides.is_empty() && why.contains("drains in the kernel's maps stay in force"),
             "{why}"
@@ -299,7 +307,11 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
         assert!(overridden.not_kept.is_some());
         assert_eq!(stage.reached_backends(), addresses(&[THIRD]));
         stage.disk.set_broken(FILE, false);
-        assert_eq!(stage.disk.content(FILE).expect("it exists"), stored, "it was not overwritten");
+        assert_eq!(
+            stage.disk.content(FILE).expect("the file exists"),
+            stored,
+            "the file was not overwritten"
+        );
         stage.pass(30 * SECOND);
         assert_eq!(stage.reached_backends(), addresses(&[THIRD]));
         stage.start(&BACKENDS);
@@ -308,14 +320,14 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
 }
 
 #[test]
-fn a_file_that_cannot_be_parsed_drains_nothing_and_is_kept() {
+fn a_file_that_cannot_be_parsed_drains_nothing_and_is_renamed() {
     for text in ["{\"schema\":1,\"overrides\":[{\"serv", "{\"schema\":2}"] {
         script("", |stage| {
             stage.accepted(drain(&[FIRST]));
             stage.disk.write(FILE, text);
             stage.start(&BACKENDS);
             assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
-            let aside = stage.disk.content(format!("{FILE}.not-understood")).expect("it is renamed");
+            let aside = stage.disk.content(format!("{FILE}.not-understood")).expect("the file is renamed");
             assert_eq!(aside, text.as_bytes());
         });
     }
@@ -366,17 +378,17 @@ fn an_override_ends_at_its_time() {
         stage.suspended += 60 * SECOND;
         stage.pass(2 * SECOND);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
-        // It does not depend on the wall clock while the daemon runs.
+        // While the daemon runs, the end of the override does not depend on the wall clock.
         stage.accepted(for_a_minute());
         stage.wall_ahead += 3_600 * SECOND;
         stage.pass(2 * SECOND);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
         stage.accepted(undrain(FIRST));
-        // It passes while no daemon runs.
+        // The time also passes while no daemon runs.
         stage.accepted(for_a_minute());
         stage.kill();
         stage.pass(61 * SECOND);
-        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "no daemon ends it");
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "no daemon ends the override");
         stage.start(&BACKENDS);
         stage.pass(2 * SECOND);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
@@ -400,7 +412,7 @@ fn a_weight_override_multiplies_a_share() {
         assert!((share(&least) - 0.005).abs() < 0.001, "{least:?}");
         let most = stage.accepted(weight(FIRST, 1_000));
         assert!((share(&most) - 10.0 / 12.0).abs() < 0.001, "{most:?}");
-        // A new list retains it, and 100 % ends it.
+        // A new list does not end the override; a weight of 100 % ends it.
         stage.list_text(
             &format!("{}weight = 2\n", list_of(&[FIRST]))
                 .chars()
@@ -413,7 +425,7 @@ fn a_weight_override_multiplies_a_share() {
     });
 }
 
-/// The share is that of the backends that connects may choose.
+/// Shares are computed among the backends that connects may choose.
 #[test]
 fn the_share_of_a_weight_does_not_include_drained_backends() {
     script("", |stage| {
@@ -434,7 +446,7 @@ fn a_weight_is_refused_if_the_policy_ignores_weights() {
 
 /// An operator repeats a drain to wait again. The second drain names neither time nor reason.
 #[test]
-fn what_a_repeated_drain_leaves_out_does_not_change() {
+fn values_that_a_repeated_drain_omits_do_not_change() {
     script("", |stage| {
         let first =
             OverrideRequest { for_s: Some(3_600), reason: Some("new disk".to_owned()), ..drain(&[FIRST]) };
@@ -445,7 +457,7 @@ fn what_a_repeated_drain_leaves_out_does_not_change() {
         let again = &again.overrides[0].of;
         assert_eq!(again.reason, first.reason);
         assert!(again.until < first.until, "{again:?}");
-        // The last backend needs no second `--force`.
+        // To repeat the drain of the last available backend, no `--force` is necessary.
         stage.accepted(OverrideRequest { force: true, ..drain(&[MIDDLE, THIRD]) });
         assert_eq!(stage.accepted(drain(&[THIRD])).changed, []);
         stage.accepted(OverrideRequest { for_s: Some(60), ..drain(&[THIRD]) });
@@ -467,9 +479,9 @@ fn the_flows_of_a_drained_backend_are_counted_until_they_end() {
         assert_eq!(open(stage), 1);
         stage.list(&BACKENDS[1..]);
         stage.pass(60 * SECOND);
-        assert_eq!(open(stage), 1, "the list has lost it");
+        assert_eq!(open(stage), 1, "the list no longer contains the backend");
         stage.start(&BACKENDS[1..]);
-        assert_eq!(open(stage), 1, "a new daemon has a list without it");
+        assert_eq!(open(stage), 1, "a new daemon has a list without the backend");
         stage.reconfigure("name = \"users\"", "name = \"accounts\"");
         stage.settle();
         assert_eq!(open(stage), 1, "the service is gone");
@@ -497,7 +509,8 @@ fn a_drain_outlasts_the_absence_of_its_backend() {
     });
 }
 
-/// The rest of the subset does not take the whole load of a drained member.
+/// A substitute receives load, so that the other members do not receive all load of a drained
+/// member.
 #[test]
 fn a_drained_member_is_replaced() {
     let lines = "subset = { size = 2 }\nhealth = { replace_after = \"10s\" }";
@@ -546,7 +559,8 @@ fn an_override_of_one_client_concerns_no_other() {
         stage.accepted(drain(&[MIDDLE]));
         let why = stage.refused(only("web", undrain(MIDDLE)));
         assert!(why.contains("in force for all clients"), "{why}");
-        // Its own drain of a backend that is drained for all can be ended on its own.
+        // If a backend is drained both for all clients and for one client, the drain for the one
+        // client can be ended separately.
         stage.accepted(only("web", drain(&[MIDDLE])));
         stage.accepted(only("web", undrain(MIDDLE)));
         assert!(stage.overrides().contains(&(address(MIDDLE), OverrideKind::Drain)));
@@ -575,7 +589,7 @@ fn two_operators_at_once_are_both_answered() {
 }
 
 #[test]
-fn a_faulty_request_is_refused_with_what_would_be_right() {
+fn a_faulty_request_is_refused_with_the_permitted_values() {
     script("", |stage| {
         let reason = |reason: &str| OverrideRequest { reason: Some(reason.to_owned()), ..drain(&[FIRST]) };
         let for_s = |time| OverrideRequest { for_s: Some(time), ..drain(&[FIRST]) };

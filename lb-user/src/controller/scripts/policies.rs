@@ -176,7 +176,8 @@ fn at_the_limit_the_rule_of_the_service_decides_and_is_counted() {
             let flow = stage.open.swap_remove(5);
             stage.kernel.end(flow, Ending::Closed, 100, 100);
             assert_eq!(stage.connect(), Ok(flow.backend), "{policy:?}");
-            // The opposite change, with all flows open: they stay, and more connects succeed.
+            // A lower limit, without `overflow`, while all flows are open: the flows remain open,
+            // and more connects succeed.
             stage.configure(&lines("active_limit = 3"));
             assert_eq!(stage.open_by_backend(), each(4), "{policy:?}");
             stage.open_more(6);

@@ -1,4 +1,4 @@
-//! Scripts of `rebalance`: when the daemon closes idle connections of a pool, and of which backend.
+//! Scripts of `rebalance`: when the daemon closes idle connections of a pool, and to which backend.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,17 +12,17 @@ use super::stage::{BACKENDS, SECOND, Stage, address, script};
 use crate::closing::{CloseCause, CloseJob, CloseRequester};
 
 const REBALANCE: &str = "rebalance = { rate = \"100/s\", idle = \"7s\" }\nejection = \"off\"";
-/// With the default ejection.
+/// `rebalance` with the default ejection.
 const EJECTING: &str = "rebalance = { rate = \"100/s\", idle = \"7s\" }";
 /// Longer than a daemon needs to apply a list while operations of the kernel fail.
 const APPLIED: Duration = Duration::from_secs(30);
 
-/// What a job answers that has closed as many connections as it may.
+/// The answer of a job that has closed as many connections as its order permits.
 fn closed(job: &CloseJob) -> CloseAnswer {
     answer(job, CloseCounts { closed: job.order.most.expect("a limit"), ..CloseCounts::default() })
 }
 
-/// What a job answers that has found only busy connections.
+/// The answer of a job that has found only busy connections.
 fn busy(job: &CloseJob) -> CloseAnswer {
     answer(job, CloseCounts { not_idle: 10, ..CloseCounts::default() })
 }
@@ -35,7 +35,8 @@ fn refused(_: &CloseJob) -> CloseAnswer {
     })
 }
 
-/// A pool of 30 connections to the first two backends. Then the third is added.
+/// Opens a pool of 30 connections to the first two backends. Then adds the third backend to the
+/// list.
 fn add_a_backend(stage: &mut Stage) {
     stage.list(&BACKENDS[..2]);
     stage.pass(APPLIED);
@@ -57,7 +58,7 @@ fn jobs(stage: &Stage) -> Vec<CloseJob> {
     jobs.map(|(job, _)| job.clone()).collect()
 }
 
-/// Lets jobs begin, and waits for the next one.
+/// Waits at most `within` seconds for the next job. The job then hangs until [`finish`].
 fn next_job(stage: &mut Stage, within: u32) -> Option<CloseJob> {
     stage.hangs = is_close;
     for _ in 0..within {
@@ -69,8 +70,8 @@ fn next_job(stage: &mut Stage, within: u32) -> Option<CloseJob> {
     None
 }
 
-/// Ends a job, and does to the pool what the job has answered: closes as many connections, and
-/// dials again.
+/// Ends a job: closes as many connections of the pool as the job's order permits, and dials as many
+/// again.
 fn finish(stage: &mut Stage, job: &CloseJob) {
     let most = usize::try_from(job.order.most.expect("a limit")).expect("a small number");
     let mut others = Vec::new();
@@ -90,8 +91,8 @@ fn finish(stage: &mut Stage, job: &CloseJob) {
     stage.finish_hung();
 }
 
-/// A pool of 30 connections to all three backends. Then the third stops, the programs eject it, and
-/// the pool dials the others.
+/// Opens a pool of 30 connections to all three backends. Then the third backend stops, the programs
+/// eject it, and the pool dials the other backends.
 fn lose_a_backend(stage: &mut Stage) {
     stage.stop_faults();
     while stage.open.len() < 30 {
@@ -111,7 +112,7 @@ fn lose_a_backend(stage: &mut Stage) {
     }
 }
 
-/// The state of `rebalance` in status: its name, and the backends that it names.
+/// The state of `rebalance` in status: its name, and the backends that it lists.
 fn shown(stage: &Stage) -> (String, Vec<SocketAddr>) {
     let rebalance = stage.service().rebalance.expect("the service has it");
     (rebalance.state, rebalance.backends.into_iter().map(|short| short.address).collect())
@@ -136,14 +137,15 @@ fn a_new_backend_gets_connections_of_the_others_until_it_has_enough() {
             assert_eq!((order.service.as_str(), order.client.as_deref()), ("users", Some("web")));
             assert_eq!((order.idle, order.is_dry_run), (Some(7 * SECOND), false));
             let most = order.most.expect("a limit");
-            // The share of each is about 10, and the backend has at most one less afterwards.
+            // Each backend's share is about 10 connections. After the job, the backend has at most
+            // one connection less than its share.
             let before = u64::try_from(open(stage)[&order.backend]).expect("a small number");
             assert!((1..=before - 9).contains(&most), "{most} of {before}");
             sum += most;
             finish(stage, &job);
         }
         let open = open(stage);
-        // The others may have one less than their share.
+        // The other backends may have one connection less than their share.
         assert!(open.values().all(|open| (8..=11).contains(open)), "{open:?}");
         assert!((8..=40).contains(&sum), "{sum} closed");
         assert_eq!(stage.task().closed[&("users".to_owned(), CloseCause::Rebalance)], sum);
@@ -259,7 +261,7 @@ fn trials_that_fail_cost_one_connection_each_and_come_more_and_more_rarely() {
             let open = open(stage);
             assert!(open.len() == 2 && open.values().all(|open| (14..=16).contains(open)), "{open:?}");
         }
-        // The ejections last 5 s, 10 s, 20 s, ... 300 s, and between two closings is a minute.
+        // The ejections last 5 s, 10 s, 20 s, ... 300 s, and closings are at least a minute apart.
         assert!((6..=12).contains(&begun.len()), "{begun:?}");
         assert!(begun.windows(2).all(|pair| pair[1] - pair[0] >= 60), "{begun:?}");
         let last = begun.windows(2).next_back().expect("several");

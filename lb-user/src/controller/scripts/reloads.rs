@@ -1,5 +1,5 @@
-//! Scripts of reloads: keys that change under flows, clients that come and go, and files on a file
-//! system that does not answer.
+//! Scripts of reloads: keys that change while flows are open, clients that are added and removed,
+//! and files on a file system that does not answer.
 
 use lb_common::ending::Ending;
 use lb_fake::Connect;
@@ -22,7 +22,7 @@ impl Stage {
     }
 }
 
-/// Every key of a task and of its subset, one after the other.
+/// Changes every key of a task and of its subset, one after the other.
 #[test]
 fn keys_of_a_task_and_its_subset_change_under_flows_and_no_connect_fails() {
     let one = "subset = { algorithm = \"rocksteadier\", size = 1 }";
@@ -62,7 +62,7 @@ fn keys_of_a_task_and_its_subset_change_under_flows_and_no_connect_fails() {
     });
 }
 
-/// A change in several files takes effect at once, with the signal.
+/// Changes in several files take effect together, at the signal.
 #[test]
 fn a_configuration_that_is_not_watched_changes_with_its_lists_at_sighup() {
     script("", |stage| {
@@ -125,7 +125,8 @@ fn a_client_that_leaves_is_shown_until_its_last_flow_has_ended_also_by_the_next_
     });
 }
 
-/// Its programs are loaded off the loop, which takes long for many clients.
+/// The programs of new clients are loaded outside of the event loop, because this takes long for
+/// many clients.
 #[test]
 fn a_reload_that_adds_many_clients_delays_no_other_work() {
     script("", |stage| {
@@ -139,7 +140,7 @@ fn a_reload_that_adds_many_clients_delays_no_other_work() {
         stage.notices.clear();
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_));
         stage.dispatch(Event::Hangup);
-        // The daemon answers, and follows lists and cgroups.
+        // Meanwhile the daemon answers queries, and applies changes of lists and cgroups.
         stage.list(&BACKENDS[1..]);
         stage.kernel.remove_cgroup(&cgroup_path("web"));
         stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
@@ -191,7 +192,7 @@ fn a_hung_file_system_delays_only_its_own_service() {
                 Some(address(BACKENDS[0])),
                 "the backend of the other client"
             );
-            // What was in force stays.
+            // The list that was in force is still in force.
             assert_eq!(stage.reached(stage.place, MORE), Some(address(MORE_BACKEND)));
         };
         goes_on(stage);
@@ -202,7 +203,7 @@ fn a_hung_file_system_delays_only_its_own_service() {
             "{faults:?}"
         );
         assert_eq!(stage.logged("does not answer"), 1, "the fault is logged once");
-        // A reload continues as well, and that service retains its list.
+        // A reload is also completed, and the service with the hung file retains its list.
         let taken_on = stage.controller().facts(stage.now).reloads.taken_on;
         stage.dispatch(Event::Hangup);
         goes_on(stage);

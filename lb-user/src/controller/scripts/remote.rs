@@ -25,7 +25,7 @@ impl Stage {
         self.controller().sources(self.task(), self.now)["users"].remote.clone().expect("a remote source")
     }
 
-    /// The backends to which 60 connects go.
+    /// The backends that 60 connects reach.
     fn used(&mut self) -> Vec<String> {
         self.dialled(60).iter().map(ToString::to_string).collect()
     }
@@ -66,7 +66,7 @@ fn an_empty_or_failed_answer_leaves_the_list_in_force() {
 }
 
 #[test]
-fn without_a_list_the_fault_of_a_query_does_not_claim_that_one_stays() {
+fn without_a_list_the_fault_of_a_query_states_that_no_list_is_in_force() {
     script(DNS, |stage| {
         stage.fail_query();
         assert_eq!(stage.error(), "no list so far: 10.0.0.53:53: no answer; no list is in force");
@@ -95,7 +95,7 @@ fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
             stage.error(),
             "dns users.example.com port 80: 10.0.1.1:80 is not allowed: it is outside allow = [\"10.0.0.0/24\"]; the list in force stays"
         );
-        // Such an answer confirms nothing.
+        // An answer that is not allowed does not confirm the list.
         stage.pass(2 * MINUTE);
         stage.answer(&["10.0.0.1:80", "10.0.1.1:80"]);
         let confirmed = stage.controller().sources(stage.task(), stage.now)["users"].good_for_s;
@@ -125,7 +125,7 @@ fn the_removal_of_most_endpoints_waits_until_the_server_repeats_it() {
 }
 
 #[test]
-fn a_server_that_repeats_a_removal_too_early_has_not_repeated_it() {
+fn a_removal_that_is_repeated_early_takes_effect_only_after_ten_seconds() {
     script(DNS, |stage| {
         stage.answer(&BACKENDS);
         stage.stop_faults();
@@ -241,7 +241,7 @@ fn on_stale_decides_what_connects_do_with_a_stale_list() {
             } else {
                 assert_eq!(stage.used(), reached);
             }
-            // A reload does not bring the stale list back.
+            // After a reload, the stale list is not in use either.
             stage.configure(&dns(&format!("stale_after = \"10m\", on_stale = \"{on_stale}\"")));
             stage.pass(MINUTE);
             assert_eq!(stage.dial(10), if reached.is_empty() { 10 } else { 0 });
@@ -261,7 +261,7 @@ fn a_restart_uses_the_stored_list_while_the_server_is_down() {
         stage.start(&BACKENDS);
         assert_eq!(stage.used(), BACKENDS);
         assert_eq!(stage.error(), "no list so far: 10.0.0.53:53: no answer; the list in force stays");
-        // The removals in the first answer of a server that has just started wait as well.
+        // Removals in the server's first answer after a restart of the daemon are also deferred.
         stage.answer(&["10.0.0.4:80"]);
         assert_eq!(stage.used().len(), 4);
     });

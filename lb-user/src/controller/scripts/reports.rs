@@ -76,7 +76,7 @@ fn a_lame_duck_outlives_agent_and_daemon_until_its_time_ends() {
         assert!(stage.controller().is_open(), "a pinned client does not wait for a first answer");
         stage.pass(5 * SECOND);
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])), "another daemon runs");
-        // The report declared a lame duck for one minute.
+        // The report declared the backend a lame duck for one minute.
         stage.pass(60 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
@@ -142,14 +142,14 @@ fn all_clients_of_a_host_obey_a_report() {
     });
 }
 
-/// If the backend's id were given to another backend, the old rows would follow the reports of that
-/// other backend.
+/// If the report id of a backend were assigned to another backend too early, the leaving client's
+/// connects to the old backend would follow the reports of the other backend.
 #[test]
 fn backends_of_a_leaving_client_stay_registered() {
     script(REPORTS, |stage| {
         stage.are_ready(&BACKENDS);
         stage.stop_faults();
-        // A backend that is no longer listed may return, so its entry stays for a minute.
+        // A backend that is no longer listed may return, so its entry remains for a minute.
         stage.list(&BACKENDS[1..]);
         stage.pass(30 * SECOND);
         assert_eq!(stage.registered(), BACKENDS.map(address).into());
@@ -161,9 +161,10 @@ fn backends_of_a_leaving_client_stay_registered() {
         stage.dispatch(Event::Hangup);
         stage.kernel.faults().stop();
         stage.pass(90 * SECOND);
-        assert!(stage.reached(stage.place, SERVICE).is_some(), "the old rows still balance connects");
+        assert!(stage.reached(stage.place, SERVICE).is_some(), "the old client still balances connects");
         assert_eq!(stage.registered(), BACKENDS.map(address).into());
-        // Once no row can name the backends that are no longer listed, their entries are removed.
+        // Once no map `backends` can contain the ids of the backends that are no longer listed,
+        // their entries are removed.
         stage.write_list(&BACKENDS[1..]);
         stage.finish_hung();
         stage.pass(90 * SECOND);
@@ -178,7 +179,7 @@ fn all_lame_ducks_serve_if_there_is_no_better_backend() {
         stage.pass(3 * SECOND);
         stage.settle();
         assert_eq!(stage.dialled(60).len(), 3);
-        // A backend whose agent has never answered is preferred to a lame duck.
+        // If the agent of a backend has never answered, the backend is preferred to a lame duck.
         let new = "10.0.0.4:80";
         stage.list(&[BACKENDS[0], BACKENDS[1], new]);
         stage.settle();
@@ -247,8 +248,8 @@ fn a_key_is_replaced_without_a_gap() {
     });
 }
 
-/// Otherwise, anyone who has the key of one service, and can write its list, could report for a
-/// backend of another service.
+/// If other keys were accepted, a process with the key of one service and write access to its list
+/// could report for a backend of another service.
 #[test]
 fn a_service_believes_only_reports_with_its_own_key() {
     let (more, list) = ("10.96.0.11:80", "/lists/more.toml");
@@ -269,8 +270,8 @@ fn a_service_believes_only_reports_with_its_own_key() {
         stage.disk.write(list, list_of(&BACKENDS[..1]));
         stage.are_ready(&BACKENDS);
         stage.announce_lame(BACKENDS[0]);
-        // This service requests no reports, so only its list counts, even if another service of the
-        // client has a report.
+        // This service requests no reports, so only its list determines the backend's health, even
+        // if another service of the client has a report.
         assert_eq!(with_more(stage, ""), [""; 0]);
         assert_eq!(stage.reached(stage.place, more), Some(address(BACKENDS[0])));
         assert!(!stage.dialled(60).contains(&address(BACKENDS[0])));

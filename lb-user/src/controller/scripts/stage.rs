@@ -1,5 +1,6 @@
-//! The stage of the scripts: a daemon without a host. It consists of the controller, the shell's
-//! own readers of files, and a kernel, a disk and a network in memory, all in virtual time.
+//! The stage of the scripts: a daemon without a host. It consists of the controller, the code of
+//! `crate::daemon` that reads files, and a kernel, a disk and a network in memory, all in virtual
+//! time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -54,10 +55,10 @@ pub const SEED: u64 = 20_261_127;
 pub const CONFIG: &str = "/etc/socklb/socklb.toml";
 pub const LIST: &str = "/lists/users.toml";
 pub const PINS: &str = "/sys/fs/bpf";
-/// After this number of seconds the daemon has done everything that it can. The longest pause after
-/// failures is half a minute.
+/// Within this number of seconds, the daemon completes all work that is possible: the longest pause
+/// after failures is 30 s.
 const SETTLED: u32 = 64;
-/// The number of attempts to start; the chance that all of them fail is negligible.
+/// The maximum number of attempts to start. The probability that all of them fail is negligible.
 const STARTS: u32 = 100;
 
 /// The limits are small, so that checking all of the maps is cheap.
@@ -85,8 +86,8 @@ pub struct Disk(Mutex<DiskState>);
 
 #[derive(Default)]
 struct DiskState {
-    /// For each file, by path: its content, and the number of changes of the disk up to its last
-    /// write.
+    /// For each file, by path: the number of changes of the disk up to the file's last write, and
+    /// its content.
     files: BTreeMap<PathBuf, (u64, Vec<u8>)>,
     changes: u64,
     /// Paths that can be neither read nor written. This includes files below them.
@@ -136,7 +137,7 @@ impl Disk {
         if is_hung { Err(NoAnswer::Hung(path.to_owned())) } else { Ok(()) }
     }
 
-    /// Reads the stamp of a path, as the shell does.
+    /// Reads the stamp of a path, as `crate::daemon` does.
     fn look(&self, path: &Path) -> Result<Option<Stamp>, NoAnswer> {
         self.access(path).map(|()| self.stamp(path))
     }
@@ -218,7 +219,7 @@ impl Files for Disk {
     }
 }
 
-/// Servers that answer what a script sets; at first they do not answer.
+/// Servers with the answers that a script sets. Until a script sets an answer, queries fail.
 pub struct ScriptedServers(Mutex<ServersState>);
 
 struct ServersState {
@@ -234,7 +235,7 @@ struct ServersState {
 }
 
 impl ServersState {
-    /// Answers questions about these host names.
+    /// Answers queries for these host names.
     fn resolve(&mut self, hosts: &BTreeSet<HostName>) {
         let mut table = HostTable::clone(&self.hosts.borrow());
         for host in hosts {
@@ -456,7 +457,7 @@ impl Wire {
         }
     }
 
-    /// Gives the port for reports to another process, or makes it free again.
+    /// Makes another process use the port for reports, or frees the port again.
     pub fn take_port(&self, is_taken: bool) {
         self.with(|state| state.is_taken = is_taken);
     }
@@ -535,7 +536,7 @@ impl config::ProcessEnvironment for Nothing {
         None
     }
 
-    /// The name of a key file gives the ids of its keys, for example `2-1`.
+    /// The name of a key file consists of the ids of its keys, for example `2-1`.
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let mut keys = name.split('-').map(str::parse).map_while(Result::ok).map(key);
@@ -614,7 +615,8 @@ pub struct Stage {
     /// Selects the work that hangs for now. `hung` contains the work that was selected and is not
     /// done yet.
     pub hangs: fn(&BackgroundWork) -> bool,
-    /// Answers in place of the kernel, which has no sockets.
+    /// Returns the answer to a job that closes connections, because the simulated kernel has no
+    /// sockets.
     pub closes: fn(&CloseJob) -> CloseAnswer,
     pub hung: Vec<BackgroundWork>,
     /// The notifications to the service manager without status lines; `state_line` is the last
@@ -640,7 +642,8 @@ pub struct Stage {
     _logs: tracing::subscriber::DefaultGuard,
 }
 
-/// Runs a script without faults, and again with a tenth of the kernel's operations failing.
+/// Runs a script without faults, and again with a failure of every tenth kernel operation on
+/// average.
 #[expect(clippy::print_stdout, reason = "it is shown if the script fails")]
 pub fn script(lines: &str, act: impl Fn(&mut Stage)) {
     for per_mille in [0, FAULTS_PER_MILLE] {
@@ -653,7 +656,7 @@ pub fn script(lines: &str, act: impl Fn(&mut Stage)) {
         act(&mut stage);
         stage.check();
         if per_mille != 0 {
-            assert!(stage.kernel.faults().failed() > 0, "the script met faults");
+            assert!(stage.kernel.faults().failed() > 0, "faults occurred in the script");
         }
     }
 }
@@ -696,7 +699,7 @@ impl Stage {
             runtime,
             inbox: VecDeque::new(),
             hangs: |_| false,
-            closes: |job| panic!("no script has closed connections: {job:?}"),
+            closes: |job| panic!("a job closes connections, but the script has not set `closes`: {job:?}"),
             hung: Vec::new(),
             notices: Vec::new(),
             state_line: String::new(),
@@ -795,7 +798,7 @@ impl Stage {
         }
     }
 
-    /// Kills the daemon. Work that it has not done is never done.
+    /// Kills the daemon. Its pending work is discarded.
     pub fn kill(&mut self) {
         self.wire.with(|state| {
             let WireState { agents, now, is_taken, .. } = std::mem::take(state);
@@ -924,7 +927,7 @@ impl Stage {
                 let result = (self.closes)(&job);
                 Event::FlowsClosed(job.order, result, requester)
             }
-            // This is done without a thread, because there are two such pieces of work per second.
+            // Checks of files are done without a thread, because there are two of them per second.
             BackgroundWork::Look { service, source, path } => {
                 let result = self.disk.look(&path);
                 Event::Looked { service, source, result }
@@ -992,12 +995,12 @@ impl Stage {
         });
     }
 
-    /// Lets a second pass, and checks the maps.
     /// Changes the readiness that a backend's agent reports.
     pub fn announce(&mut self, backend: &str, readiness: Readiness) {
         self.report(backend, |agent| agent.readiness = readiness);
     }
 
+    /// Lets a second pass, and checks the maps.
     pub fn tick(&mut self) {
         self.pass(SECOND);
         self.check();
@@ -1102,7 +1105,7 @@ impl Stage {
         self.found_out_about(name, Some(Err(why.to_owned())));
     }
 
-    /// From now on, the server answers nothing about a name.
+    /// From now on, the server does not answer queries for a name.
     pub fn ignore_name(&mut self, name: &str) {
         self.found_out_about(name, None);
     }
@@ -1116,8 +1119,8 @@ impl Stage {
         }
     }
 
-    /// Reports a change at this path, as a watch does, and waits until the daemon considers that
-    /// the file has stopped changing.
+    /// Reports a change at this path, as a watch does, and lets the time pass after which the
+    /// daemon assumes that the file has stopped changing.
     pub fn changed(&mut self, path: impl AsRef<Path>) {
         self.dispatch(Event::Changed([path.as_ref().to_owned()].into()));
         self.pass(lb_core::feed::SETTLE);
@@ -1130,7 +1133,7 @@ impl Stage {
         self.settle();
     }
 
-    /// Lets seconds pass until the daemon has nothing left to do.
+    /// Lets seconds pass until all client tasks are settled and have cgroups.
     pub fn settle(&mut self) {
         for _ in 0..SETTLED {
             self.tick();
@@ -1188,12 +1191,12 @@ impl Stage {
         clients.find(|client| client.name == name).expect("the client runs")
     }
 
-    /// The service of that client in `status`.
+    /// The service of the client `web` in `status`.
     pub fn service(&self) -> ServiceStatus {
         self.client().services.swap_remove(0)
     }
 
-    /// A backend of that service in `status`.
+    /// A backend of the service of the client `web` in `status`.
     pub fn backend(&self, backend: &str) -> BackendStatus {
         let mut backends = self.service().backends.into_iter();
         backends.find(|one| one.address == address(backend)).expect("the backend has a slot")

@@ -8,7 +8,7 @@ use lb_kernel::Kernel as _;
 use super::stage::{BACKENDS, PINS, SECOND, SERVICE, Stage, cgroup_path, pins_of, script};
 use crate::controller::Event;
 
-/// The message about limits advises this for every client.
+/// The message contains the commands for all clients.
 #[test]
 fn limits_change_after_the_commands_in_the_message() {
     script("", |stage| {
@@ -29,7 +29,7 @@ fn limits_change_after_the_commands_in_the_message() {
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].starts_with("limits.slots cannot"), "{faults:?}");
         assert!(faults[0].contains(&remove), "{faults:?}");
-        // A restart without these steps is refused; the error contains every client at once.
+        // A restart without these steps is refused; the error names all clients.
         stage.try_to_start(1);
         assert!(stage.controller.is_none());
         for part in
@@ -79,7 +79,8 @@ fn two_failed_clients_of_64_are_reported_and_the_others_are_balanced() {
             faults.iter().map(|fault| fault.split(':').next().unwrap_or_default()).collect();
         assert!(faults.len() == 2 && named == ["client job-20", "client job-40"].into(), "{faults:?}");
         assert!(faults.iter().any(|fault| fault.contains("cannot attach connect4 to ")), "{faults:?}");
-        // The programs of the previous daemon continue if the pins do not fit.
+        // If a client cannot be started because of its pins, the programs of the previous daemon
+        // continue to balance.
         let is_reached = |stage: &mut Stage| {
             places.iter().map(|place| stage.reached(*place, SERVICE).is_some()).collect::<Vec<_>>()
         };

@@ -15,8 +15,8 @@ fn many(count: usize) -> Vec<String> {
 }
 
 impl Stage {
-    /// Makes the client task number `index` of a job of `count` tasks, with this list, and waits
-    /// until the daemon has applied this.
+    /// Configures the client as task number `index` of a job of `count` tasks, with this list, and
+    /// waits until the daemon has applied this.
     fn task_of(&mut self, index: u32, count: u32, list: &[String], lines: &str) {
         self.list(&list.iter().map(String::as_str).collect::<Vec<_>>());
         self.write_config(lines);
@@ -128,8 +128,8 @@ fn the_only_task_of_a_job_uses_300_backends() {
     });
 }
 
-/// Tests a size that follows from the list, and a size that has to be computed: if two tasks choose
-/// at random, they leave out some of 60 backends unless both use all.
+/// Tests a size that follows from the list, and a size that has to be computed: two tasks that
+/// choose at random use all 60 backends only if each task uses all.
 #[test]
 fn a_refused_list_names_the_needed_and_the_allowed_entries() {
     let both = "would have 2048 entries, but limits.schedule_entries allows only 1024";
@@ -150,8 +150,8 @@ fn a_refused_list_names_the_needed_and_the_allowed_entries() {
     }
 }
 
-/// Assignments are computed off the loop. If a reload happens before a computation ends, the
-/// result for the earlier task must not be applied.
+/// Assignments are computed outside of the event loop. If a reload happens before a computation
+/// ends, the result for the earlier task must not be applied.
 #[test]
 fn a_reload_during_a_computation_ends_with_both_changes() {
     let lines = "subset = { algorithm = \"random\", size = 8 }";
@@ -168,7 +168,7 @@ fn a_reload_during_a_computation_ends_with_both_changes() {
             assert_eq!((inputs.index, inputs.endpoints), (7 * round, list.len()));
             let members = stage.members().into_keys().collect::<BTreeSet<_>>();
             assert_eq!(stage.dialled(100), members);
-            // The result of a daemon that has no earlier state.
+            // A daemon without earlier state must have the same result.
             let mut other = Stage::new("");
             other.task_of(7 * round, 400, &list, lines);
             other.start(&list.iter().map(String::as_str).collect::<Vec<_>>());
@@ -189,7 +189,7 @@ fn a_subset_follows_open_flows_across_a_restart() {
         }
         stage.pass(Duration::from_secs(30));
         assert_eq!(members(stage), 3, "all backends are used");
-        // After a kill, the next daemon begins with the size that the tables have.
+        // After a kill, the next daemon begins with the size of the tables in the kernel.
         stage.try_to_start(1);
         assert_eq!(members(stage), 3);
         stage.close_all();

@@ -14,14 +14,14 @@ use super::stage::{BACKENDS, Stage, address, list_of, script};
 use crate::status;
 
 impl Stage {
-    /// The client `web` in the status of a command that no daemon answers.
+    /// The client `web` in the status that a command computes from the maps if no daemon answers.
     fn client_by_maps(&self) -> ClientStatus {
         let tables = self.kernel.tables(&self.pins()).expect("no fault");
         status::of_tables(&self.pins(), &tables).expect("no fault")
     }
 }
 
-/// The maps lack only the list's states of endpoints without a slot.
+/// Only the list's states of endpoints without a slot are missing in the maps.
 #[test]
 fn states_and_reasons_are_the_same_with_and_without_a_daemon() {
     let [first, second, third] = BACKENDS;
@@ -40,7 +40,7 @@ fn states_and_reasons_are_the_same_with_and_without_a_daemon() {
             (unused[1], "state = \"down\""),
         ];
         let endpoint = |(backend, line): (&str, &str)| format!("{}{line}\n", list_of(&[backend]));
-        // An open flow holds the slot of the drained backend.
+        // The drained backend retains its slot because of an open flow.
         while !stage.open.iter().any(|flow| flow.backend == address(second)) {
             stage.connect().expect("both backends accept connects");
         }
@@ -55,7 +55,7 @@ fn states_and_reasons_are_the_same_with_and_without_a_daemon() {
         };
         let row = |backend: &str, words: [&str; 4]| (address(backend), words.map(str::to_owned));
         let expected: BTreeMap<_, _> = [
-            // The backup, which is no member.
+            // The backup. It is shown as a member, although it has no entry in the table.
             row(first, ["lame-duck", "list", "list: lame duck", "member"]),
             row(second, ["drained", "list", "list: weight 0", "leaving"]),
             row(third, ["healthy", "", "", "member"]),
@@ -128,7 +128,7 @@ fn a_status_from_the_maps_lacks_only_what_a_daemon_knows() {
         }
         assert!(before.services[0].backends.iter().all(|backend| backend.share_60s.is_some()), "{before:?}");
         // Names, addresses, weights, tables and counts are the same; shares of the last minute and
-        // sources are gone.
+        // sources are missing.
         let common = |mut client: ClientStatus| {
             (client.configured_cgroup, client.neighbours, client.reclaim) = (None, None, None);
             // The simulated kernel has no paths of cgroups.
@@ -145,7 +145,7 @@ fn a_status_from_the_maps_lacks_only_what_a_daemon_knows() {
     });
 }
 
-/// Another backend has its slot by then, and another daemon runs.
+/// When the backend returns, another backend has its earlier slot, and another daemon runs.
 #[test]
 fn a_backend_that_leaves_and_returns_goes_on_with_its_counts_in_another_slot() {
     let other = "10.0.0.9:80";
@@ -180,8 +180,8 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts_in_another_slot() {
     });
 }
 
-/// While its flow is open, another backend must not get its slot, or the flow would count for that
-/// other backend.
+/// While a flow of a removed backend is open, another backend must not get the slot, because the
+/// flow would be counted for that other backend.
 #[test]
 fn a_slot_with_an_open_flow_goes_to_no_other_backend() {
     let added = "10.0.0.4:80";
@@ -226,7 +226,7 @@ fn a_part_of_a_table_contains_the_same_part_of_each_share() {
                 |(backend, sent): (&SocketAddr, &u64)| (*backend, sent - before.get(backend).unwrap_or(&0));
             stage.sent.iter().map(since).collect::<BTreeMap<_, _>>()
         };
-        // Wherever the cursor starts, 1,024 picks are the whole table, and an eighth of it is an
+        // From any start of the cursor, 1,024 picks are the whole table, and 128 picks contain an
         // eighth of each share.
         assert_eq!(had(stage, 1_024), entries);
         assert_eq!(had(stage, 128), entries.iter().map(|(backend, count)| (*backend, count / 8)).collect());
@@ -260,8 +260,8 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
         for _ in 0..140 + counts[1] {
             stage.connect().expect("all backends accept connects");
         }
-        // The backend's share is 55 of the 220 connections that are open then. Random choices would
-        // give it 40 of these.
+        // The backend's share is 55 of the 220 connections that are open then. With random choices,
+        // the backend would have 40 of these.
         let part = 220 / 4;
         assert!(open(stage)[1].abs_diff(part) <= 9, "{:?}, {part}", open(stage));
     });
