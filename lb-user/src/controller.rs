@@ -157,9 +157,8 @@ pub enum Event {
     /// The stamp of the configuration file was read. If `is_due`, the file has stopped changing, so
     /// the controller loads a new version now.
     LookedAtConfig { is_due: bool, result: Result<Option<Stamp>, NoAnswer> },
-    /// An endpoint file was read for the service. `begun` is the number of the reading, in the
-    /// order in which readings began. `result` is `None` if the version of the file was already
-    /// known.
+    /// The list of the service was read. `begun` is the number of the reading, in the order in
+    /// which readings began. `result` is `None` if the version of the list was already known.
     Read {
         service: String,
         source: ListSource,
@@ -232,7 +231,7 @@ pub enum BackgroundWork {
     LookAtConfig {
         is_due: bool,
     },
-    /// Read an endpoint file, unless its version is still `known`.
+    /// Read an endpoint list, unless its version is still `known`.
     Read {
         service: String,
         source: ListSource,
@@ -267,7 +266,7 @@ pub enum BackgroundWork {
     },
     /// Search for the network namespaces of these clients, which are given by name.
     SearchNamespaces(Vec<(String, Search)>),
-    /// Close connections. The work ends early when the requester gives up.
+    /// Close connections. The work ends early if the requester closes its connection to the daemon.
     Close(CloseJob, CloseRequester),
 }
 
@@ -305,8 +304,7 @@ pub struct Environment {
     pub jitter: u8,
     /// The number of clients that may be opened at the same time.
     pub threads: usize,
-    /// Whether the daemon is stopping. While it is, nothing waits for clients that are being
-    /// opened.
+    /// Whether the daemon is stopping. While it is stopping, no further client is opened.
     pub stopping: Arc<AtomicBool>,
 }
 

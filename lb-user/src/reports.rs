@@ -365,8 +365,9 @@ impl ReportStore {
         }
         let _storing = self.storing.lock();
         let known = self.maps.sender(&key_of(target.name)).unwrap_or_default();
-        // Here the event loop has written the keys of another party to the entry, and this thread,
-        // which does not have these keys yet, has accepted a report with old keys.
+        // If the keys differ, the event loop has written the keys of another party. This thread
+        // does not have the new keys yet, and has accepted a report with an old key. Such a report
+        // is not stored.
         if known.as_ref().is_some_and(|known| !share_a_key(known, &sender(target.id, &target.keys))) {
             return;
         }

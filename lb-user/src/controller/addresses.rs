@@ -117,7 +117,7 @@ impl Controller {
             .retain(|origin, _| lookups.iter().any(|lookup| lookup.origin.to_string() == *origin));
         for lookup in lookups {
             if let Some((address, other)) = &lookup.taken {
-                warn!(service = lookup.service, %address, other, "the address is that of another service; connects are not balanced");
+                warn!(service = lookup.service, %address, other, "another service has this address, so connects to this service are not balanced");
             }
         }
         // An address that is not in force may be the reason why a configuration is faulty, so the

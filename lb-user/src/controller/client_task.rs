@@ -11,8 +11,9 @@
 //!   counters (`counts`);
 //! - weights that change although the lists do not (`control`), errors that count as load
 //!   (`errors`), and subsets with a size that follows load (`size`);
-//! - the overrides of operators (`overrides`), the connections to close of lost backends (`loss`),
-//!   and the idle connections to close for pools (`rebalance`).
+//! - the overrides of operators (`overrides`), lost backends with connections that are closed
+//!   (`loss`), and idle connections that are closed so that pools spread over all backends again
+//!   (`rebalance`).
 
 mod settling;
 
@@ -231,10 +232,10 @@ impl ClientTask {
 
     /// Applies another configuration of the same client. The result is that of a restart: the
     /// tables in the kernel stay in use until lists are delivered again, and services and backends
-    /// that are no longer configured leave after their last flow. An equal configuration changes
-    /// nothing. If the new configuration needs other programs, they are attached at the next check
-    /// of the cgroup ([`ClientTask::follow_cgroup`]), which the controller retries until it
-    /// succeeds.
+    /// that are no longer configured are removed after their last flow. An equal configuration
+    /// changes nothing. If the new configuration needs other programs, they are attached at the
+    /// next check of the cgroup ([`ClientTask::follow_cgroup`]), which the controller retries until
+    /// it succeeds.
     ///
     /// # Errors
     /// If the services do not fit, or the kernel refuses the programs. Then nothing changes.

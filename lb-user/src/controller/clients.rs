@@ -120,7 +120,7 @@ impl Controller {
         gone.into_iter().map(Leaving::of).collect()
     }
 
-    /// Attaches clients whose cgroup has changed, or whose links are gone.
+    /// Attaches each client if its cgroup has changed or its links are missing.
     pub fn follow_cgroups(&mut self, now: Instant) {
         let mut moved = false;
         let Clients { tasks, to_settle, .. } = &mut self.clients;

@@ -66,8 +66,8 @@ impl Controller {
     }
 
     fn client_facts(&self, client_task: &ClientTask, now: Instant) -> ClientFacts {
-        // If the attachment cannot be read now, the client counts as attached to the same cgroup as
-        // before.
+        // If the attachment cannot be read now, the client is assumed to be attached to the same
+        // cgroup as before.
         let attached = client_task.cgroup().filter(|cgroup| client_task.covers(cgroup.id).unwrap_or(true));
         ClientFacts {
             pins: client_task.pins.clone(),
@@ -164,7 +164,7 @@ impl Controller {
                     .to_owned()
             }
             Some(error) => format!(
-                "changes of operators' overrides are in force, but not stored; a restart of the daemon loses them; \
+                "changes of operators' overrides are in force, but not stored; they are lost when the daemon restarts; \
                  retrying: {error}"
             ),
             None => return None,
@@ -217,7 +217,7 @@ impl Controller {
             Ok(false) => {}
             Err(error) => {
                 return Some(format!(
-                    "cannot find out whether the programs are attached to the cgroup at {path}; existing links stay, and \
+                    "cannot determine whether the programs are attached to the cgroup at {path}; existing links stay, and \
                      the daemon checks again within a minute: {}",
                     chain(&error)
                 ));

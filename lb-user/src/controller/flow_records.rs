@@ -89,9 +89,9 @@ impl Controller {
             cgroup: Some(client_task.path().to_owned()),
         };
         let mut targets: Vec<ReclaimTarget> = open.map(target).collect();
-        // Leaving clients are examined too, because they stay only until their last flow has ended.
-        // Leaving clients of another version are not examined, because this version does not know
-        // the layout of their records.
+        // Leaving clients are examined too, because they are removed only after their last flow has
+        // ended. Leaving clients of another version are not examined, because this version does not
+        // know the layout of their records.
         let leaving = self.clients.leaving.iter().filter(|leaving| leaving.pins.is_of_this_version());
         targets.extend(leaving.map(|leaving| ReclaimTarget { pins: leaving.pins.clone(), cgroup: None }));
         // If a pass takes longer than the interval, the next one begins when that pass has ended.
@@ -172,7 +172,7 @@ impl Controller {
             if let Some(why) = self.passes.holders.as_ref().filter(|_| unknown > 0) {
                 let text = format!(
                     "{unknown} active flows are in network namespaces that the daemon cannot inspect; if no \
-                     program sees the end of such a flow, the flow counts as active for ever: {why}"
+                     program records the end of such a flow, the flow is counted as active for ever: {why}"
                 );
                 add(FaultCode::RecordsUnchecked, text);
             }

@@ -335,7 +335,7 @@ mod tests {
         }
         let of_another = StoredLoads::parse(br#"{"schema":2,"clients":[]}"#).unwrap_err();
         assert_eq!(of_another, "the file's schema is 2, but this socklb supports only 1");
-        // An invalid time, an invalid word and invalid factors.
+        // An invalid time, an invalid switch and invalid factors.
         let text =
             br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",
             "factors":{"10.0.0.1:80":4294967295,"10.0.0.2:80":0}}}}}}"#;

@@ -72,7 +72,8 @@ struct InForce {
     ends: Option<Duration>,
 }
 
-/// A scope, and whether the override is a weight. Otherwise it is a drain; a backend can have both.
+/// A scope, and the kind of override: `true` for a weight, `false` for a drain. A backend can have
+/// both.
 type Key = (OverrideScope, bool);
 
 /// An answer that waits until a change is stored and in the maps.
@@ -204,8 +205,8 @@ fn is_valid(kind: OverrideKind) -> bool {
 }
 
 impl Controller {
-    /// Drains backends, multiplies their weights, or ends such overrides. The answer is sent when
-    /// the change is stored and in the maps.
+    /// Drains backends, multiplies their weights, or ends drains and weights. The answer is sent
+    /// when the change is stored and in the maps.
     pub fn override_backends(
         &mut self,
         service: String,
@@ -486,7 +487,7 @@ impl Controller {
         if self.overrides.unread.is_some() && ends_it {
             let why = self.overrides.unread.as_deref().unwrap_or_default();
             return Err(format!(
-                "the overrides of an earlier daemon cannot be read yet, so none can be ended: {why}"
+                "the overrides of an earlier daemon cannot be read yet, so no override can be ended: {why}"
             ));
         }
         let scope = |backend: SocketAddr, client: Option<&str>| OverrideScope {
@@ -502,7 +503,7 @@ impl Controller {
                 let in_force = &self.overrides.in_force;
                 if client.is_some() && in_force.contains_key(&all) && !in_force.contains_key(&key) {
                     return Err(format!(
-                        "the override of {backend} is in force for all clients, so it cannot be ended for one: leave --client out"
+                        "the override of {backend} is in force for all clients, so it cannot be ended for one client: omit --client"
                     ));
                 }
                 // Without a client, the overrides for single clients end as well.
@@ -608,7 +609,7 @@ fn check_request(
         (OverrideAction::Weight, None) => return Err("percent: write 1 to 1000".to_owned()),
         (OverrideAction::Weight, Some(percent)) => check_percent(*percent)?,
         (OverrideAction::Drain | OverrideAction::Undrain, Some(_)) => {
-            return Err("percent belongs to the action weight".to_owned());
+            return Err("percent is permitted only with the action weight".to_owned());
         }
         (OverrideAction::Drain | OverrideAction::Undrain, None) => {}
     }

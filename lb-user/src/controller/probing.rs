@@ -82,8 +82,8 @@ struct Disagreements {
     /// is right, so it does not poll these backends. If it did, a process with the wrong key could
     /// send reports for them.
     keys: BTreeSet<Name>,
-    /// Backends for which lists or services have two agents. The daemon polls the first agent. If
-    /// this is the wrong one, it does not have the key, so its reports are not accepted.
+    /// Backends for which lists or services have two agents. The daemon polls the first agent. A
+    /// wrong agent does not have the key, so its reports are not accepted.
     agents: BTreeSet<Name>,
 }
 
@@ -386,7 +386,8 @@ pub struct ProbeCandidate {
     /// The address of the backend's agent, if the list contains it.
     pub agent: Option<SocketAddr>,
     /// Whether the client task has an open flow to the backend or chose it recently. If weights
-    /// follow load, one such backend makes all backends of this service active for the client task.
+    /// follow load, one active backend makes all backends of this service active for the client
+    /// task.
     pub is_active: bool,
 }
 
@@ -439,7 +440,7 @@ impl Disagreements {
 /// The fault of backends for which two agents answer, if there are any.
 fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
     let text = format!(
-        "two agents answer for {}: each contradicts the other, and the last answer counts. \
+        "two agents answer for {}: each contradicts the other, and the last answer takes effect. \
          Stop one of them, or give each backend its own address, port and key",
         first_of(contested)?
     );

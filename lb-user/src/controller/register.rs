@@ -113,9 +113,9 @@ impl Register {
     }
 
     /// For a backend whose polling begins now: the last report that was accepted, and the time
-    /// until which the backend is a lame duck. An earlier daemon has stored them, or this daemon
-    /// when it polled the backend before. Each value is `None` if the kernel's maps do not contain
-    /// it.
+    /// until which the backend is a lame duck. They were stored by an earlier daemon, or by this
+    /// daemon when it polled the backend before. Each value is `None` if the kernel's maps do not
+    /// contain it.
     pub fn adopted(&self, name: Name) -> (Option<Base>, Option<Duration>) {
         let _storing = self.storing.lock();
         let Some(id) = self.ids.get(name) else { return (None, None) };

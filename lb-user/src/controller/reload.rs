@@ -329,7 +329,7 @@ impl Controller {
             self.make_controls(&client.name, now);
         }
         // If a client was removed and added again while this configuration was read, `opened` does
-        // not contain the client. It is retried later.
+        // not contain the client. The client is opened later.
         for client in &config.clients {
             let is_there = self.clients.task(&client.name).is_some();
             if !is_there && !opened.iter().any(|opened| opened.client.name == client.name) {

@@ -2,8 +2,8 @@
 //! the event loop. It is retried for files that could not be stored.
 //!
 //! The file system may be full, or may not answer. Connects do not need these files, so a failure
-//! is only logged, once. If the daemon cannot store an operator's change, the answer to the
-//! operator contains the failure.
+//! is only logged, and only once. If the daemon cannot store an operator's change, the answer to
+//! the operator contains the failure.
 //!
 //! Files that could not be read at the start are read again later. Until a read succeeds, they are
 //! not overwritten.

@@ -73,8 +73,8 @@ impl Controller {
         if self.clients.unstarted.is_empty() || self.clients.opening || self.reload.turn.is_reading() {
             return;
         }
-        // A client may be configured again while it is leaving. Opening it needs its lock, so the
-        // client is removed from the leaving clients, which frees the lock.
+        // A client may be configured again while it is leaving. It can be opened only if its lock
+        // is free, so the client is removed from the leaving clients, which releases the lock.
         let clients: Vec<ClientConfig> =
             self.clients.unstarted.iter().map(|(client, _)| client.clone()).collect();
         let names: BTreeSet<String> = clients.iter().map(|client| client.name.clone()).collect();

@@ -135,7 +135,7 @@ pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResult
         Some(endpoints) => {
             disk.publish(&file.directory, &file.name(), &envoy::render(&file.service, &endpoints))
         }
-        // If an operator has replaced the file by another one, the file remains.
+        // If an operator has replaced the file, the operator's file is not removed.
         None => match disk.read(&file.directory.join(file.name())) {
             Ok(text) if !envoy::is_ours(&file.service, &text) => Ok(()),
             _ => disk.withdraw(&file.directory, &file.name()),

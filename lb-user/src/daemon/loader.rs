@@ -62,9 +62,9 @@ impl Loader {
                 Vec::new()
             },
         };
-        // A configuration that equals the running one is applied only at a start or on request.
-        // After a mere change of the file's stamp, clients whose pins an operator has removed are
-        // not opened.
+        // A configuration that equals the running one is applied only at a start or on request. If
+        // only the file's stamp has changed, clients without pins, because an operator has removed
+        // the pins, are not opened again.
         if let Ok(config) = &loaded.config
             && (is_wanted || *config != running)
         {

@@ -189,11 +189,12 @@ fn listen(wanted: &ReceiveAt, all: &[Interface]) -> Result<(), String> {
     match wanted.maps.set_listeners(&addresses, listener) {
         Ok(0) => Ok(()),
         Ok(more) => Err(format!(
-            "this host has {more} addresses too many: the kernel can receive reports at {MAX_LISTENERS}, \
-             first at those of interfaces in `xdp`. Choose one address with `listen` in [reports]"
+            "this host has {more} addresses too many: the kernel receives reports at no more than \
+             {MAX_LISTENERS} addresses, and prefers those of interfaces in `xdp`. Choose one address with \
+             `listen` in [reports]"
         )),
         Err(error) => {
-            Err(format!("cannot give the kernel the addresses at which reports arrive: {}", chain(&error)))
+            Err(format!("cannot write the addresses of the daemon into the kernel's map: {}", chain(&error)))
         }
     }
 }

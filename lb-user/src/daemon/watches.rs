@@ -1,4 +1,4 @@
-//! Watches on directories in which cgroups appear or files lie.
+//! Watches on the directories of cgroups and of files.
 //!
 //! A watch can fail, and can be lost without notice, so the controller also checks everything once
 //! a second.

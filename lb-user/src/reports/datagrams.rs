@@ -150,8 +150,8 @@ impl AsFd for ReportSocket {
 }
 
 impl ReceivedBatch {
-    /// The bytes of the datagram at this index. If the datagram was too long, only its first
-    /// [`BYTES`] + 1 bytes.
+    /// The bytes of the datagram at this index. If the datagram was too long, the result has only
+    /// its first [`BYTES`] + 1 bytes.
     pub fn get(&self, at: usize) -> &[u8] {
         &self.bytes[at][..self.lengths[at].min(ROOM)]
     }

@@ -79,7 +79,7 @@ impl ClientTask {
         self.recorded = recorded.unwrap_or(self.recorded);
         let has_process = !matches!(found, Ok(None));
         // While a client restarts, the records may be those of both its old and its new process. So
-        // they are read again once a process was found.
+        // if the search has found no process, the next search reads the records again.
         self.search.has_new_flows |= !has_process && self.recorded.are_several;
         let namespace = found.map_or(None, |found| found.or(self.namespace));
         let is_same = match (&self.namespace, &namespace) {
