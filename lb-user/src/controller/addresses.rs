@@ -21,7 +21,7 @@ use crate::config::addresses::{self, KnownAddresses};
 pub struct Addresses {
     /// The newest address of each origin.
     pub known: KnownAddresses,
-    /// The answers of the servers.
+    /// The servers' last answers about addresses of services.
     answers: Vec<(DiscoveryRequest, Latest)>,
     /// For each service, by name: the earliest expiry of a certificate that is needed for
     /// connections to the server of the service's address.

@@ -100,7 +100,8 @@ pub struct ClientTask {
     has_verdicts: bool,
     /// Whether the last check found links to cgroups that the client has left.
     has_old_links: bool,
-    /// The cgroup that all links were attached to at the last check, and the time of that check.
+    /// The id of the cgroup that all links were attached to at the last check, and the time of that
+    /// check.
     links_seen: Option<(u64, Instant)>,
     /// Whether flows may still begin in cgroups that the client has left. `leaving`: the pauses
     /// between attempts to stop such flows.
@@ -129,7 +130,8 @@ pub struct ClientTask {
     /// The version of the probe results that were applied last; `None` if the current results must
     /// be applied in any case.
     pub applied_probes: Option<(u64, u64)>,
-    /// For services with too few available backends: the data that shows whether they still serve.
+    /// For services with too few available backends: the data that shows whether their backends
+    /// still accept connections.
     serving: BTreeMap<ServiceIndex, health::Serving>,
     /// The backends that fail probes, if the client and the daemon are in different network
     /// namespaces.
@@ -149,8 +151,8 @@ pub struct ClientTask {
     /// For each backend that reports errors: how many of these errors are still to be added to the
     /// backend's recent errors.
     reported_errors: BTreeMap<BackendRef, ReportedErrors>,
-    /// For each service, by position: the size of the subset, if it follows load, and the service's
-    /// name. Empty until the sizes are created.
+    /// For each service, by position: the service's name, and the size of its subset, if that size
+    /// follows load. Empty until the sizes are created.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
     override_grace: overrides::OverrideGrace,
     /// How many connections were closed since the daemon started, by service and cause.

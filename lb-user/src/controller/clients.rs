@@ -1,5 +1,5 @@
-//! All clients of the daemon: adding and removing them with the configuration, and attaching them
-//! to their cgroups.
+//! All clients of the daemon: they are added and removed with the configuration, and attached to
+//! their cgroups.
 //!
 //! A fault of one client is logged once and retried; other clients are not affected.
 
@@ -21,7 +21,7 @@ pub struct Clients {
     /// The names of the clients whose maps may not match their plans yet. One turn of the loop
     /// settles one of them (see [`ClientTask::settle`]).
     pub to_settle: BTreeSet<String>,
-    /// Whether later turns still have clients to settle. After the last client, the loop calls
+    /// Whether later turns must still settle clients. After the last client, the loop calls
     /// `all_settled`.
     pub is_settling: bool,
     /// Whether a client was settled in this turn.

@@ -1,5 +1,5 @@
-//! The delivery of endpoint lists: passes a list that was read to the feed, executes the feed's
-//! decision, and turns the list into a fact for the balancer of each client task that uses it.
+//! The delivery of endpoint lists: passes a new list to the feed, executes the feed's decision, and
+//! turns the list into a fact for the balancer of each client task that uses it.
 //!
 //! The assignments of a list are computed outside of the event loop. If clients change in the
 //! meantime, the missing assignments are computed next. Until then, clients without an assignment

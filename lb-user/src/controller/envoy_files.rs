@@ -25,7 +25,7 @@ use crate::backoff::Backoff;
 use crate::envoy::{self, EnvoyLbEndpoint};
 
 /// The maximum number of files in one piece of background work. The work must end within the time
-/// that the event loop waits for a file system.
+/// limit for calls on a file system.
 const BATCH: usize = 64;
 
 /// A file that Envoy reads.

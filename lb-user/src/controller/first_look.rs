@@ -32,8 +32,8 @@ const MAX_JITTER: Duration = Duration::from_millis(50);
 const SPACING: Duration = BETWEEN.saturating_mul(2);
 
 impl Controller {
-    /// Begins the first look of each client that is new on this host. Call this after its lists are
-    /// delivered and before its backends become targets of probes.
+    /// Begins the first look of each client that is new on this host. Call this after the clients'
+    /// lists are delivered and before the clients' backends become targets of probes.
     pub fn begin_first_looks(&mut self, now: Instant) {
         let jitter = MAX_JITTER.mul_f64(f64::from(self.environment.jitter) / 256.0);
         for client_task in &mut self.clients.tasks {

@@ -1,5 +1,5 @@
-//! Settings that are fixed when the daemon starts: its directories, the sizes of the maps, and the
-//! addresses at which it listens.
+//! Settings that are fixed when the daemon starts, such as its directories, the sizes of the maps,
+//! and the addresses at which it listens.
 //!
 //! Maps are created once and outlive the daemon. If existing maps have other sizes, the daemon
 //! refuses to start, because new maps would be empty. For each changed setting this module lists

@@ -18,8 +18,8 @@ use super::Controller;
 use super::clock::unix_seconds;
 use super::state_files::{StoredFile, StoredRead};
 
-/// The daemon writes the file at least once per this interval, even if no address changes. So the
-/// times in the file are at most this much older than the last answers of the DNS servers.
+/// The daemon writes the file at least once in this time, even if no address changes. So the times
+/// in the file are at most this much older than the last answers of the DNS servers.
 const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 
 const SCHEMA: u32 = 1;

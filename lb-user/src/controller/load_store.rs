@@ -21,8 +21,8 @@ use super::state_files::{StoredFile, StoredRead};
 /// The interval at which learnt weights are stored while they change.
 const STORE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The daemon stores learnt weights at least once per this interval, even if they do not change. So
-/// the times in the file are at most this much older than the weights of the last daemon.
+/// The daemon stores learnt weights at least once in this time, even if they do not change. So the
+/// times in the file are at most this much older than the weights of the last daemon.
 const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 
 /// A factor counts as changed if it has changed by more than this fraction of its value.

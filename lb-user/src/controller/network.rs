@@ -22,7 +22,7 @@ pub trait Network: Send {
     /// are no longer probed.
     fn probe(&mut self, targets: &BTreeMap<ConnectTarget, String>);
 
-    /// Delays the next probe by this time, and so all probes after it.
+    /// Delays the next probe and all later probes by this time.
     fn hold_back(&self, time: Duration);
 
     /// A number that grows whenever targets or results change.

@@ -174,12 +174,12 @@ impl Overrides {
         self.unread.is_some()
     }
 
-    /// Notes that an attempt to store the file begins.
+    /// Call this when an attempt to store the file begins.
     pub fn start_storing(&mut self) {
         self.storing = Some(self.version);
     }
 
-    /// Notes that the attempt to store the file has ended.
+    /// Call this when the attempt to store the file has ended.
     pub fn end_storing(&mut self, is_stored: bool) {
         if let Some(version) = self.storing.take()
             && is_stored
@@ -205,8 +205,8 @@ fn is_valid(kind: OverrideKind) -> bool {
 }
 
 impl Controller {
-    /// Drains backends, multiplies their weights, or ends drains and weights. The answer is sent
-    /// when the change is stored and in the maps.
+    /// Drains backends, multiplies their weights, or ends drains and weights.
+    /// [`Self::answer_overrides`] sends the answer.
     pub fn override_backends(
         &mut self,
         service: String,

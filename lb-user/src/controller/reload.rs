@@ -90,8 +90,8 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// `version` is the version of the file when it was read. Its configuration is in force since
-    /// `now`.
+    /// `version` is the version of the file when it was read. The configuration in this version is
+    /// in force since `now`.
     pub fn new(file: &Path, version: Version<Stamp>, now: SystemTime) -> Self {
         Self {
             file: file.to_owned(),
@@ -354,8 +354,8 @@ impl Controller {
         self.watch();
         self.look_at_files();
         self.look_at_config();
-        // Leaving clients are still attached until here. So connects are balanced without a gap if
-        // a client was only renamed, or if two clients have swapped cgroups.
+        // The programs of leaving clients are still attached here. So connects are balanced without
+        // a gap if a client was only renamed, or if two clients have swapped cgroups.
         self.clients.leaving.extend(gone);
         if is_first {
             self.begin_first_looks(now);

@@ -249,7 +249,8 @@ impl Controller {
             }
             let remote = &mut watched.remote;
             remote.latest = latest.clone();
-            // An unchanged answer is not read again, because it is still valid.
+            // An unchanged answer is not read again, so `was_read` is not called. The list is still
+            // valid.
             if remote.number_read == latest.number && remote.suspension.is_none() && remote.invalid.is_none()
             {
                 remote.valid_at = latest.confirmed;

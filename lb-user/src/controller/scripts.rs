@@ -275,8 +275,9 @@ fn a_client_removed_by_an_operator_stays_removed() {
 }
 
 impl Stage {
-    /// Two backends hold `held` connections each; a third backend is new and refuses connects. Each
-    /// second, calls `each_second` and dials `rate` times. Returns the number of failed connects.
+    /// Opens `held` connections to each of two backends. Then adds a third backend, which refuses
+    /// connects. Each second, calls `each_second` and dials `rate` times. Returns the number of
+    /// failed connects.
     fn fail_beside(
         &mut self,
         held: usize,
@@ -403,7 +404,7 @@ fn a_recovered_backend_soon_gets_connects() {
     }
 }
 
-/// Each operation fails once, in a run of its own. The final state must be the same as without the
+/// Each operation fails once, in a separate run. The final state must be the same as without the
 /// fault, and the next daemon must be able to adopt the maps.
 #[test]
 fn one_failed_operation_does_not_change_the_final_state() {

@@ -15,7 +15,6 @@ use crate::api;
 use crate::config::Config;
 
 impl Controller {
-    /// Starts with this configuration.
     pub fn begin(&mut self, config: Config, now: Instant) -> Vec<Effect> {
         self.next_tick = Some(now + TICK);
         self.resume_leaving(&config, now);

@@ -23,7 +23,7 @@ pub enum Followed {
     Unchanged,
     /// The programs were attached to another cgroup, or again to the same cgroup.
     Attached,
-    /// The cgroup is gone.
+    /// The cgroup was removed.
     Lost,
     /// An operator has removed the client's pins.
     Unpinned,
@@ -162,7 +162,8 @@ impl ClientTask {
         self.has_moved
     }
 
-    /// The ids of cgroups in which the client's flows still begin, other than its own cgroup.
+    /// The ids of cgroups in which the client's flows still begin, other than the client's present
+    /// cgroup.
     ///
     /// # Errors
     /// If the links cannot be read.

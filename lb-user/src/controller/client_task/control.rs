@@ -108,9 +108,9 @@ impl Controller {
 struct MemberReports(Vec<Vec<Option<ReceivedReport>>>);
 
 impl MemberReports {
-    /// Collects reports for services whose weights follow load, or whose policy counts reported
-    /// errors as load. The reports are locked for only one service at a time, so that the thread
-    /// that receives reports does not wait long.
+    /// Collects reports for services with weights that follow load, or with a policy that counts
+    /// reported errors as load. The reports are locked for only one service at a time, so that the
+    /// thread that receives reports does not wait long.
     fn of(client_task: &ClientTask, probing: &Probing) -> Self {
         let services = client_task.client.services.iter().enumerate();
         let of_service = |(position, configured): (usize, &ClientService)| {
@@ -154,8 +154,8 @@ fn one(
 }
 
 impl ClientTask {
-    /// Creates the controls that the configuration requires. For a service, `learnt` returns the
-    /// stored learnt weights and their age.
+    /// Creates the controls that the configuration requires. For a service name, `snapshot` returns
+    /// the stored learnt weights and their age.
     pub fn make_controls(
         &mut self,
         snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
@@ -249,8 +249,8 @@ impl ClientTask {
         proposals
     }
 
-    /// If slow start is configured, begins it for members that are new or available again, and ends
-    /// it for members that are no longer available.
+    /// If slow start is configured, begins slow start for members that are new or available again,
+    /// and ends slow start for members that are no longer available.
     pub fn start_slowly(&mut self, now: Instant) {
         let at = self.clock.monotonic(now);
         let mut controls = std::mem::take(&mut self.controls);
@@ -278,9 +278,9 @@ impl ClientTask {
     }
 
     /// Applies factors to a table. Returns whether the table changed. If the maps already match the
-    /// rest of the plan, the table is written to them at once. A new plan would compute all other
-    /// services and backends again. This would take too much CPU time, because weights that follow
-    /// load change tables often.
+    /// rest of the plan, the table is written to the maps at once, without a new plan. A new plan
+    /// would compute all other services and backends again. This would take too much CPU time,
+    /// because weights that follow load change tables often.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
         let is_new =
             self.balancer.handle(now, Fact::Factors(position, factors)).expect("only a list can be refused");

@@ -2,8 +2,8 @@
 //! logs these verdicts.
 //!
 //! The programs eject and readmit backends without the controller. The controller reads their
-//! verdicts because tables depend on them, and logs one line for each change. It compares counters,
-//! so it also logs an ejection that begins and ends between two readings.
+//! verdicts because tables depend on them, and logs one line for each change. The controller
+//! compares counters, so it also logs an ejection that begins and ends between two readings.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -313,7 +313,7 @@ impl ClientTask {
         Some(self.datapath.readmit(slot))
     }
 
-    /// Whether the maps match the plan, so that nothing is left to do.
+    /// Whether the maps match the plan.
     pub fn is_settled(&self) -> bool {
         self.settled.is_some()
     }

@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Searches {
-    /// The cgroup of the last search, and when the next search is due.
+    /// The id of the client's cgroup at the last search, and when the next search is due.
     last: Option<(Option<u64>, Instant)>,
     /// Whether flows may have begun since the flow records were last read.
     has_new_flows: bool,
@@ -110,8 +110,9 @@ impl ClientTask {
         self.datapath.set_evidence_scope(found.or(namespace).or(own), are_several);
     }
 
-    /// Stores a namespace that differs from the earlier one, and applies the consequences.
-    /// `namespace` is `None` if it is unknown.
+    /// Stores a namespace that differs from the earlier one; `None` if it is unknown. If the
+    /// client's processes are now in another namespace than the daemon, or no longer, logs this and
+    /// requests that the results of probes are applied again.
     fn namespace_found(&mut self, namespace: Option<ClientNamespace>) {
         let was_elsewhere = self.is_elsewhere();
         self.namespace = namespace;

@@ -18,7 +18,7 @@ use super::ClientTask;
 /// Whether connects that began before the last override may still follow the earlier state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OverrideGrace {
-    /// No such connect runs any more.
+    /// No connect that began before the last override runs any more.
     #[default]
     Over,
     /// The override is not in the maps yet, or the wait for running programs has not begun.
@@ -52,8 +52,8 @@ impl ClientTask {
         self.balancer.drained_by_operator(position).collect()
     }
 
-    /// The effects of overrides on these backends of a service, for each backend that has a slot.
-    /// A backend, or a whole service, that was removed retains its slot until its last flow ends.
+    /// The effects of overrides on these backends of a service, for each backend that has a slot. A
+    /// removed backend retains its slot until its last flow ends, even if its service was removed.
     pub fn effects(
         &self,
         service: &str,

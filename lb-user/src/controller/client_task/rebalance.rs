@@ -21,7 +21,7 @@ impl ClientTask {
     /// For each service with `rebalance`, compares the open flows to the members' shares. Returns
     /// an order to close connections of one backend of one service, if this is due. If
     /// `is_closing`, a job already closes connections of this client, so the result is `None`. If
-    /// the order is for the trial of an ejected backend, the next connect is made this trial.
+    /// the order is for the trial of an ejected backend, the next connect becomes this trial.
     /// `tick` is the number of this tick; each tick begins with another service.
     pub fn rebalance(&mut self, is_closing: bool, tick: u32, now: Instant) -> Option<CloseOrder> {
         let services = &self.client.services;

@@ -20,7 +20,7 @@ use crate::controller::clients::Clients;
 use crate::controller::{BackgroundWork, Controller};
 
 impl Controller {
-    /// Settles clients if the maps of any client do not match its plan.
+    /// Settles clients if any client is not settled.
     pub fn settle_if_needed(&mut self, now: Instant) {
         if self.clients.tasks.iter().any(|client_task| !client_task.is_settled()) {
             self.settle(now);

@@ -34,8 +34,8 @@ fn unusable_backends_are_skipped_and_the_fallback_serves_last() {
         assert_eq!(stage.dialled(300), of(&[1, 2, 3, 4]));
         stage.leave_with(&slots, NO_SLOT);
         assert_eq!(stage.dialled(300), of(&[0, 1, 2, 3, 4]), "one store makes the backend usable again");
-        // With five equal weights, any five entries in a row name five different backends. If only
-        // one backend is usable, it receives all connects.
+        // With five equal weights, any five entries in a row contain five different backends. If
+        // only one backend is usable, it receives all connects.
         stage.leave_with(&slots[4..], NO_SLOT);
         assert_eq!((stage.dial(200), stage.dialled(200)), (0, of(&[4])));
         stage.leave_with(&[], slots[2]);

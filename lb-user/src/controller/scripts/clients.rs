@@ -60,7 +60,7 @@ impl Stage {
     }
 }
 
-/// Lets each kernel operation of a change fail, each in a run of its own. In every run the service
+/// Lets each kernel operation of a change fail, each in a separate run. In every run the service
 /// must be balanced both before and after the failure. Returns the stage of an additional run in
 /// which no operation failed.
 fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {

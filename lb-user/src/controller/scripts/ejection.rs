@@ -190,8 +190,8 @@ fn a_backend_still_ejected_after_ejection_was_turned_off_returns() {
     });
 }
 
-/// The backend that is named for the next trial may have left, and its slot may belong to another
-/// service.
+/// The backend in the service's field `next_trial` may have left, and its slot may belong to
+/// another service.
 #[test]
 fn a_trial_never_goes_to_a_backend_of_another_service() {
     script("ejection = { base = \"1s\", max = \"1h\" }", |stage| {

@@ -200,7 +200,7 @@ fn a_later_daemon_removes_the_files_that_its_configuration_does_not_need() {
         stage.stop_faults();
         stage.tick();
         assert_eq!(stage.disk.below("/srv"), [foreign.clone(), web.clone()]);
-        // If another program has replaced the file by another one, the other file remains.
+        // If another program has replaced the file, that program's file remains.
         stage.kill();
         stage.disk.write(&web, "{}");
         let text = stage.config_text();

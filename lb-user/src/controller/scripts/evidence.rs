@@ -99,7 +99,7 @@ fn errors_are_held_at_the_peak_of_the_others_while_no_connect_arrives() {
             stage.list(&BACKENDS);
             stage.stop_faults();
             let failed = (0..60).filter(|_| stage.connect().is_err()).count();
-            // The backend's share would be a third.
+            // The backend's share would be a third of the connects, which is 20.
             assert!((1..=24).contains(&failed), "{policy:?}: {failed}");
             let before = stage.errors(BACKENDS[0]);
             stage.pass(10 * SECOND);

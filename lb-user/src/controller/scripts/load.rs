@@ -192,7 +192,7 @@ fn all_members_of_an_active_service_are_polled_often() {
 fn an_absurd_report_moves_only_its_own_share_and_no_further_than_the_clamp() {
     script(&lines(FEEDBACK), |stage| {
         stage.utilize([4_000_000_000, 300, 300]);
-        // Bound: the clamp is reached within a minute or two.
+        // Bound: the clamp is reached within about two minutes.
         for _ in 0..300 {
             stage.use_for(1);
             if stage.member(0).is_at_clamp {

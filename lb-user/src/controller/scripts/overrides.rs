@@ -82,7 +82,7 @@ impl Stage {
         document.overrides.into_iter().map(|one| (one.of.scope.backend, one.of.kind)).collect()
     }
 
-    /// The effect on each backend that is overridden, at the client `web`.
+    /// The effect of the overrides on the client `web`, for each backend with an override.
     fn effects(&self) -> BTreeMap<SocketAddr, ClientEffect> {
         let document = self.controller().overrides_document();
         let effect = |one: lb_view::overrides::OverrideStatus| {
@@ -444,7 +444,8 @@ fn a_weight_is_refused_if_the_policy_ignores_weights() {
     });
 }
 
-/// An operator repeats a drain to wait again. The second drain names neither time nor reason.
+/// An operator repeats a drain to wait again. The second request contains neither a time nor a
+/// reason.
 #[test]
 fn values_that_a_repeated_drain_omits_do_not_change() {
     script("", |stage| {

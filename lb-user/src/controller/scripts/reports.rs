@@ -1,6 +1,6 @@
-//! Scripts of reports, while daemons and agents start and stop. Other tests complete them: those of
-//! `lb_report` show which datagrams are accepted, and the local tests `xdp` show that the kernel's
-//! receiver program follows the same rules.
+//! Scripts of reports, while daemons and agents start and stop. Other tests complement these
+//! scripts: the tests of `lb_report` show which datagrams are accepted, and the local tests `xdp`
+//! show that the kernel's receiver program follows the same rules.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -205,7 +205,7 @@ impl Files for Disk {
         self.try_to_write(path, last_good::whole(text))
     }
 
-    /// Unlike on a host, a file with equal content is written again, so that scripts notice
+    /// Unlike on a host, a file with equal content is written again, so that scripts detect
     /// unnecessary writes.
     fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
         self.try_to_write(&directory.join(name), text)
