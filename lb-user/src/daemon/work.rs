@@ -26,8 +26,7 @@ use crate::source::{MAX_BYTES, NoAnswer, Stamp, directory_of};
 /// The longest wait until files are stored. Files are written and synchronized one by one.
 const TO_STORE: Duration = Duration::from_secs(10);
 
-/// The search for a client's network namespace uses processes that have started a flow within this
-/// time.
+/// A search for a client's processes reads the records of flows that began within this time.
 const RECENT: Duration = Duration::from_mins(1);
 
 /// Cheap to clone.
