@@ -1,12 +1,15 @@
-//! The schedule arena: the region of each service's table in the map of schedule entries, and when
-//! a region may be written again.
+//! The schedule arena assigns a region in the map of schedule entries to each service's table, and
+//! determines when a region may be written again.
 //!
 //! Kernel programs read tables at any time. So a new table is written to a region that no program
-//! can be reading, and becomes current with a single store of its reference. The region of the
-//! replaced table becomes free when a wait for readers that began after that store has ended. For a
-//! new table, the arena chooses the region, one of the service's two member lists (a *half*), and
-//! the generation. If there is no room, it decides which tables to copy. The owner of the maps
-//! executes these decisions, and reports when a wait begins and ends.
+//! can be reading, and becomes current with a single store of its reference. After that store, the
+//! owner of the maps waits until every program that was running has ended (a *wait for readers*).
+//! Then the region of the replaced table is free.
+//!
+//! For a new table, the arena chooses the region, one of the service's two member lists (a *half*),
+//! and the generation. If there is no room, the arena decides which tables to copy to other
+//! regions. The owner of the maps executes these decisions, and reports when a wait begins and
+//! ends.
 
 mod region;
 
@@ -24,15 +27,16 @@ const NO_TABLE: TableRef = TableRef { base: 0, generation: 0, length_log2: 0, me
 /// The used regions of the schedule map, and their tables.
 #[derive(Clone, Debug)]
 pub struct Arena {
-    /// The size of the map, which is at least twice the number of entries of all current tables
-    /// together.
+    /// The number of entries in the schedule map. It is at least twice the sum of the lengths of
+    /// all current tables.
     entries: u32,
-    /// The current tables by service index. Empty tables are included, because the reference counts
-    /// the service's publications.
+    /// The current tables by service index. Empty tables are included, because their generation
+    /// counts the service's publications.
     tables: BTreeMap<ServiceIndex, TableRef>,
     /// Tables that were replaced since the last wait for readers began.
     retired: Vec<RetiredTable>,
-    /// Tables that were replaced before that wait began. They remain here if the wait fails.
+    /// Tables that were replaced before the last wait for readers began. They remain here if the
+    /// wait fails.
     waiting: Vec<RetiredTable>,
 }
 
@@ -40,8 +44,8 @@ pub struct Arena {
 #[derive(Clone, Copy, Debug)]
 struct RetiredTable {
     region: ScheduleRegion,
-    /// The position of its members in the map of members; `None` if it has no list of members, or
-    /// if the table was only moved and still uses its earlier list.
+    /// The position of the table's list in the map of members. `None` if the table has no list, or
+    /// if the table was only moved: the moved table still uses the list.
     members: Option<u32>,
 }
 
@@ -79,8 +83,8 @@ pub enum AdoptError {
 
 impl Arena {
     /// The arena of a schedule map with `entries` entries and the current tables `tables`, by
-    /// service index. All other regions count as free. So if programs may still be reading older
-    /// tables of adopted maps, the caller must wait for readers before the first publication.
+    /// service index. All other regions are treated as free. So if programs may still be reading
+    /// older tables of adopted maps, the caller must wait for readers before the first publication.
     ///
     /// # Errors
     /// If tables overlap or reach past the end.
@@ -110,10 +114,12 @@ impl Arena {
         self.tables.get(&service).copied().unwrap_or(NO_TABLE)
     }
 
-    /// Makes a new table of a service current, with `length` entries (a power of two above 1, or 0
-    /// for no table) and `members` different slots. Returns its reference: the region for the
-    /// entries, and the half of the service's member lists for its members, if they are few enough
-    /// for a list. The caller writes both and then stores the reference.
+    /// Makes a new table the current table of a service. The new table has `length` entries (a
+    /// power of two above 1, or 0 for no table) and `members` different slots.
+    ///
+    /// Returns the table's reference. It names the region for the entries and, if the members are
+    /// few enough for a list, one half of the service's member lists. The caller writes the entries
+    /// and the list, and then stores the reference.
     ///
     /// # Errors
     /// If there is no room until the present readers have ended. The caller must execute the moves,
@@ -156,7 +162,8 @@ impl Arena {
         }
     }
 
-    /// Whether a wait for readers would free any region. Regions of a failed wait are included.
+    /// Whether a wait for readers would free any region. Regions that a failed wait did not free
+    /// are included.
     pub fn is_waiting(&self) -> bool {
         self.replaced().next().is_some()
     }
@@ -167,7 +174,7 @@ impl Arena {
         self.waiting.append(&mut self.retired);
     }
 
-    /// To be called when the wait that began after [`Arena::before_wait`] has succeeded.
+    /// Call this when the wait that began after [`Arena::before_wait`] has succeeded.
     pub fn after_wait(&mut self) {
         self.waiting.clear();
     }
@@ -185,8 +192,8 @@ impl Arena {
         self.live().chain(self.replaced().map(|table| table.region)).collect()
     }
 
-    /// The half of a service's member lists to which neither its current table nor a running
-    /// program refers, as a value of [`TableRef::members`].
+    /// The half of a service's member lists to which neither the service's current table nor a
+    /// running program refers, as a value of [`TableRef::members`].
     fn free_half(&self, service: ServiceIndex) -> Option<u8> {
         let current = self.table(service);
         let position = |half| TableRef { members: half, ..NO_TABLE }.members_of(service.number());
@@ -197,8 +204,8 @@ impl Arena {
     }
 
     /// Moves tables together, so that there is room for `length` entries after readers of their old
-    /// regions have ended. Returns no moves while replaced tables wait for readers, because their
-    /// regions may be enough.
+    /// regions have ended. Returns no moves while replaced tables wait for readers, because the
+    /// regions of these tables may be enough.
     fn compact(&mut self, length: u32) -> Vec<Move> {
         if self.is_waiting() {
             return Vec::new();

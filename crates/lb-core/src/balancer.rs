@@ -1,9 +1,10 @@
-//! The controller of one client task: facts go in through [`Balancer::handle`], and
-//! [`Balancer::plan`] returns a complete plan.
+//! The controller of one client task: [`Balancer::handle`] applies facts, and [`Balancer::plan`]
+//! returns a complete plan.
 //!
 //! The balancer stores the last good list of every service, the slot of each backend, and the
-//! evidence on each backend. It reads no clock: each fact comes with its time. The code that reads
-//! the maps reports when nothing in the kernel refers to an unneeded slot any more.
+//! evidence on each backend. It reads no clock: the caller passes the time of each fact. The code
+//! that reads the maps reports slots to which nothing in the kernel refers any more
+//! ([`Fact::Idle`]).
 
 pub mod row;
 
@@ -60,15 +61,16 @@ pub enum Fact {
     Kernel(BTreeMap<Slot, KernelVerdict>),
     /// The verdicts of one witness on the backends of the service at this position. They replace
     /// the witness's earlier verdicts: backends that are not in the map are healthy according to
-    /// this witness. For probes, the map contains every backend that has a result, and the other
-    /// backends do not change. The map may contain backends without a slot, because these may
-    /// become substitutes.
+    /// this witness. For [`Who::Probe`], the map contains every backend that has a result, and the
+    /// verdicts on all other backends do not change. The map may contain backends without a slot,
+    /// because these may become substitutes.
     Verdicts(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
-    /// The factors by which the structural weights of the members of the service at this position
-    /// are multiplied. Replaces the earlier factors.
+    /// The factors of the members of the service at this position, by which their structural
+    /// weights are multiplied. They replace the earlier factors.
     Factors(usize, Factors),
-    /// The factors that operators have set for members of the service at this position. They
-    /// multiply the factors above, and replace the earlier factors of operators.
+    /// The factors that operators have set for members of the service at this position. The weights
+    /// are multiplied by these factors in addition to those of [`Fact::Factors`]. They replace the
+    /// operators' earlier factors.
     OperatorWeights(usize, Factors),
     /// Services with recently established connections to a backend that is not ejected. Replaces
     /// the earlier set. If this host reaches one backend, the host is not the reason why other
@@ -77,8 +79,8 @@ pub enum Fact {
     /// Only time has passed.
     Time,
     /// Report ids by protocol and address. The map contains at least the id of every backend with
-    /// reports that count for the service at this position. Until the first such fact arrives, the
-    /// service's backends retain the ids that are in the kernel.
+    /// reports that the service at this position uses. Until the first fact of this kind arrives,
+    /// the service's backends retain the ids that are in the kernel.
     Reports(usize, ReportIdMap),
     /// Nothing in the kernel refers to these slots any more: no table, no fallback and no flow.
     Idle(BTreeSet<Slot>),
@@ -96,9 +98,9 @@ pub enum UnusableList {
          only {allowed}"
     )]
     Schedule {
-        /// The necessary entries.
+        /// The number of entries that all schedules require.
         wanted: u64,
-        /// The allowed entries.
+        /// The allowed number of entries.
         allowed: u32,
     },
     /// No service index is free.
@@ -155,8 +157,9 @@ pub struct Balancer<T = Instant> {
     verdicts: BTreeMap<Slot, KernelVerdict>,
     /// Services with recently established connections to a backend that is not ejected.
     serving: BTreeSet<ServiceIndex>,
-    /// Ejected backends that have returned since the last [`Balancer::take_returned`]: a witness
-    /// has withdrawn its verdict against the backend, or the backend has started again.
+    /// Ejected backends that have returned since the last [`Balancer::take_returned`]. A backend
+    /// has returned if a witness has withdrawn its verdict against the backend, or if the backend
+    /// has started again.
     returned: BTreeSet<Identity>,
     /// The contents of the maps when the daemon started. The plan uses them for services that do
     /// not have a list yet, and for removed services and their flows.
@@ -224,7 +227,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     /// equals the list in use changes nothing.
     ///
     /// # Errors
-    /// If a list does not fit; nothing has changed then.
+    /// If a list does not fit. In this case, the balancer is unchanged.
     ///
     /// # Panics
     /// If no service has the position in the fact.
@@ -243,7 +246,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 if is_news {
                     self.arrange(position, now);
                 }
-                // A fact counts as a change even if the row is the same, because state words
+                // New verdicts are a change even if the row is the same, because state words
                 // contain the reason of a verdict.
                 Ok(is_news)
             }
@@ -334,7 +337,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// Forgets the probe results of backends that have left the list of a service. If such a
-    /// backend has no slot, everything about it is forgotten.
+    /// backend has no slot and is not drained by an operator, removes all evidence on it.
     fn forget_unlisted(&mut self, position: usize) {
         let Some(ServiceState { index, list: Some(in_use), .. }) = self.services.get(position) else {
             return;
@@ -355,7 +358,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The inputs of a service's row, if the backends in `replaced` are the replaced ones.
+    /// The inputs of a service's row. `replaced` contains the replaced backends, and since when
+    /// they have been replaced.
     fn circumstances(
         &self,
         state: &ServiceState<T>,
@@ -401,7 +405,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     /// slots for all backends except the backup, removes the backup from the row.
     ///
     /// # Errors
-    /// If the row does not fit; nothing has changed then.
+    /// If the row does not fit. In this case, no slot is assigned.
     fn build(&mut self, position: usize, row: &mut Row<T>) -> Result<Built, UnusableList> {
         let log2 = schedule::length_log2(u32::try_from(row.members.len()).unwrap_or(u32::MAX));
         let length = if row.members.is_empty() { 0 } else { 1u32 << log2 };
@@ -433,8 +437,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list = Some(list(schedule, fallback));
     }
 
-    /// Recomputes the rows that `concerns` selects. Returns whether any row has changed, or which
-    /// of its backends are usable.
+    /// Recomputes the rows that `concerns` selects. Returns whether any row has changed.
     fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState<T>, &Row<T>) -> bool) -> bool {
         let mut changed = false;
         for position in 0..self.services.len() {
@@ -481,7 +484,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         true
     }
 
-    /// Rebuilds the table of a service with other factors. Returns whether the table has changed.
+    /// Rebuilds the table of a service with its present factors. Returns whether the table has
+    /// changed.
     fn weigh(&mut self, position: usize) -> bool {
         let state = &self.services[position];
         let Some(in_use) = &state.list else { return false };
@@ -596,8 +600,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         NamedMembers { states, adopted: adopted.flat_map(named).collect() }
     }
 
-    /// Which backends of the service at this position are members, and which are missing among
-    /// those with a slot and the `known` ones; `None` before the service has a list.
+    /// Which backends of the service at this position are members, and which of the backends that
+    /// have a slot or are in `known` are missing ([`Presence::missing`]); `None` before the service
+    /// has a list.
     pub fn presence(&self, position: usize, known: impl Iterator<Item = SocketAddr>) -> Option<Presence> {
         let state = &self.services[position];
         let ListInUse { endpoints, row, .. } = state.list.as_ref()?;
@@ -641,8 +646,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 
     /// The slots of replaced backends with a withheld ejection: they failed, but each was the last
-    /// available backend at that time. Connects no longer choose them, so only a trial, which needs
-    /// an ejection, can show that they have recovered.
+    /// available backend at that time. Connects no longer choose them. So only a trial can show
+    /// that they have recovered, and a trial requires an ejection.
     pub fn replaced_without_ejection(&self) -> Vec<Slot> {
         let is_withheld = |slot: &Slot| {
             self.verdicts.get(slot).is_some_and(|verdict| !verdict.is_ejected && verdict.failures > 0)
@@ -669,7 +674,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
 
     /// The slots of ejected backends that have returned since the last call: a witness has
     /// withdrawn its verdict against the backend, or the backend has started again. The caller
-    /// makes a trial of each due at once.
+    /// makes the trial of each of these backends due at once.
     pub fn take_returned(&mut self) -> Vec<Slot> {
         let returned = std::mem::take(&mut self.returned);
         returned.into_iter().filter_map(|identity| Some(self.slots.get(identity)?.slot)).collect()
@@ -789,7 +794,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             let standing = self.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
             let verdict =
                 ReportedVerdict { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
-            // A backend that has reached the limit of failures counts as ejected even if its
+            // A backend that has reached the limit of failures is treated as ejected even if its
             // ejection is withheld because it is the last available backend. The programs double
             // the limit for a backend that probes have found healthy, unless it is the last
             // available backend.
@@ -969,8 +974,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 }
 
-/// The evidence on a backend. It comes from `evidence`, which is updated with an incoming list, or
-/// else from `before`.
+/// The evidence on a backend: from `evidence`, which includes the verdicts of an incoming list; if
+/// `evidence` has no entry, from `before`.
 fn newest<'s, T>(
     evidence: &'s BTreeMap<Identity, BackendEvidence<T>>,
     before: &'s BTreeMap<Identity, BackendEvidence<T>>,
@@ -1037,9 +1042,9 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
     adopted.services.iter().find(|(_, plan)| same(plan)).map(|(index, _)| *index)
 }
 
-/// The evidence on the backends of adopted tables, from their state words. It is valid until a
-/// probe ends or a report arrives. A state word that an older daemon wrote contains no reason: then
-/// the backend counts as healthy if it was usable, and otherwise as refusing.
+/// The evidence on the backends of adopted tables, from their state words. Each verdict is valid
+/// until its witness reports again. A state word that an older daemon wrote contains no reason:
+/// then the backend is treated as healthy if it was usable, and as refusing if it was not.
 fn adopted_standings<T: Copy + Ord>(
     states: &[ServiceState<T>],
     adopted: &Plan,

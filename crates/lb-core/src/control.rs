@@ -1,14 +1,15 @@
-//! Weights that change while a list stays the same: with the load that backends report, and in slow
-//! start. The result is a factor for the structural weight of each member at one client task.
+//! Changes of weights while a list is unchanged: weights follow the load that backends report, and
+//! change during slow start. The result is one factor per member, by which one client task
+//! multiplies the member's structural weight.
 //!
 //! In reading order: the factor ([`factor`]), the observations of a member ([`MemberObservation`]),
 //! the laws of gRPC ([`a58`]) and of socklb ([`feedback`]), slow start ([`slow_start`]), the
-//! behaviour of a task's flows ([`flows`]), and when a change is worth a new table
+//! behaviour of a task's flows ([`flows`]), and which changes of factors require a new table
 //! ([`publication`]).
 //!
 //! A law acts on one row: the members of one service at this task. It does not depend on other
 //! tasks or their subsets, because a report covers the load from all clients of a backend. This
-//! module reads no clock, and gives the same results, to the last bit, on all machines.
+//! module reads no clock, and computes the same results, to the last bit, on all machines.
 
 pub mod by_address;
 
@@ -45,12 +46,13 @@ use slow_start::MemberAvailability;
 /// The time between two calls of [`Control::tick`].
 pub const TICK: Duration = Duration::from_secs(1);
 
-/// A report counts for this many report periods and two ticks after its arrival. A member that
-/// stops reporting then retains its factor, and the law continues with the other members.
+/// A report is used until this many report periods and two ticks have passed since its arrival. If
+/// no other report has arrived by then, the member retains its factor, and the law continues with
+/// the other members.
 const FRESH_PERIODS: u32 = 3;
 
-/// If a change of weights needs more than this time to show in a member's reports, the member's
-/// report counts as missing.
+/// If a change of weights takes longer than this to appear in a member's reports, the member's
+/// reports are not used.
 const MOST_DELAY: Duration = Duration::from_secs(60);
 
 /// The law that computes factors.
@@ -177,7 +179,8 @@ impl ReceivedReport {
         now.saturating_sub(self.at) <= fresh && self.delay(now) <= MOST_DELAY
     }
 
-    /// The time until a change made now can be observed: it must be measured, reported and read.
+    /// The time until a change made now can be observed: its effect must be measured, reported and
+    /// read.
     fn delay(&self, now: Duration) -> Duration {
         let next = self.period().max(TICK);
         self.load.window.saturating_add(self.age(now)).saturating_add(next).saturating_add(TICK)
@@ -200,7 +203,7 @@ pub struct MemberObservation {
     pub is_available: bool,
     /// Whether its open flows have reached `active_limit`.
     pub is_at_limit: bool,
-    /// Whether an operator has set its weight. Its factor then stays as it is.
+    /// Whether an operator has set its weight. Its factor then does not change.
     pub is_overridden: bool,
 }
 
@@ -268,12 +271,13 @@ impl Hold {
     }
 }
 
-/// How many members have a recent report. Only available members with a weight count.
+/// How many members have a recent report. Only available members with a positive weight are
+/// counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reporting {
     /// The number of these members with a recent report.
     pub fresh: u32,
-    /// The number of available members with a weight.
+    /// The number of available members with a positive weight.
     pub members: u32,
 }
 
@@ -345,7 +349,7 @@ impl Control {
         }
         self.switch = snapshot.switch;
         // The earlier daemon only showed its factors. Enforcing them at once would be a sudden
-        // change, so the law starts again, as it does if a reload changes the mode.
+        // change, so the law starts with factor 1, as it does after a reload that changes the mode.
         if (snapshot.mode, self.rules.mode) == (Mode::Observe, Mode::Enforce) {
             return self.in_force.clone();
         }
@@ -495,9 +499,9 @@ impl Control {
             .then(|| Proposal { off_by: distance.map_or(0.0, |distance| distance.part), factors })
     }
 
-    /// Updates the members of the row, and whether each is available, between ticks. If slow start
-    /// begins or ends for members, returns factors for an immediate table. All other changes wait
-    /// for the next tick.
+    /// Updates the members of the row and their availability between ticks. If slow start begins or
+    /// ends for any member, returns factors for an immediate table. All other changes wait for the
+    /// next tick.
     pub fn arrange(
         &mut self,
         now: Duration,
@@ -518,7 +522,7 @@ impl Control {
         (factors != self.in_force).then_some(factors)
     }
 
-    /// These factors, with slow start applied to these members.
+    /// `factors`, with slow start applied to `members`.
     fn in_slow_start(
         &self,
         factors: &Factors,
@@ -546,8 +550,8 @@ impl Control {
         self.in_force = factors;
     }
 
-    /// The factors for tables: the law's factors if tables follow the law, and otherwise 1. Each is
-    /// multiplied by the part of its share that the member gets in slow start.
+    /// The factors for tables: the law's factors if tables follow the law, and otherwise 1. Each
+    /// factor is multiplied by the part of the full share that the member gets in slow start.
     fn factors(&self, now: Duration, look: &Look) -> Factors {
         let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
         match self.rules.slow_start.filter(|_| !look.is_panic) {
@@ -575,7 +579,7 @@ impl Control {
         look.row.iter().filter_map(hold).collect()
     }
 
-    /// Why a member's factor did not change, or may not rise, as of the last tick.
+    /// Why a member's factor did not change, or may not rise, according to the last tick.
     pub fn hold(&self, address: SocketAddr) -> Option<Hold> {
         self.holds.get(&address).copied()
     }
@@ -600,7 +604,8 @@ impl Control {
         &self.in_force
     }
 
-    /// The approximate time in which the law corrects a difference; `None` without a law.
+    /// The approximate time in which the law corrects a difference of utilization; `None` without a
+    /// law.
     pub fn settling(&self, flows: Flows) -> Option<Duration> {
         match &self.law {
             LawState::None => None,

@@ -16,7 +16,7 @@ use lb_common::pick::{self, Survey, Tables};
 
 use crate::ids::Slot;
 
-/// The ejection state in a row of the kernel's backends.
+/// The ejection state of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct EjectedRow {
     state: StateWord,
@@ -32,7 +32,7 @@ const FREE: EjectedRow = EjectedRow {
 #[derive(Clone, Debug)]
 pub struct Ejector {
     rules: EjectionRules,
-    /// By slot.
+    /// The ejection state of each backend, by slot.
     rows: Vec<Cell<EjectedRow>>,
     schedule: Arc<[Slot]>,
     /// The slots of the schedule, each once, and then the replaced slots; `None` if the schedule
@@ -142,13 +142,13 @@ impl Ejector {
         self.members.as_deref()
     }
 
-    /// When the next trial is due.
+    /// The slot of the next trial, and when it is due.
     pub const fn next_trial(&self) -> NextTrial {
         self.next_trial.get()
     }
 
-    /// The slot of the ejected backend of which this connect is the trial; `None` if this connect
-    /// is no trial. The caller calls this before a policy picks. A backend at its `active_limit`
+    /// The slot of the ejected backend to which this connect goes as a trial; `None` if no trial is
+    /// due. The caller calls this before a policy picks. A backend at its `active_limit`
     /// (`is_at_limit`) gets no trial.
     pub fn due_trial(&self, now: u32, is_at_limit: impl Fn(u32) -> bool) -> Option<u32> {
         let slot = steps::take_trial(&MemoryStore { ejector: self, random: NO_JITTER, is_at_limit }, now);
@@ -158,7 +158,8 @@ impl Ejector {
         })
     }
 
-    /// Begins a trial of the backend in a slot, if a trial is allowed. Returns whether it is.
+    /// Begins a trial of the backend in a slot, if a trial is allowed. Returns whether the trial
+    /// has begun.
     pub fn begin_trial(&self, slot: u32, now: u32) -> bool {
         steps::begin_trial(&self.store(), slot, now) != NO_SLOT
     }
@@ -178,7 +179,7 @@ impl Ejector {
     }
 
     /// Applies the evidence from a flow that begins and ends now to the backend in a slot. `random`
-    /// decides the jitter.
+    /// determines the jitter of an ejection.
     pub fn report(&self, slot: u32, evidence: Evidence, now: u32, random: u32) -> Judgement {
         self.report_since(slot, evidence, now, now, random)
     }
@@ -322,14 +323,15 @@ impl<F: Fn(u32) -> bool> EjectionStore for MemoryStore<'_, F> {
         true
     }
 
-    /// The caller counts errors. After [`Judgement::Readmitted`] the caller must forget them.
+    /// Does nothing, because the caller counts errors. After [`Judgement::Readmitted`], the caller
+    /// must forget them.
     fn forget_errors(&self, _: u32) {}
 
     fn takes_trials(&self, slot: u32) -> bool {
         !(self.is_at_limit)(slot)
     }
 
-    /// The caller counts ejections and trials, too.
+    /// Does nothing, because the caller counts ejections and trials, too.
     fn count(&self, _: u32, _: Counted) {}
 
     fn next_trial(&self) -> NextTrial {

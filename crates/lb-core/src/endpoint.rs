@@ -2,7 +2,7 @@
 //!
 //! The constructor checks the list, so that all other code may rely on unique indexes and addresses
 //! and on one address family. A fault contains the position of its endpoint in the list, because
-//! only the reader of a file knows the lines.
+//! only the code that reads the file can convert a position to a line.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -25,8 +25,8 @@ pub enum EndpointState {
     Healthy,
     /// Serves, but requests no new connections.
     LameDuck,
-    /// An external checker, such as Consul's, reports that the endpoint fails. It receives
-    /// connections only while no other endpoint has a weight.
+    /// An external checker, such as Consul's, reports that the endpoint fails. A down endpoint
+    /// receives connections only while no healthy endpoint and no lame duck has a positive weight.
     Down,
 }
 
@@ -68,7 +68,8 @@ impl Endpoint {
     }
 }
 
-/// A complete, checked list of a service's endpoints, in the order of their indexes. May be empty.
+/// A complete, checked list of a service's endpoints, in the order of their indexes. The list may
+/// be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointList {
     endpoints: Vec<Endpoint>,
@@ -139,13 +140,13 @@ pub enum EndpointFault {
         /// The reason.
         why: &'static str,
     },
-    /// The list is longer than a service can be.
+    /// The list has more endpoints than a service can have.
     #[error("a service has at most {MAX_BACKENDS} endpoints, this is number {}", position + 1)]
     TooMany {
         /// Position of the first endpoint above the limit.
         position: usize,
     },
-    /// The list has no indexes and is longer than a list without indexes can be.
+    /// The list has no indexes, and more endpoints than a list without indexes can have.
     #[error(
         "a list without indexes has at most {MAX_WITHOUT_INDEXES} endpoints, this is number {}: give every endpoint an index",
         position + 1
@@ -224,8 +225,8 @@ impl EndpointList {
     }
 
     /// This list and further endpoints, which were checked in another list of the same service.
-    /// `None` if they do not form a list: an index or an address would appear twice, or there would
-    /// be too many endpoints.
+    /// `None` if all of them together are no valid list: an index or an address would appear twice,
+    /// or there would be too many endpoints.
     pub fn joined<'a>(&self, others: impl IntoIterator<Item = &'a Endpoint>) -> Option<Self> {
         let endpoints: Vec<Endpoint> =
             self.endpoints.iter().cloned().chain(others.into_iter().cloned()).collect();

@@ -35,7 +35,7 @@ pub trait List: Clone {
     /// Whether the two lists come from the same reading.
     fn is_of_the_same_reading(&self, other: &Self) -> bool;
 
-    /// Copies the results that were computed for an equal list.
+    /// Copies to this list the results that were computed for `other`, an equal list.
     fn take_over(&mut self, other: &Self);
 }
 
@@ -73,18 +73,18 @@ pub enum ListDecision<L> {
         /// A newer list that was refused, to be delivered again.
         refused: Option<L>,
     },
-    /// Do nothing: the list waits for room.
+    /// Do nothing: the list waits until all clients have room.
     Wait,
 }
 
-/// The action that the caller must take after a reload of the configuration, which has read the
-/// file.
+/// The action that the caller must take after a reload of the configuration. The reload has read
+/// the file.
 #[derive(Clone, Debug)]
 pub struct Reloaded<L> {
     /// The effect of the reading.
     pub effect: Option<FeedAction<L>>,
-    /// The newest list so far, to be delivered again, because the reading of the reload failed or
-    /// is older.
+    /// The newest list so far, which the caller delivers again, because the reading of the reload
+    /// failed or began before another reading that has ended.
     pub retained: Option<L>,
     /// Whether to deliver the list that an earlier daemon has stored, if there is one, because no
     /// other list exists.
@@ -95,10 +95,10 @@ pub struct Reloaded<L> {
 /// a time of any clock.
 #[derive(Clone, Debug)]
 pub struct Feed<S, L, T = Instant> {
-    /// How far the file has been read.
+    /// The version of the file that was read last, and when to read the file again.
     pub progress: Progress<S, T>,
-    /// The number of the latest reading that counted. A reading with a lower number began earlier,
-    /// and may have read an older version of the file.
+    /// The highest number of all readings with an applied result. A reading with a lower number
+    /// began earlier, and may have read an older version of the file.
     reading: u64,
     /// The last list that every client accepted.
     in_force: Option<L>,
@@ -191,7 +191,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
     fn fail(&mut self, fault: ReadFailure, is_another: bool) -> Option<FeedAction<L>> {
         let (fault, is_another) = match fault {
             ReadFailure::Hung(fault) => return self.mark_hung(fault),
-            // Repeated attempts count as one fault.
+            // Repeated attempts are counted as one fault.
             ReadFailure::Unread(fault) => {
                 self.progress.found_nothing();
                 (fault, false)
@@ -238,18 +238,18 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         Some(list.clone())
     }
 
-    /// Call this when there may be room. Returns the refused list for another delivery. Returns
-    /// nothing while a computation is running: after it, [`Feed::delivered`] returns the refused
-    /// list.
+    /// Call this when clients may have room for a refused list. Returns the refused list for
+    /// another delivery. Returns nothing while a computation is running: after it,
+    /// [`Feed::delivered`] returns the refused list.
     pub fn room_appeared(&self) -> Option<L> {
         self.refused.clone().filter(|_| self.computing.is_none())
     }
 
-    /// Continues a feed after a reload of the configuration, which has read the file as reading
-    /// `number`. If that reading failed or is older than another, the newest list so far is
-    /// delivered again.
+    /// Continues a feed after a reload of the configuration. The reload has read the file as
+    /// reading `number`. If this reading failed, or began before another reading that has ended,
+    /// the newest list so far is delivered again.
     ///
-    /// A version of the file that cannot be used counts as one failure, however often the
+    /// A version of the file that cannot be used is counted as one failure, however often the
     /// configuration is read.
     pub fn reload(
         before: Option<Self>,

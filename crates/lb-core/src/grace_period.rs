@@ -2,9 +2,9 @@
 //! it from a table (a grace period as in RCU), and then until its last flow has ended. Other
 //! numbers by which the kernel's maps refer to each other are freed in the same way.
 //!
-//! A program that began before a slot was removed from the last table may still choose it. So no
-//! reader can have a slot if a wait for readers has begun and ended while no table contained the
-//! slot. The caller reports when a wait begins and ends.
+//! A program that began before a slot was removed from the last table may still choose the slot. No
+//! program can choose it any more after a wait for readers has begun and ended while no table
+//! contained the slot. The caller reports when a wait begins and ends.
 
 use std::collections::BTreeSet;
 
@@ -27,8 +27,8 @@ impl<N> Default for GracePeriods<N> {
 }
 
 impl<N: Copy + Ord> GracePeriods<N> {
-    /// Removes the slots that a table contains again. When such a slot is dropped once more, its
-    /// grace period starts again. `unneeded`: all slots that no table contains now.
+    /// Removes the slots that a table contains again. When no table contains such a slot any more,
+    /// its grace period starts again. `unneeded`: all slots that no table contains now.
     pub fn retain(&mut self, unneeded: &BTreeSet<N>) {
         self.waiting.retain(|slot| unneeded.contains(slot));
         self.over.retain(|slot| unneeded.contains(slot));
@@ -40,7 +40,7 @@ impl<N: Copy + Ord> GracePeriods<N> {
     }
 
     /// Notes that a wait for readers begins while no table contains these slots. An earlier wait
-    /// that has not ended counts as failed.
+    /// that has not ended is treated as failed.
     pub fn before_wait(&mut self, unneeded: &BTreeSet<N>) {
         self.waiting = unneeded - &self.over;
     }
@@ -50,7 +50,8 @@ impl<N: Copy + Ord> GracePeriods<N> {
         self.over.append(&mut self.waiting);
     }
 
-    /// Removes and returns the slots that no reader can have and that have no open flow.
+    /// Removes and returns the slots that no program can choose any more and that have no open
+    /// flow.
     pub fn take_idle(&mut self, has_flows: impl Fn(N) -> bool) -> BTreeSet<N> {
         self.over.extract_if(.., |slot| !has_flows(*slot)).collect()
     }
@@ -140,8 +141,8 @@ mod tests {
     }
 
     proptest! {
-        /// Compares with a model that remembers times: a slot is free if a wait began after the
-        /// slot was last in a table, and has ended.
+        /// Compares with a model that remembers times: a slot is free if a wait that began after
+        /// the slot was last in a table has ended.
         #[test]
         fn slots_that_a_reader_may_have_are_never_freed(events in prop::collection::vec(event(), 0..80)) {
             let mut periods = GracePeriods::default();

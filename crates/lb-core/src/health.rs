@@ -1,10 +1,10 @@
 //! Verdicts on a backend: which witness reports which health, and since when. The worst verdict
-//! counts.
+//! determines the backend's health.
 //!
-//! Witnesses are independent of each other. [`probed`] turns probe results into a verdict. Other
+//! Witnesses are independent of each other. [`probed`] computes a verdict from probe results. Other
 //! files decide the consequences for a service: [`tiers`] decides which backends a connect may
-//! choose, [`replacement`] which backends substitute for others, and [`loss`] of which backends the
-//! open connections are closed. docs/design/health.md has the truth table.
+//! choose, [`replacement`] decides which backends substitute for others, and [`loss`] decides for
+//! which backends open connections are closed. docs/design/health.md has the truth table.
 
 pub mod tiers;
 
@@ -129,7 +129,7 @@ pub struct ReportedVerdict<T> {
 }
 
 /// The reason in a state word. State words that an older daemon wrote contain no reason: then a
-/// backend that is leaving or usable counts as healthy, and any other backend counts as refusing.
+/// backend that is leaving or usable is treated as healthy, and any other backend as refusing.
 pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Usable) -> HealthReason {
     match (reason, state) {
         (HealthReason::Unstated, BackendState::Leaving) => HealthReason::Healthy,
@@ -139,8 +139,9 @@ pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Us
     }
 }
 
-/// The health that a state word's reason means, and the witness and reason of the verdict from
-/// which it comes. The second value is `None` if the state word's reason comes from no verdict.
+/// The health that the reason in a state word means, and the witness and reason of the verdict for
+/// which the reason was written. The second value is `None` if the reason was not written for a
+/// verdict.
 pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     match reason {
         HealthReason::Unstated | HealthReason::Healthy => (Health::Healthy, None),
@@ -156,7 +157,8 @@ pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     }
 }
 
-/// The state word's reason for a verdict; `None` if the verdict is stored elsewhere in the kernel.
+/// The reason to write to the state word for a verdict; `None` if the verdict is stored elsewhere
+/// in the kernel.
 const fn reason(health: Health, who: Who, why: Why) -> Option<HealthReason> {
     Some(match (health, who, why) {
         (Health::LameDuck, Who::Source, _) => HealthReason::ListLameDuck,
@@ -262,7 +264,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.verdicts.retain(|verdict| verdict.who != Who::Probe);
     }
 
-    /// Whether a probe of it has ever ended, with any result.
+    /// Whether a probe of the backend has ever ended, with any result.
     pub fn is_proven(&self) -> bool {
         self.proof != Proof::Missing
     }
@@ -288,8 +290,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         }
     }
 
-    /// The verdict that counts: the worst verdict, and the oldest if several are equally bad.
-    /// `None` without a verdict.
+    /// The worst verdict, which determines the health; the oldest of these if several verdicts are
+    /// equally bad. `None` without a verdict.
     pub fn worst(&self) -> Option<&HealthVerdict<T>> {
         self.verdicts.iter().max_by(|a, b| a.health.cmp(&b.health).then(b.since.cmp(&a.since)))
     }
@@ -299,8 +301,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.worst().map_or(Health::Healthy, |verdict| verdict.health)
     }
 
-    /// The reason for its state word, from the worst verdict that is not stored elsewhere in the
-    /// kernel.
+    /// The reason for the backend's state word, from the worst verdict that is not stored elsewhere
+    /// in the kernel.
     pub fn reason(&self) -> Option<HealthReason> {
         let reasons =
             self.verdicts.iter().filter_map(|of| Some((of.health, reason(of.health, of.who, of.why)?)));
@@ -327,9 +329,9 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
     }
 
-    /// Its health, and whether it is a lame duck. Both ignore its own report that it is a lame
-    /// duck, because connects read that report and its expiry time from the verdict array. A report
-    /// in the state word would never expire if the daemon died.
+    /// The backend's health, and whether it is a lame duck, without its own report that it is a
+    /// lame duck. Connects read this report and its expiry time from the verdict array. A report in
+    /// the state word would never expire if the daemon died.
     pub fn without_own_word(&self) -> (Health, bool) {
         let is_own =
             |verdict: &&HealthVerdict<T>| verdict.who == Who::Report && verdict.health == Health::LameDuck;

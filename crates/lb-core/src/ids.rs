@@ -1,7 +1,7 @@
 //! The indexes of the kernel's arrays, each with its own type, so that they cannot be mixed up.
 //!
-//! Maps contain them as plain integers; the code that reads or writes a map converts them. JSON has
-//! plain integers, too.
+//! Maps contain them as plain integers; the code that reads or writes a map converts them. In JSON
+//! they are plain integers, too.
 
 use std::fmt;
 

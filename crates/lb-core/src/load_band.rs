@@ -1,8 +1,8 @@
 //! When a task's subset grows and shrinks with its own load: the load band of Finagle's aperture.
 //!
 //! The load is the task's smoothed number of open flows divided by the size of its subset. At the
-//! high limit or above, the subset grows by one; at the low limit or below, it shrinks by one. It
-//! grows and shrinks along the task's own order, so the size does not depend on other tasks.
+//! high limit or above, the subset grows by one; at the low limit or below, it shrinks by one. The
+//! subset grows and shrinks along the task's own order, and does not depend on other tasks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// the subset, so that numbers in files are represented exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadBand {
-    /// At or below this load the subset shrinks. Less than `high_thousandths`, and not 0.
+    /// At or below this load the subset shrinks. The limit is below `high_thousandths`, and not 0.
     pub low_thousandths: u32,
     /// At or above this load the subset grows.
     pub high_thousandths: u32,
@@ -20,7 +20,7 @@ pub struct LoadBand {
 
 impl Default for LoadBand {
     /// A band around one flow per backend, as in Finagle. The smallest size is the default minimum
-    /// of `auto`: with fewer backends, a client could not afford to lose some of them.
+    /// of `auto`: with fewer backends, the loss of a few would leave a client with too few.
     fn default() -> Self {
         Self { low_thousandths: 875, high_thousandths: 1_125, min: crate::weights::MIN_AUTO_SIZE }
     }
@@ -136,7 +136,7 @@ mod tests {
                 sizes(&mut banded, 0..300, |_| open);
                 let settled = sizes(&mut banded, 300..400, |_| open);
                 assert_eq!(changes(&settled), 0, "{open} flows in {low} to {high}: {settled:?}");
-                // The size also settles when it comes from above.
+                // The size also settles when it falls from a larger size.
                 sizes(&mut banded, 400..700, |_| 100);
                 sizes(&mut banded, 700..1_200, |_| open);
                 let settled = sizes(&mut banded, 1_200..1_300, |_| open);
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(look(31, 0, 5), 5, "fewer backends than the minimum");
         assert_eq!(look(32, 0, 0), 1, "no backend exists");
         assert_eq!((33..200).map(|second| look(second, 0, 20)).last(), Some(12));
-        // If the clock stands still or goes back, the size does not change.
+        // If the clock does not advance, or moves backwards, the size does not change.
         assert_eq!((look(200, 0, 20), look(200, 0, 20), look(50, 0, 20)), (12, 12, 12));
     }
 }

@@ -1,5 +1,5 @@
 //! Which of a service's endpoints this client task uses, why it does not use the others, and how
-//! much it sends to each.
+//! much it sends to each member.
 //!
 //! The members are the first endpoints of the subset's order. Holes, and endpoints that should get
 //! no new connections according to the source, are skipped, so that the loss of one endpoint
@@ -20,7 +20,7 @@ use crate::weights;
 
 use self::pool::{Job, Shares, Standby};
 
-/// Whether the endpoint at an index of the order is a member, and if not, why.
+/// Whether the endpoint at an index of the order is a member, and if not, why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipVerdict {
     /// Its endpoint is a member.
@@ -59,8 +59,8 @@ pub struct Member {
     pub connections: u32,
     /// Its load from all tasks of the job. The unit is the connects of one task.
     pub load: f64,
-    /// The load that it would have if all endpoints that may be members, including those that no
-    /// task uses, shared the connects in proportion to their weights.
+    /// The load that it would have if connects were divided in proportion to weight among all
+    /// endpoints that may be members, including endpoints that no task uses.
     pub target: f64,
 }
 
@@ -77,8 +77,8 @@ pub struct Unused {
 }
 
 /// How evenly the tasks of a job connect to a list without indexes: the mean number of tasks per
-/// endpoint divided by the largest number; 1 is even. Even if this ratio is below 1, structural
-/// weights make the loads even, unless the policy ignores weights.
+/// endpoint divided by the largest number of tasks of one endpoint; 1 is even. Even if this ratio
+/// is below 1, structural weights make the loads even, unless the policy ignores weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evenness {
     /// The evenness with the indexes that are derived from the addresses.
@@ -92,8 +92,8 @@ pub struct Evenness {
 pub struct Membership {
     /// The members, best first.
     pub members: Vec<Member>,
-    /// The possible substitutes for members that only this task has lost: the next endpoints of the
-    /// order, with their weights as substitutes.
+    /// The possible substitutes for unavailable members: the next endpoints of the order, each with
+    /// the weight that it has as a substitute.
     pub next: Vec<Member>,
     /// All further endpoints of the order, if the size follows load. They become members when the
     /// subset grows ([`Membership::resized`]).
@@ -104,7 +104,7 @@ pub struct Membership {
     /// The examined part of the algorithm's order: the index of each examined endpoint, and the
     /// verdict on it. If the size follows load, this is the whole order.
     pub order: Vec<(u32, MembershipVerdict)>,
-    /// The wanted size, from the operator or from `auto`; `None` without a subset.
+    /// The wanted size, from the operator, from `auto` or from load; `None` without a subset.
     pub size: Option<u32>,
     /// The sizes that `auto` tried ([`weights::Choice::tried`]).
     pub tried: Vec<(u32, f64)>,
@@ -160,7 +160,7 @@ struct CandidatePool<'a> {
     admitted: usize,
     /// The total capacity of the endpoints that may be members.
     capacity: f64,
-    /// Whether weights decide shares.
+    /// Whether weights determine shares.
     is_weighted: bool,
 }
 
@@ -200,7 +200,7 @@ impl<'a> CandidatePool<'a> {
     }
 
     /// The members of an order, if each of `clients` tasks uses the same members. Shares follow the
-    /// weights, or are equal if weights do not count.
+    /// weights, or are equal if the policy ignores weights.
     fn by_weight(&self, order: &[(u32, MembershipVerdict)], clients: u32) -> Vec<Member> {
         let members = order.iter().filter(|(_, verdict)| *verdict == MembershipVerdict::Member);
         let endpoints: Vec<&Endpoint> = members.map(|&(index, _)| self.endpoint(index)).collect();
@@ -266,7 +266,8 @@ impl<'a> Memberships<'a> {
     /// The memberships for `service` and `endpoints`, in a job of `count` tasks.
     pub fn new(service: &Service, count: u32, endpoints: &'a EndpointList) -> Self {
         // If no endpoint is healthy, lame ducks are admitted, because they can serve. If there are
-        // no lame ducks either, endpoints that are down are admitted: they may serve after all.
+        // no lame ducks either, endpoints that are down are admitted, because they may serve
+        // although the source reports them as down.
         let with_weight = endpoints.as_slice().iter().filter(|endpoint| endpoint.weight > 0);
         let best = with_weight.map(|endpoint| endpoint.state).min();
         let admit = |endpoint: &Endpoint| endpoint.weight > 0 && Some(endpoint.state) == best;

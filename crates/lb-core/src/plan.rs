@@ -259,7 +259,8 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
     let changed = changed(old, new);
     let mut steps = Vec::new();
     // A slot may already have another backend in the new plan, because an earlier attempt to free
-    // the slot has failed. It must still be freed first, or its retired counters would be lost.
+    // the slot has failed. The slot must still be freed first, or the retired counters of its
+    // earlier backend would be lost.
     let is_gone = |(slot, backend): &(&Slot, &BackendPlan)| {
         new.backends.get(slot).is_none_or(|after| after.generation != backend.generation)
     };
@@ -332,8 +333,9 @@ fn update(old: &Plan, new: &Plan, index: ServiceIndex, changed: &Changed<'_>, st
         if before.ejection != service.ejection {
             steps.push(Step::SetEjection(index, service.ejection));
         }
-        // The fallback changes before the state words. Otherwise a connect could find its pick
-        // unusable by a new state word, and take the old fallback, which may be unusable, too.
+        // The fallback changes before the state words. If the state words changed first, a connect
+        // could find its pick unusable by a new state word, and take the old fallback, which may be
+        // unusable, too.
         if before.fallback != service.fallback {
             steps.push(Step::SetFallback(index, service.fallback));
         }

@@ -1,10 +1,10 @@
 //! When a client task closes idle connections, so that its connection pools spread over all
 //! backends again.
 //!
-//! A backend that returns gets its share of new connects only. A pool with long connections may not
-//! connect for days, so the backend stays without load. If a member has clearly fewer open flows
-//! than its share, idle flows of the members furthest above their shares are closed. The pool dials
-//! again, and the table decides where the new connection goes.
+//! A backend that returns gets its share of new connects only. A pool with long connections may
+//! open no connection for days, so the backend remains without load. If a member has clearly fewer
+//! open flows than its share, idle flows of the members furthest above their shares are closed. The
+//! pool dials again, and the table determines the backend of the new connection.
 //!
 //! The kernel programs readmit an ejected member only after a trial, which is a connect. If a pool
 //! does not dial, no trial happens. So when the trial of a member is due, one idle flow to another
@@ -25,8 +25,8 @@ use crate::service::Task;
 /// connection of a client is closed twice within this time.
 pub const MIN_AGE: Duration = Duration::from_mins(1);
 
-/// A member is refilled only if it is at least this many flows below its limit. With fewer, the
-/// scatter of small pools would count as a difference.
+/// A member is refilled only if it is at least this many flows below its limit. With a smaller
+/// number, random differences in small pools would cause closings.
 const MIN_DEFICIT: u128 = 2;
 
 /// How long the next closing waits for the pool to replace the last closed connections. If the pool
@@ -36,18 +36,20 @@ const REPLACEMENT: Duration = Duration::from_secs(10);
 /// How long a member is skipped if it had no flow that could be closed.
 const SKIPPED: Duration = Duration::from_secs(30);
 
-/// How long no further flow is closed for the trial of a member. So a trial that fails, or decides
-/// nothing, costs at most one flow in this time, however short the ejections are.
+/// After a flow was closed for the trial of a member, no other flow is closed for this member's
+/// trials in this time. So failing trials close at most one flow in this time, however short the
+/// ejections are.
 const NEXT_TRIAL: Duration = MIN_AGE;
 
 /// How long a task pauses if closings fail, or if they do not help.
 const PAUSE: Duration = Duration::from_mins(10);
 
-/// Closings count as useless after this many times the number that one more flow needs on average.
-/// The cursors of many CPUs may together pass over a member for long, so the number is large.
+/// Closings are treated as useless if the refilled members gain no flow after this many times the
+/// number of closings that one flow requires on average. The number is large, because the cursors
+/// of many CPUs may all pass over a member for long.
 const FUTILE: u128 = 30;
 
-/// A number of closings per hour, which is written per second, minute or hour.
+/// A rate of closings. In text, it is a number per second, minute or hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ClosingRate {
     per_hour: u32,
@@ -97,10 +99,10 @@ impl FromStr for ClosingRate {
     }
 }
 
-/// How the configuration wants pools to be rebalanced.
+/// The configuration of rebalancing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RebalanceRules {
-    /// The most closings of all tasks of the job together.
+    /// The highest rate of closings, of all tasks of the job together.
     pub rate: ClosingRate,
     /// Only a connection that has been idle for this time is closed.
     pub idle: Duration,
@@ -114,7 +116,7 @@ impl RebalanceRules {
         Self { rate: ClosingRate::per_second(1), idle: Duration::from_secs(5), below_thousandths: 800 };
 }
 
-/// A member of a service's table, as one client task sees it.
+/// A member of a service's table, and one client task's flows to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberFlows {
     /// The member.
@@ -160,7 +162,7 @@ pub struct Closing {
 pub enum ClosingOutcome {
     /// This many connections were closed; with 0, none was idle and old enough.
     Closed(u32),
-    /// The closing was not attempted, because others were in progress.
+    /// The closing was not attempted, because other closings were in progress.
     Postponed,
     /// Connections cannot be closed.
     Failed,
@@ -169,7 +171,7 @@ pub enum ClosingOutcome {
 /// What a task does now, or why it closes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RebalanceState {
-    /// No member has so few flows that others are closed.
+    /// No member has so few flows that flows of other members are closed.
     #[default]
     Even,
     /// The service is in panic.
@@ -178,7 +180,7 @@ pub enum RebalanceState {
     Refilling,
     /// A flow is closed, so that its replacement can be the trial of an ejected member.
     Trial,
-    /// A flow was closed for the trial of an ejected member, and no other may be closed yet.
+    /// A flow was closed for the trial of an ejected member, and no other flow may be closed yet.
     AwaitsTrial,
     /// The pool has not replaced the flows that were closed last.
     NotDialled,
@@ -220,7 +222,7 @@ impl RebalanceState {
     }
 }
 
-/// A member with so few flows that others are closed.
+/// A member with so few flows that flows of other members are closed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShortMember {
     /// The member.
@@ -238,7 +240,7 @@ pub struct RebalanceView {
     pub state: RebalanceState,
     /// The members that should gain flows, or the ejected member whose trial is due.
     pub short: Vec<ShortMember>,
-    /// When the task tries again, if it waits for a time.
+    /// When the task tries again, if it waits until a certain time.
     pub retry_at: Option<Duration>,
 }
 
@@ -247,21 +249,21 @@ pub struct RebalanceView {
 pub struct Rebalance {
     rules: RebalanceRules,
     task: Task,
-    /// The closings that the rate permits now. They grow only while a member is refilled, or a flow
-    /// is to be closed for a trial.
+    /// The closings that the rate permits now. Their number grows only while a member is refilled,
+    /// or while a flow should be closed for a trial.
     permits: f64,
     /// The time of the last tick.
     ticked: Option<Duration>,
-    /// The members that get flows: from when they are far below their share until they reach the
-    /// limit.
+    /// The refilled members. A member is refilled from the time when it is far below its limit
+    /// until it reaches the limit.
     refilled: BTreeSet<SocketAddr>,
-    /// The most open flows that the refilled members have had together, and the number of closings
-    /// since.
+    /// The largest number of open flows that the refilled members have had together, and the number
+    /// of closings since it was reached.
     progress: (u64, u64),
     /// The closing whose outcome is not known yet.
     pending: Option<PendingClosing>,
-    /// The number of open flows before the last closing, and the time until which the next closing
-    /// waits for it.
+    /// The number of open flows before the last closing, and a time. The next closing waits until
+    /// the pool has that number of open flows again, or until that time.
     awaited: Option<(u64, Duration)>,
     /// The members without a flow that can be closed, each with the time until which it is skipped.
     skipped: BTreeMap<SocketAddr, Duration>,
@@ -272,12 +274,12 @@ pub struct Rebalance {
     view: RebalanceView,
 }
 
-/// A flow was closed for the trial of a member.
+/// A closing for the trial of a member.
 #[derive(Clone, Copy, Debug)]
 struct LastTrial {
     /// The number of trials that the member had had before.
     trials: u64,
-    /// Until when no further flow is closed for it.
+    /// Until when no other flow is closed for trials of the member.
     until: Duration,
 }
 
@@ -316,7 +318,7 @@ impl Rebalance {
         self.task
     }
 
-    /// Whether any member gets flows, as of the last tick.
+    /// Whether any member is refilled, as of the last tick.
     pub fn is_refilling(&self) -> bool {
         !self.refilled.is_empty()
     }
@@ -342,7 +344,7 @@ impl Rebalance {
                 Some(due) => RebalanceView {
                     state: RebalanceState::AwaitsTrial,
                     short: vec![due.pool.short(due.member)],
-                    // If the trial has not begun, no time ends the wait.
+                    // If the trial has not begun, the wait has no time limit.
                     retry_at: due.tried.filter(|tried| tried.trials != due.trials).map(|tried| tried.until),
                 },
                 None if is_panic => RebalanceView { state: RebalanceState::Panic, ..Default::default() },
@@ -375,7 +377,7 @@ impl Rebalance {
         }
     }
 
-    /// The next closing, if the rate permits one and no earlier one is in progress.
+    /// The next closing, if the rate permits a closing and no earlier closing is in progress.
     ///
     /// # Errors
     /// Why nothing can be closed, and until when.
@@ -420,7 +422,7 @@ impl Rebalance {
     /// The member furthest above its share, among those that may have idle flows.
     ///
     /// # Errors
-    /// If there is none, and until when.
+    /// If there is no such member; the error contains the time of the next attempt.
     fn donor<'m>(&self, pool: &PoolFlows<'m>) -> Result<&'m MemberFlows, (RebalanceState, Duration)> {
         let is_donor = |member: &&MemberFlows| {
             pool.excess(member) > 0
@@ -461,8 +463,9 @@ impl Rebalance {
     /// Updates the set of refilled members.
     fn update_refilled(&mut self, pool: &PoolFlows<'_>, is_panic: bool) {
         let is_refilled = |member: &&&MemberFlows| {
-            // A member stays refilled until it has reached the limit, and not only until it is no
-            // longer far below it. In small pools, the difference is a large part of the share.
+            // A member remains refilled until it has reached the limit, even if it is no longer far
+            // below the limit. In small pools, the difference between the two is a large part of
+            // the share.
             let is_below = if self.refilled.contains(&member.address) {
                 u128::from(member.open) * pool.entries * 1000 < self.limit(pool, member)
             } else {
@@ -484,7 +487,8 @@ impl Rebalance {
 
     fn refill_permits(&mut self, passed: Duration) {
         let rate = self.rules.rate.of_task(self.task.count);
-        // A tick takes about a second, so more would be a burst above the rate.
+        // The time between ticks is about a second, so more permits would allow a burst above the
+        // rate.
         self.permits = (self.permits + rate * passed.as_secs_f64()).min(rate.max(1.0));
     }
 
@@ -504,13 +508,13 @@ impl Rebalance {
         (u128::from(member.open) + MIN_DEFICIT) * pool.entries * 1000 <= self.limit(pool, member)
     }
 
-    /// Forgets the closings for trials that have begun, and for members that have left, after the
-    /// time until the next closing.
+    /// Forgets the closings for trials that have begun, and for members that have left, when
+    /// another closing is allowed.
     fn update_tried(&mut self, now: Duration, members: &[MemberFlows]) {
         let has_begun = |tried: &LastTrial, state| match state {
             MemberState::TrialDue { trials } => trials != tried.trials,
             MemberState::Warm => true,
-            // A trial that is running decides later.
+            // The trial may be running. The decision waits for its result.
             MemberState::Held => false,
         };
         self.tried.retain(|address, tried| {
@@ -519,8 +523,8 @@ impl Rebalance {
         });
     }
 
-    /// The ejected member whose trial is due, and which would be far below its share if it were
-    /// readmitted. Members for which a flow may be closed come first.
+    /// The ejected member whose trial is due, and which would be far below its limit if it were
+    /// readmitted. If there are several, a member for which a flow may be closed now is preferred.
     fn due_trial<'m>(&self, members: &'m [MemberFlows]) -> Option<DueTrial<'m>> {
         let due = members.iter().filter_map(|member| {
             let MemberState::TrialDue { trials } = member.state else { return None };
@@ -545,16 +549,16 @@ struct PendingClosing {
 
 /// An ejected member whose trial is due.
 struct DueTrial<'m> {
-    /// The members that take part if it is readmitted.
+    /// The pool if it is readmitted.
     pool: PoolFlows<'m>,
     member: &'m MemberFlows,
     /// The number of trials that it has had.
     trials: u64,
-    /// The last closing for its trial, if that forbids another one.
+    /// The last closing for its trial, if that closing forbids another one.
     tried: Option<LastTrial>,
 }
 
-/// The members that take part, and their sums.
+/// The members among which the flows of a pool are divided, and their sums.
 struct PoolFlows<'m> {
     members: Vec<&'m MemberFlows>,
     /// The sum of entries, at least 1.
@@ -564,7 +568,7 @@ struct PoolFlows<'m> {
 }
 
 impl<'m> PoolFlows<'m> {
-    /// The warm members, and an ejected one as if it were readmitted.
+    /// The warm members, and the ejected member `readmitted` as if it were warm.
     fn of(members: &'m [MemberFlows], readmitted: Option<SocketAddr>) -> Self {
         let takes_part = |member: &&MemberFlows| {
             (member.state == MemberState::Warm || Some(member.address) == readmitted) && member.entries > 0
@@ -629,8 +633,8 @@ mod tests {
         open.iter().enumerate().map(member).collect()
     }
 
-    /// The decisions of a task, which ticks each second with the same members, and whose closings
-    /// have this outcome.
+    /// The closings of a task that ticks each second with the same members. All closings have this
+    /// outcome.
     fn closings(
         rebalance: &mut Rebalance,
         seconds: std::ops::Range<u64>,
@@ -682,9 +686,9 @@ mod tests {
         };
         assert!(!is_closing(0, [4, 6, 6, 6, 7, 7, 7, 7]));
         assert!(is_closing(2, [3, 6, 6, 7, 7, 7, 7, 7]));
-        assert!(is_closing(3, [4, 6, 6, 6, 7, 7, 7, 7]), "it has begun");
+        assert!(is_closing(3, [4, 6, 6, 6, 7, 7, 7, 7]), "refilling has begun");
         assert!(!is_closing(4, [5, 6, 6, 6, 6, 7, 7, 7]));
-        assert!(!is_closing(5, [4, 6, 6, 6, 7, 7, 7, 7]), "it has ended");
+        assert!(!is_closing(5, [4, 6, 6, 6, 7, 7, 7, 7]), "refilling has ended");
     }
 
     #[test]
@@ -697,7 +701,7 @@ mod tests {
         // The shares are 40, 20, 10 and 10.
         assert_eq!(first(FAST, &unequal(&[44, 26, 10, 0], &[4, 2, 1, 1])), Some((1, 6)));
         assert_eq!(first(FAST, &unequal(&[48, 22, 10, 0], &[4, 2, 1, 1])), Some((0, 8)));
-        // With more than it lacks, the refilled member could exceed its share.
+        // If more flows were closed than the refilled member lacks, it could exceed its share.
         assert_eq!(first(FAST, &members(&[33, 14, 17, 16])), Some((0, 6)));
         assert_eq!(first(FAST, &members(&[50, 50, 39, 61])), None);
         assert_eq!(first(FAST, &members(&[50, 50, 38, 62])), Some((3, 12)));
@@ -793,7 +797,7 @@ mod tests {
             closings.into_iter().map(|(second, ..)| second).collect::<Vec<_>>()
         };
         assert_eq!(seconds(ClosingOutcome::Failed), [1, 601]);
-        // A member with a quarter of the table gets one of four connections that are dialled again.
+        // A member with a quarter of the table gets one of four new connections.
         let useless = seconds(ClosingOutcome::Closed(1));
         assert_eq!((useless[..121].to_vec(), useless[121]), ((1..=121).collect(), 722));
         assert_eq!(seconds(ClosingOutcome::Postponed).len(), 799, "each is tried again");
@@ -821,7 +825,8 @@ mod tests {
         assert_eq!(first(&due, false), Some(closing));
         assert_eq!(first(&due, true), None, "panic");
         assert_eq!(first(&with_ejected(MemberState::Held), false), None, "it is still ejected");
-        // The share is 6, and 4 flows are one too many for a trial, as they are for refilling.
+        // The share is 6 and the limit is 4.8. The member must be 2 flows below the limit, as for
+        // refilling.
         for (open, is_closed) in [([2, 8, 7, 7], true), ([3, 7, 7, 7], false)] {
             let mut members = members(&open);
             members[0].state = DUE;
@@ -848,7 +853,7 @@ mod tests {
         let short = ShortMember { address: address(0), open: 0, share: 6.0 };
         let view = RebalanceView { state: RebalanceState::AwaitsTrial, short: vec![short], retry_at: None };
         assert_eq!(*rebalance.view(), view);
-        // Without a closing, there was no attempt: each of the donors is tried again.
+        // If no flow could be closed, no trial was attempted: each of the donors is tried again.
         let mut rebalance = Rebalance::new(FAST, ALONE);
         let tried = closings(&mut rebalance, 0..62, &due, ClosingOutcome::Closed(0));
         assert_eq!(tried, [(1, 1, 1), (2, 2, 1), (3, 3, 1), (31, 1, 1), (32, 2, 1), (33, 3, 1), (61, 1, 1)]);

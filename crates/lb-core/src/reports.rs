@@ -44,8 +44,8 @@ pub struct ReportedLoad {
 }
 
 impl ReportedLoad {
-    /// Errors divided by requests. Above 1 if the backend does not count failed requests in `qps`.
-    /// `None` unless the backend reports both requests and errors.
+    /// Errors divided by requests. The result is above 1 if the backend does not count failed
+    /// requests in `qps`. `None` unless the backend reports both requests and errors.
     pub fn error_share(&self) -> Option<f64> {
         let (eps, qps) = (self.eps?, self.qps?);
         Some(if eps == 0 { 0.0 } else { f64::from(eps) / f64::from(qps) })

@@ -40,9 +40,9 @@ fn ticks(time: Duration) -> u32 {
     u32::try_from(time.as_nanos() >> TICK_LOG2).unwrap_or(u32::MAX).max(1)
 }
 
-/// The number of repeated SYNs for this connect timeout: the smallest with which the kernel waits
-/// at least that long. The kernel waits one second after the first SYN and twice as long after each
-/// repetition, so that the total is 3, 7, 15 seconds and so on.
+/// The number of repeated SYNs for this connect timeout: the smallest number with which the kernel
+/// waits at least that long. The kernel waits one second after the first SYN and twice as long
+/// after each repetition, so that the total is 3, 7, 15 seconds and so on.
 fn syn_retries(time: Duration) -> u8 {
     // Bound: the kernel's default.
     const MOST: u8 = 6;

@@ -1,5 +1,5 @@
-//! Turns integer weights into the table from which connects take backends: how many entries each
-//! backend gets, and in which order.
+//! Computes tables from integer weights: how many entries each backend gets, and in which order.
+//! Connects take backends from these tables.
 //!
 //! The entries must match the weights as closely as whole numbers can. Every daemon must compute
 //! the same table from the same weights, so the arithmetic is exact. An entry is a position in the
@@ -23,8 +23,8 @@ pub fn length_log2(backends: u32) -> u8 {
 /// A weight of 0 gets no entry. The counts sum to `entries`, or to 0 if no weight is positive. A
 /// weight with a fair share below one entry gets exactly one entry; the other weights divide the
 /// rest. If remainders are equal, the lower position is rounded up first. Panics if there are more
-/// positive weights than entries, but the limits of a service and the length of its table rule this
-/// out.
+/// positive weights than entries, but the limits of a service and the length of its table prevent
+/// this.
 pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut counts = vec![0; weights.len()];
     let mut rising: Vec<usize> = (0..weights.len()).filter(|&i| weights[i] > 0).collect();
@@ -84,7 +84,8 @@ fn share(weights: &[u64], members: &[usize], sum: u128, entries: u128, counts: &
 /// is due at the fraction (2j + 1) / 2c of the table. Entries are in the order in which they are
 /// due; if two are due at once, the lower position is first.
 ///
-/// Empty if all counts are 0. Panics if the table would be longer than the kernel's longest table.
+/// The table is empty if all counts are 0. Panics if the table would be longer than the kernel's
+/// longest table.
 pub fn interleave(counts: &[u32]) -> Vec<u32> {
     let length: u64 = counts.iter().map(|&count| u64::from(count)).sum();
     assert!(length <= MAX_ENTRIES, "a table has at most {MAX_ENTRIES} entries, not {length}");

@@ -119,7 +119,7 @@ pub struct Task {
     pub count: u32,
 }
 
-/// A service as one client task sees it.
+/// The configuration of a service for one client task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Its name, at most 63 bytes.
@@ -134,12 +134,12 @@ pub struct Service {
     pub active_limit: Option<u32>,
     /// The behaviour of a connect when all backends have reached `active_limit`.
     pub overflow: Overflow,
-    /// The time after which an error counts as half an error; `None` if errors do not count. Only
-    /// policies that count errors use it.
+    /// The time in which the recent errors of a backend halve; `None` if errors do not affect
+    /// choices. Only policies that count errors use it.
     pub error_decay: Option<Duration>,
     /// The time after which a TCP connect fails; `None` for the kernel's default.
     pub connect_timeout: Option<Duration>,
-    /// If the application gives up a connect after at least this time, the SYN counts as
+    /// If the application gives up a connect after at least this time, the SYN is counted as
     /// unanswered.
     pub unanswered_after: Duration,
     /// When a backend is ejected; `None` if backends are never ejected.
@@ -193,7 +193,7 @@ pub struct HealthRules {
     /// The threshold of panic: a percentage of the backends that are in the table or replaced. If
     /// fewer than this are available, and no recently established connection shows that a backend
     /// serves, connects may also choose ejected backends, and refusing backends that accept
-    /// connections. With 0 they never may.
+    /// connections. With 0, the service is never in panic.
     pub panic_threshold: u8,
     /// The time after which an unavailable member is replaced.
     pub replace_after: Duration,
@@ -201,7 +201,7 @@ pub struct HealthRules {
     /// when a list arrives, the service treats all members alike for this time. `None` if there are
     /// no such probes; then backends are never unproven.
     pub first_look: Option<Duration>,
-    /// Whether reports of backends count as evidence of their health.
+    /// Whether reports of backends are used as evidence of their health.
     pub heeds_reports: bool,
     /// Whether connects may choose backends that an operator has drained, if there are no others.
     pub drain_fallback: bool,
@@ -278,7 +278,7 @@ pub fn seed(job: &str, service: &str) -> u64 {
     xxhash_rust::xxh64::xxh64(text.as_bytes(), 0)
 }
 
-/// How much the daemon learns about a client's flows.
+/// Which information the programs record about a client's flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accounting {
     /// Only which flows are open, with the cheapest hooks. The reasons for failures are unknown.

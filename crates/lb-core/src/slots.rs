@@ -63,7 +63,7 @@ impl Slots {
         }
     }
 
-    /// The slot of a backend: its present slot, or the lowest free slot.
+    /// Returns the slot of a backend. If the backend has no slot, assigns the lowest free slot.
     ///
     /// # Errors
     /// If the backend has no slot and none is free.
@@ -88,7 +88,7 @@ impl Slots {
     /// The slots of several backends, in their order.
     ///
     /// # Errors
-    /// If there are not enough free slots; nothing has changed then.
+    /// If there are not enough free slots. In this case, nothing changes.
     pub fn hold_all(&mut self, identities: &[Identity]) -> Result<Vec<BackendRef>, SlotsExhausted> {
         let mut new = Vec::new();
         let mut held = Vec::with_capacity(identities.len());

@@ -8,8 +8,8 @@
 //!
 //! Every version on every host must compute the same order: a silent change would make a whole
 //! fleet reconnect. So this module uses no floating point, and `tests/vectors.json` fixes the
-//! results. It does not use health, weights or addresses: a backend is its index, and the caller
-//! skips holes.
+//! results. It does not use health, weights or addresses: each backend is represented by its index,
+//! and the caller skips holes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,7 +44,8 @@ pub enum Algorithm {
     /// The clients of a round share one shuffle of the backends, and each client takes a slice
     /// (listing in the SRE book).
     DeterministicBook,
-    /// [`Algorithm::DeterministicBook`], but each round leaves out other backends (ACM Queue 2022).
+    /// [`Algorithm::DeterministicBook`], but each round excludes different backends (ACM Queue
+    /// 2022).
     Deterministic,
     /// Clients and backends are at hashed points of a ring.
     Consistent,
@@ -58,7 +59,7 @@ pub enum Algorithm {
     /// [`Algorithm::Ringsteady`] with evenly spaced backends and evenly spaced clients.
     RingsteadyBothScaled,
     /// [`Algorithm::Ringsteady`] with lots of ten clients and lots of ten backends; a shuffle deals
-    /// the backends of a lot to the clients of a lot (ACM Queue 2022). The default.
+    /// the backends of a lot to the clients of a lot (ACM Queue 2022). This is the default.
     Rocksteadier,
     /// [`Algorithm::Rocksteadier`] as the article defines it: without the rotation by the seed, and
     /// with evenly spaced lots.

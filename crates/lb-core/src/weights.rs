@@ -1,12 +1,12 @@
-//! Structural weights: the parts of its traffic that each client sends to the backends of its
-//! subset. They make the loads of backends even, although no algorithm can give each backend
-//! exactly the same number of clients.
+//! Structural weights: how each client divides its traffic among the backends of its subset. They
+//! make the loads of backends even, although no algorithm can assign exactly the same number of
+//! clients to each backend.
 //!
 //! The weights are the Sinkhorn solution (iterative proportional fitting) on the graph of all
 //! clients' subsets: the weights of each client sum to 1, and the weights of each backend sum to
 //! its target. The iteration begins with 1 on every edge, or with the overlaps of an aperture.
 //! Every client computes the weights of the whole graph, so that all agree without communication.
-//! Sums are computed in a fixed order, so that the bits are the same everywhere.
+//! Sums are computed in a fixed order, so that all hosts compute the same bits.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::subset::{self, Algorithm, Position};
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     backends: u32,
-    /// The end of each row among the edges.
+    /// The end of each row in `edges`.
     ends: Vec<usize>,
     edges: Vec<u32>,
 }
@@ -124,9 +124,9 @@ impl Default for Precision {
 
 /// The weights of all edges.
 ///
-/// They are stored by edge, although one factor per backend would determine them: if no weights can
-/// make loads even, some factors grow without bound relative to others, while weights converge to 0
-/// or 1.
+/// The weights are stored by edge. One factor per backend would determine them, but if no weights
+/// can make loads even, some factors grow without bound relative to others, while weights converge
+/// to 0 or 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
     /// The weight of each edge. A row sums to 1, or to 0 if none of the client's backends has
@@ -176,7 +176,7 @@ pub fn solve_from(
     let covered: f64 = (0..connections.len()).map(capacity).sum();
     let per_capacity = if covered > 0.0 { f64::from(graph.clients()) / covered } else { 0.0 };
     let targets: Vec<f64> = (0..connections.len()).map(|backend| capacity(backend) * per_capacity).collect();
-    // The factors of each backend's edges. In the first iteration they are 1, or 0 for a backend
+    // The factor of each backend's edges. In the first iteration it is 1, or 0 for a backend
     // without capacity.
     let mut factors: Vec<f64> = targets.iter().map(|&target| f64::from(target > 0.0)).collect();
     let mut loads = vec![0.0; factors.len()];
@@ -232,7 +232,7 @@ impl Solution {
 
 /// Raw utilization of loads, which may be counts of connections: the mean load divided by the
 /// largest, including backends without clients. This is the part of the capacity that can be used
-/// before the first backend is full. 0 without load.
+/// before the first backend is full. The result is 0 without load.
 pub fn raw_utilization(loads: &[f64]) -> f64 {
     let largest = loads.iter().copied().fold(0.0, f64::max);
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
@@ -241,7 +241,7 @@ pub fn raw_utilization(loads: &[f64]) -> f64 {
     if largest > 0.0 { (mean / largest).min(1.0) } else { 0.0 }
 }
 
-/// The sizes from which `auto` chooses.
+/// The *rungs*: the sizes from which `auto` chooses.
 pub const RUNGS: [u32; 11] = [12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256];
 
 /// The default minimum of `size = "auto"`, as in Finagle: few enough backends for an idle fleet,
@@ -264,10 +264,10 @@ pub fn least_size(position: Position, min: u32) -> u32 {
     min.max(position.backends.div_ceil(position.clients.max(1)))
 }
 
-/// The smallest rung that is at least `min`, and at which structural weights can use 99 % of the
-/// job's backends; the number of all backends if there is no such rung. An aperture gets the
-/// smallest rung that is not below [`least_size`], because its loads are even at any size. The
-/// client and the size of `position` are not used.
+/// The smallest rung that is not below [`least_size`], and at which structural weights can use 99 %
+/// of the job's backends; the number of all backends if there is no such rung. For an aperture, the
+/// result is the smallest rung that is not below [`least_size`], because the loads of an aperture
+/// are even at any size. The client and the size of `position` are not used.
 ///
 /// Weights fit together only if every client has the same size. So the result does not depend on
 /// inputs that may differ between the clients of a job or change with time, such as holes or
@@ -362,7 +362,8 @@ mod tests {
         rows.extend([&[1][..]; 8]);
         let solution = solve(&graph(2, &rows), &[2, 1], Precision::default());
         assert_eq!(solution.loads, [1.0, 8.0]);
-        // In this case, a hashed ring gives some clients only backends that other clients overload.
+        // In this job, some clients of a hashed ring have only backends that other clients
+        // overload.
         let position = Position { client: 0, clients: 25, backends: 37, size: 5, seed: 7 };
         let graph = Graph::of_job(Algorithm::Consistent, position);
         let solution = solve(&graph, &[1; 37], Precision::default());

@@ -81,8 +81,9 @@ fn one_endpoint_more_or_less_moves_at_most_two_of_n_members() {
                 .map(|(before, after)| before.difference(after).count())
                 .sum::<usize>();
         }
-        // The removed endpoint is a member of one subset in N / k, which is 1/N of all members. As
-        // many again may move because the indexes of other endpoints change with the removal.
+        // The removed endpoint is a member of one subset in N / k, which is 1/N of all members. The
+        // same number of members may move because the indexes of other endpoints change with the
+        // removal.
         assert!(moved * ENDPOINTS as usize <= 2 * all, "{algorithm}: {moved} of {all}");
     }
 }

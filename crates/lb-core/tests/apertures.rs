@@ -86,7 +86,7 @@ impl Job {
     }
 
     /// The highest utilization that any shares on these edges can reach (Hall's condition). The
-    /// load of a run of neighbouring clients cannot leave the backends that they overlap together.
+    /// load of a run of neighbouring clients can reach only the backends that their arcs overlap.
     /// On a ring of arcs, such runs are the sets of clients with the fewest backends.
     fn possible(&self) -> f64 {
         let rows: Vec<Vec<usize>> = (0..self.clients).map(|client| self.subset(client).collect()).collect();

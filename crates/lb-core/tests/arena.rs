@@ -22,7 +22,8 @@ struct Kernel {
     publications: u32,
     /// The current tables, each with its publication.
     current: BTreeMap<ServiceIndex, (TableRef, u32)>,
-    /// Tables that were replaced since the last wait began, and those that the wait covers.
+    /// Tables that were replaced since the last wait began and, in `waited_for`, the tables that
+    /// the wait covers.
     replaced: Vec<Readable>,
     waited_for: Option<Vec<Readable>>,
 }
@@ -188,7 +189,7 @@ impl Kernel {
             self.begin_wait();
             self.end_wait();
             waits += 1;
-            // The first wait is for tables that were replaced before.
+            // The first wait is for tables that were replaced before this call.
             assert!(waits <= 1 + compactions, "{waits} waits, {compactions} compactions");
         }
         self.check();

@@ -1,5 +1,5 @@
-//! All integration tests of this crate, in one program: as programs of their own, they took twice
-//! the time to compile.
+//! All integration tests of this crate, in one program: separate programs took twice the time to
+//! compile.
 
 mod address_indexes;
 mod apertures;

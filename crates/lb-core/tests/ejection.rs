@@ -107,7 +107,7 @@ fn an_undecided_trial_soon_passes_to_another_connect() {
     assert_eq!(service.due_trial(2 * BASE + 8, never), None);
     assert_eq!(service.due_trial(2 * BASE + 9, never), Some(1));
     let_others_go_first(&mut service, 3, 2 * BASE + 9);
-    // A trial that takes longer counts as a failure, so the next trial may last twice as long.
+    // A trial that takes longer is treated as failed, so the next trial may last twice as long.
     assert_eq!(service.due_trial(4 * BASE + 8, never), None);
     assert_eq!(service.due_trial(4 * BASE + 9, never), Some(1));
 }
@@ -282,7 +282,7 @@ fn send_failures_to_all_backends_eject_none() {
         assert_eq!(service.report(slot, SEND_FAILED, 1, NO_JITTER), Judgement::Unchanged);
     }
     assert_eq!((ejected(&service, 3), service.standing(1)), (0, EjectionState::default()));
-    // After a SYN to any backend was sent, failures count again.
+    // After a SYN to any backend was sent, failures are counted again.
     service.sent();
     assert_eq!(service.report(0, SEND_FAILED, 2, NO_JITTER), Judgement::Remembered);
 }
@@ -328,8 +328,8 @@ fn simultaneous_missing_answers_all_count() {
     assert!(ejected_at.is_some_and(|at| at < 9), "within three bursts: {judgements:?}");
 }
 
-/// After one answer, no backend answers any more. The first missing answers after that answer
-/// count. All later ones show nothing about a single backend, because none answers.
+/// After one answer, no backend answers any more. The first missing answers after that answer are
+/// counted. Later missing answers show nothing about a single backend, because no backend answers.
 #[test]
 fn missing_answers_of_all_backends_eject_none() {
     let service = service(RULES, 3);
@@ -342,8 +342,8 @@ fn missing_answers_of_all_backends_eject_none() {
     assert_eq!([0, 1, 2].map(|slot| service.standing(slot).run), [2, 0, 0]);
 }
 
-/// A reference model of a service: each word follows the rules separately, and all counts are
-/// recomputed.
+/// A reference model of a service: the words of each backend follow the rules separately, and all
+/// counts are recomputed.
 struct Model {
     words: Vec<EjectionState>,
     ejected: Vec<bool>,

@@ -88,7 +88,7 @@ fn each_result_of_a_reading_has_its_effect() {
     for (number, (stamp, result, effect, failures)) in (2..).zip(readings) {
         assert_eq!(feed.read(at(number), number, version(stamp), result), effect, "reading {number}");
         assert_eq!(feed.failures(), failures, "reading {number}");
-        assert_eq!(feed.newest(), Some(&list(1, 1)), "the list in force stays");
+        assert_eq!(feed.newest(), Some(&list(1, 1)), "the list in force remains");
     }
 }
 
@@ -138,7 +138,7 @@ fn a_reload_delivers_the_file_or_else_the_list_in_force() {
     assert_eq!(reloaded.effect, Some(FeedAction::Deliver(list(1, 2))));
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(3), 3, version(2), Err(faulty("gone")));
     assert_eq!((reloaded.retained, reloaded.wants_last_good), (Some(list(1, 1)), false));
-    // This counts as one failure, however often the configuration is read.
+    // This fault is counted as one failure, however often the configuration is read.
     let (feed, reloaded) = Tested::reload(Some(feed), true, at(4), 4, version(2), Err(faulty("gone")));
     assert_eq!((reloaded.effect, feed.failures()), (None, 1));
     let (_, reloaded) = Tested::reload(None, false, at(5), 5, version(2), Err(faulty("gone")));
@@ -396,7 +396,7 @@ proptest! {
         } else {
             prop_assert!(in_force.is_some() && world.feed.error().is_some(), "{:?}", good);
         }
-        prop_assert_eq!(world.feed.room_appeared(), None, "nothing is left that was refused");
+        prop_assert_eq!(world.feed.room_appeared(), None, "no refused list is left");
     }
 
     #[test]

@@ -74,9 +74,9 @@ fn usability_follows_every_cell_of_the_table() {
     }
 }
 
-/// For all sets of backends, with and without panic: if any backend has a weight, a connect may
-/// choose some backend. It may choose a backend that does not accept connections only if no other
-/// backend has a weight.
+/// For all sets of backends, with and without panic: if any backend has a positive weight, a
+/// connect may choose some backend. A connect may choose a backend that does not accept connections
+/// only if no other backend has a positive weight.
 #[test]
 fn a_backend_that_cannot_accept_is_chosen_last() {
     for set in 0u32..1 << ALL.len() {
@@ -102,7 +102,7 @@ fn a_backend_that_cannot_accept_is_chosen_last() {
     }
 }
 
-/// The cases are the result of probes, whether the client is in another network namespace, and
+/// Each case has the result of probes, whether the client is in another network namespace, and
 /// whether the client has established a connection.
 #[test]
 fn a_failed_probe_only_raises_suspicion_in_another_network_namespace() {

@@ -1,6 +1,6 @@
-//! Outages in virtual time: a client task with a balancer and an ejector, which stand for the
-//! daemon and the programs, and with backends that die and return. The tests count failed connects,
-//! and measure in seconds of the task's clock when failures end.
+//! Outages in virtual time: a client task with a balancer in place of the daemon, an ejector in
+//! place of the programs, and backends that die and return. The tests count failed connects, and
+//! measure in seconds of the task's clock when failures end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -326,8 +326,8 @@ fn two_of_three_dead_backends_cost_only_their_detection() {
     assert_eq!(host.run(10), 0);
 }
 
-/// This host reaches no backend. Connects try all backends, and use all equally when they answer
-/// again.
+/// This host reaches no backend. Connects try all backends, and use all backends equally after they
+/// answer again.
 #[test]
 fn if_no_backend_answers_all_are_tried_and_return_soon() {
     for probes in [false, true] {
@@ -401,7 +401,8 @@ fn backends_with_failing_answers_are_chosen_if_none_serves() {
     host.sent.fill(0);
     host.run(10);
     assert_eq!(host.sent, [10 * RATE, 0, 0], "one serves");
-    // No client connects for a while, so no backend counts as serving.
+    // No client connects for a while, so no recently established connection shows that a backend
+    // serves.
     host.now += 10 * SECOND;
     host.tick();
     assert_eq!(host.balancer.row(0).map(|row| row.is_panic), Some(true));
@@ -485,7 +486,7 @@ fn host_with_a_lame_duck(probes: bool) -> Host {
     host
 }
 
-/// From now on all backends are alive. Within a bounded time, all members are in the first tier,
+/// Makes all backends alive. Checks that, within a bounded time, all members are in the first tier,
 /// and the lame duck gets no connects.
 fn all_return(host: &mut Host, run: impl Fn(&mut Host, u32) -> u32) {
     host.is_alive.fill(true);
@@ -500,7 +501,7 @@ fn all_return(host: &mut Host, run: impl Fn(&mut Host, u32) -> u32) {
 proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(64) })]
 
-    /// After the daemon has learnt which backends do not accept connections, connects avoid these
+    /// After the daemon has detected which backends do not accept connections, connects avoid these
     /// while another backend may serve. This must hold after any history, including restarts of the
     /// daemon.
     #[test]
@@ -521,8 +522,8 @@ proptest! {
         prop_assert_eq!((row.tier, row.available), (Tier::Healthy, (BACKENDS - 1, BACKENDS - 1)));
     }
 
-    /// Without a daemon and without probes, a dying backend costs the connects that eject it, and
-    /// its trials.
+    /// Without a daemon and without probes, the only connects that fail are those that eject a
+    /// dying backend, and its trials.
     #[test]
     fn without_a_daemon_failures_are_bounded_and_recovered_backends_return(history in histories()) {
         let mut host = host_with_a_lame_duck(false);

@@ -294,7 +294,7 @@ proptest! {
     }
 
     /// At the time at which an entry is due, the number of entries of every backend so far differs
-    /// from its share by at most half an entry.
+    /// from the backend's share by at most half an entry.
     #[test]
     fn entries_are_early_or_late_by_at_most_half_an_entry(counts in counts()) {
         let mut found = vec![0_u64; counts.len()];

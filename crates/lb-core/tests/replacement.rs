@@ -93,8 +93,8 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     let members = in_table(&before);
     assert_eq!(members.len(), 4);
     let lost = *members.first().expect("four");
-    // The member is ejected. For ten seconds the plan does not change; only the kernel excludes it
-    // from connects.
+    // The member is ejected. For ten seconds the plan does not change; only the kernel excludes the
+    // member from connects.
     assert_eq!(balancer.handle(at(100), ejected(&[lost])), Ok(true));
     for seconds in [100, 109] {
         balancer.handle(at(seconds), Fact::Time).expect("only a list can be refused");
@@ -204,7 +204,7 @@ fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
     assert_eq!(backend(&balancer.plan(), members[0]).usable, Usable::UnlessEjected);
     assert_eq!(balancer.handle(at(103), Fact::Serving(BTreeSet::new())), Ok(true));
     assert_eq!(look(&balancer), ((1, 4), true, Tier::Panic));
-    // Substitutes count: in the end four of seven are available, which is no panic.
+    // Substitutes are included: in the end four of seven backends are available, which is no panic.
     for seconds in (111..=141).step_by(10) {
         balancer.handle(at(seconds), Fact::Time).expect("only a list can be refused");
     }
@@ -320,7 +320,7 @@ fn ejected_backends_serve_if_there_are_no_others() {
     assert!(plan.services.values().all(|service| service.fallback.is_some()));
 }
 
-/// A daemon that starts finds the replaced backends in the maps, and does not start over.
+/// A daemon that starts adopts the replaced backends from the maps.
 #[test]
 fn the_next_daemon_adopts_replacements() {
     let mut first = balancer(4, &"h".repeat(20));
@@ -336,7 +336,7 @@ fn the_next_daemon_adopts_replacements() {
     assert_eq!(diff(&kernel, &second.plan()), []);
 }
 
-/// A service with probes, as the maps contain it, with these reasons for its backends.
+/// A service with probes, and contents of the maps with these reasons for its backends.
 fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
     let service =
         Service { health: HealthRules { first_look: Some(at(1)), ..HealthRules::default() }, ..service(4) };
@@ -354,7 +354,7 @@ fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
 }
 
 /// The next daemon begins with the state words in the maps. If a state word of an older daemon has
-/// no reason, the backend counts as healthy if it was usable, and otherwise as refusing.
+/// no reason, the backend is treated as healthy if it was usable, and as refusing if it was not.
 #[test]
 fn the_next_daemon_adopts_each_reason() {
     use HealthReason::{Healthy, ProbeAnswer, ProbeConnect, ProbeElsewhere, Unproven, Unstated};

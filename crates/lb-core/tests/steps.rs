@@ -197,9 +197,9 @@ fn members() -> impl Strategy<Value = BTreeMap<u8, u8>> {
 }
 
 proptest! {
-    /// Lists change, backends return to their slots, and the daemon is killed between steps and
-    /// adopts the maps. Connects to a service with endpoints always reach a backend of that
-    /// service, and no slot changes its backend while anything refers to it.
+    /// Lists change, backends return to their slots, and the daemon is killed between steps. The
+    /// next daemon adopts the maps. Connects to a service with endpoints always reach a backend of
+    /// that service, and no slot changes its backend while anything refers to it.
     #[test]
     fn no_connect_fails_between_any_two_steps(
         changes in prop::collection::vec((0usize..2, members(), any::<bool>(), 0usize..40), 1..12),
@@ -268,7 +268,7 @@ fn a_renamed_service_is_balanced_at_every_step() {
     let (mut balancer, after) = settled(&[service("new", 0)], &kernel);
     let address = SocketAddr::from(([10, 96, 0, 0], 80));
     let kernel = carry_out(&kernel, &after, &mut keys, &[address]);
-    assert_eq!(kernel.services.len(), 2, "the old one waits for its flows");
+    assert_eq!(kernel.services.len(), 2, "the old service waits for its flows");
     balancer.handle(START, Fact::Idle(balancer.unneeded())).expect("the plan fits");
     let kernel = carry_out(&kernel, &balancer.plan(), &mut keys, &[address]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["new"]);
@@ -297,7 +297,7 @@ fn a_closing_service_never_refuses_a_connect() {
     for step in diff(&kernel, &one) {
         now.record(&step);
         record_key(&mut keys, &now, &step);
-        // The address is balanced until the service is closed, and never refused.
+        // Connects to the address are balanced until the service is closed, and never refused.
         match connect(&now, &keys, gone, 0) {
             None | Some(Pick { how: How::Picked, .. }) => {}
             other => panic!("after {step:?}: {other:?}"),

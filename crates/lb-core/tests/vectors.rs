@@ -1,5 +1,5 @@
-//! The code agrees with every row of `vectors.json`, which has the numbers that decide which task
-//! uses which backend, and the kernel's tables.
+//! The code agrees with every row of `vectors.json`. The file contains the numbers that determine
+//! which task uses which backend, and the kernel's tables.
 //!
 //! If two hosts computed different numbers, they would use backends inconsistently. So if a row
 //! fails, compatibility is broken, and the row must not be updated. The tests count sections and
@@ -428,7 +428,7 @@ fn the_table_has_the_shares_of_grpcs_static_stride_scheduler() {
         let scaled = list(field(row, "scaled"), |weight| u16::try_from(small(weight)).expect("a weight"));
         let picks = list(field(row, "picks"), small);
         assert_eq!(stride_picks(&scaled, picks.len()), picks, "{row}");
-        // In 65,535 generations, every backend is picked as often as its weight.
+        // In 65,535 generations, the number of picks of every backend equals its weight.
         let all: u32 = scaled.iter().map(|&weight| u32::from(weight)).sum();
         let whole_round = stride_picks(&scaled, all as usize);
         let counts = apportion(&scaled.iter().map(|&weight| weight.into()).collect::<Vec<u64>>(), 65_536);

@@ -1,5 +1,5 @@
 //! Regions of the schedule map: the first free region for a new table, and which tables to move if
-//! there is none.
+//! no region is free.
 //!
 //! Lengths are powers of two, and a region begins at a multiple of its length. So either two
 //! regions are disjoint, or one contains the other.
@@ -43,13 +43,14 @@ pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option
     (base.checked_add(length)? <= entries).then_some(base)
 }
 
-/// The tables to copy, so that a region of `length` entries is free when the old regions of these
-/// tables are free. Returns each table's present region and its new base; `None` if no table can be
+/// Chooses tables to copy. When the old regions of these tables are free, a region of `length`
+/// entries is free. Returns each table's present region and its new base; `None` if no table can be
 /// moved.
 ///
 /// Much space may be free, but in pieces that are all too short. So the function empties one window
-/// of `length` entries, if possible the window that contains the least. If the tables of no window
-/// fit elsewhere, it empties a window of half the length, and so on.
+/// (a part of the map that begins at a multiple of its length) of `length` entries, if possible the
+/// window with the fewest entries in use. If the tables of no window fit elsewhere, the function
+/// empties a window of half the length, and so on.
 ///
 /// Assume that `live`, with the new table in place of its predecessor, fills at most half of the
 /// map. Then each call makes the longest free region at least twice as long: some window is at most

@@ -20,11 +20,11 @@ use crate::service::HealthRules;
 pub struct Row<T = Instant> {
     /// The backends in the table, with their structural weights.
     pub members: Vec<(SocketAddr, u64)>,
-    /// The replaced backends, which are members and failed substitutes, and since when they have
-    /// been replaced.
+    /// The replaced backends (members, and substitutes that failed), and since when they have been
+    /// replaced.
     pub replaced: BTreeMap<SocketAddr, T>,
-    /// Whether a connect may choose a backend, and its health, for each backend in the table, each
-    /// replaced backend, and the backup.
+    /// For each backend in the table, each replaced backend, and the backup: whether a connect may
+    /// choose it, and its health.
     pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
     /// The lame duck that connects use after the programs have ejected every member, until the
     /// daemon reacts. It is in no table.
@@ -32,8 +32,9 @@ pub struct Row<T = Instant> {
     /// The tier that serves.
     pub tier: Tier,
     /// The number of available backends and the number of all backends, among those that are in the
-    /// table or replaced. Lame ducks that serve and drained backends are not counted: a drain is no
-    /// failure, so it must not lead to panic.
+    /// table or replaced. Drained backends are not counted: a drain is no failure, so it must not
+    /// lead to panic. Lame ducks that serve because no other backend is available are not counted
+    /// either.
     pub available: (usize, usize),
     /// Whether the available part is below `panic_threshold`.
     pub is_below_threshold: bool,
@@ -123,7 +124,8 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     }
 }
 
-/// A member's facts for the tiers. With `wants_proof`, it is unproven until a probe of it ends.
+/// The facts that determine a member's tier. With `wants_proof`, the member is unproven until a
+/// probe of it has ended.
 fn candidate<T: Copy + Ord>(
     member: &Member,
     standing: Option<&BackendEvidence<T>>,
@@ -143,8 +145,8 @@ fn without_own_word<T: Copy + Ord>(
     candidate_by(standing.map(BackendEvidence::without_own_word), member, standing, wants_proof)
 }
 
-/// Combines a member's list entry with other evidence. `found`: the member's health by that
-/// evidence, and whether it is a lame duck.
+/// Combines a member's list entry with other evidence. `found`: the health according to the other
+/// evidence, and whether this evidence shows a lame duck.
 fn candidate_by<T: Copy + Ord>(
     found: Option<(Health, bool)>,
     member: &Member,
@@ -160,8 +162,8 @@ fn candidate_by<T: Copy + Ord>(
     }
 }
 
-/// A member's facts by its list entry only. They are needed because the evidence on a backend
-/// without a slot does not include the list's verdict.
+/// The facts of a member's list entry. They are needed because the evidence on a backend without a
+/// slot does not include the list's verdict.
 fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
     let least = if is_unproven { Health::Unproven } else { Health::Healthy };
     let health = health::list_verdict::<()>(&member.endpoint).map_or(least, |verdict| verdict.health);

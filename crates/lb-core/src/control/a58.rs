@@ -3,7 +3,7 @@
 //!
 //! These weights measure the capacity of machines, and do not depend on subsets or clients: equal
 //! machines have equal weights, however many clients each has. They replace structural weights, and
-//! are the reference for [`feedback`](super::feedback).
+//! are the reference with which [`feedback`](super::feedback) is compared.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,12 +23,13 @@ const EXPIRATION: Duration = Duration::from_secs(180);
 /// (`error_utilization_penalty`).
 const PENALTY: f64 = 1.0;
 
-/// The law's memory of a member.
+/// The last weight of a member.
 #[derive(Clone, Copy, Debug)]
 struct LastWeight {
     weight: f64,
     updated: Duration,
-    /// The arrival of the first report of the current blackout; `None` after an expiration.
+    /// When the first report arrived after the member had become available: the start of the
+    /// blackout. `None` after an expiration.
     since: Option<Duration>,
 }
 
@@ -94,7 +95,7 @@ impl A58 {
         self.0.insert(address, LastWeight { weight: new, updated: report.at, since: Some(since) });
     }
 
-    /// The weight that counts now; `None` if it is unknown, in its blackout, or expired.
+    /// The weight to use now; `None` if it is unknown, in its blackout, or expired.
     fn weight(&mut self, address: SocketAddr, now: Duration) -> Option<f64> {
         let remembered = self.0.get_mut(&address)?;
         if now.saturating_sub(remembered.updated) >= EXPIRATION {

@@ -38,7 +38,7 @@ impl<V> ByAddress<V> {
         self.at(address).ok().map(|at| &mut self.0[at].1)
     }
 
-    /// Like [`ByAddress::get`], but fast if the address is the one after the last look-up.
+    /// Like [`ByAddress::get`], but fast if the address follows the address of the last look-up.
     pub fn get_next(&self, next: &mut Next, address: &SocketAddr) -> Option<&V> {
         self.at_next(next, address).map(|at| &self.0[at].1)
     }
@@ -106,7 +106,7 @@ impl<V> ByAddress<V> {
 }
 
 impl<V> FromIterator<(SocketAddr, V)> for ByAddress<V> {
-    /// If an address has several values, the last one counts.
+    /// If an address has several values, the last value is used.
     fn from_iter<I: IntoIterator<Item = (SocketAddr, V)>>(values: I) -> Self {
         let mut values: Vec<(SocketAddr, V)> = values.into_iter().collect();
         if !values.is_sorted_by(|(a, _), (b, _)| a < b) {

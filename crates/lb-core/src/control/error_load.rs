@@ -1,14 +1,15 @@
-//! How much the errors that the kernel programs observe add to the load of a backend, with `p2c`
-//! and `least-loaded`. A backend that fails each connect must get at most its share of connects,
-//! even if other backends have many open flows, and even if connects are rare.
+//! By how much the errors that the kernel programs observe increase the load of a backend, with
+//! `p2c` and `least-loaded`. A backend that fails each connect must get at most its share of
+//! connects, even if other backends have many open flows, and even if connects are rare.
 //!
-//! The programs know neither how many flows other backends have open nor how many connects a
-//! service receives. So the daemon stores the largest number of open flows per share in a map
-//! ([`peak_flows`]), and the programs give a backend with an error a higher load than that number.
-//! The daemon lets a backend's errors halve at most once in the time in which four connects would
-//! go to the backend by its [share](MemberLoad::share) ([`hold`]), because after each halving the
-//! backend may be chosen once. It also limits errors when the largest number of open flows falls
-//! ([`most_errors`]).
+//! The programs read neither how many open flows other backends have nor how many connects a
+//! service receives. So the daemon writes the largest number of open flows per share to a map
+//! ([`peak_flows`]). For a backend with an error, the programs compute a load above this number.
+//!
+//! The errors of a backend halve at most once in the time in which four connects would go to the
+//! backend by its [share](MemberLoad::share) ([`hold`]), because connects may choose the backend
+//! once after each halving. The daemon also limits errors when the largest number of open flows
+//! falls ([`most_errors`]).
 
 use std::time::Duration;
 
@@ -27,12 +28,12 @@ pub struct MemberLoad {
     pub is_usable: bool,
 }
 
-/// A failing backend may receive one connect in the time in which this many would go to it by its
-/// share.
+/// A failing backend may receive one connect in the time in which this many connects would go to it
+/// by its share.
 const SHARES: u128 = 4;
 
 impl MemberLoad {
-    /// Its share. The unit is arbitrary: only the ratio to the sum of all members' shares counts.
+    /// Its share. The unit is arbitrary: only the ratio to the sum of all members' shares matters.
     pub fn share(&self, policy: Policy) -> u64 {
         if policy == Policy::LeastLoaded { 1 } else { self.entries.into() }
     }
@@ -40,14 +41,14 @@ impl MemberLoad {
 
 /// The field [`peak_flows`](lb_common::abi::Service::peak_flows) of a service with a table of
 /// `length` entries: the largest number of open flows per share of any member, but at most twice
-/// the mean. Only usable members with open flows count, because a backend that has just begun to
-/// fail has none. 0 if there is no such member.
+/// the mean. Only usable members with open flows are included, because a backend that has just
+/// begun to fail has no open flows. The result is 0 if there is no such member.
 ///
 /// The mean would be too low if members have very different numbers of flows per share: with `p2c`
 /// a failing backend would win each draw against a member above the mean. With the bound of twice
 /// the mean, it wins draws only against members above the bound. These have less than half of all
 /// shares, so it wins less than its share. The bound also prevents a single member with very many
-/// flows from deciding for how long a backend is avoided.
+/// flows from determining how long connects avoid a failing backend.
 pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item = MemberLoad>) -> u64 {
     let length = if policy == Policy::LeastLoaded { 1 } else { length as u128 };
     let per_share = |flows: u64, share: u64| {
@@ -75,7 +76,7 @@ pub fn hold(elapsed: Duration, connects: u64, share: u64, all: u64, error_decay:
 
 /// The largest number of errors that a member retains. `peak`: its part of [`peak_flows`]
 /// ([`peak_of`](lb_common::load::peak_of)). Errors that were counted while other members had many
-/// open flows must not count too much after these flows have ended.
+/// open flows must not weigh too much after these flows have ended.
 pub fn most_errors(peak: u32) -> u32 {
     peak.saturating_mul(2).saturating_add(2)
 }

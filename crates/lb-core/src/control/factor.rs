@@ -71,7 +71,7 @@ impl Factors {
         self.0.contains_key(&address)
     }
 
-    /// Like [`Self::of`], but fast if the member is the one after the last look-up.
+    /// Like [`Self::of`], but fast if the address follows the address of the last look-up.
     pub fn of_next(&self, next: &mut Next, address: SocketAddr) -> Factor {
         self.0.get_next(next, &address).copied().unwrap_or(Factor::ONE)
     }

@@ -3,13 +3,13 @@
 //!
 //! If every client does this, the result is a damped form of the Sinkhorn iteration on the graph of
 //! all subsets. The row sums of this iteration are the true loads of the clients, which no client
-//! needs to know. So utilization becomes even, whatever the cause of the differences is: machines,
+//! has to compute. So utilization becomes even, whatever the cause of the differences is: machines,
 //! neighbours, subsets, unequal or missing clients, other jobs. Four rules make the law stable:
 //!
 //! - A step starts from the *acting* weights. Weights act only on new flows, so long-lived flows
 //!   still follow old weights. A law that starts from its latest weights would run ahead of the
 //!   flows and oscillate.
-//! - The longer a change takes to show in reports, the smaller the steps ([`gain`]).
+//! - The longer a change takes to show in reports, the smaller the steps are ([`gain`]).
 //! - A step is linear in the utilization, so that noise hardly changes the mean. The size of a step
 //!   is bounded.
 //! - A member that is frozen, or has no recent report, retains its factor.
@@ -63,7 +63,7 @@ const DECAY: Duration = Duration::from_secs(60);
 const LEAK: Duration = Duration::from_secs(3600);
 const LEAK_LIVES: u32 = 100;
 
-/// The longest lifetime of flows that counts, a day. Longer lifetimes count as a day.
+/// A lifetime of flows above one day is treated as one day.
 const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 
 /// A backend with a larger share of errors may not gain weight, because a backend that fails fast
@@ -98,15 +98,16 @@ struct MemberHistory {
     /// The member's factor. Steps that are too small for a new table also change this factor, so
     /// that they add up; the factor in force changes only with a table.
     factor: f64,
-    /// The factor as it acts: smoothed over the lifetime of a flow.
+    /// The acting factor: the factor, smoothed over the mean lifetime of a flow.
     acting: f64,
     /// When the member's last report arrived, and for how long no new report has arrived since;
-    /// `None` if it has never reported.
+    /// `None` if the member has never reported.
     reported_at: Option<Duration>,
     silence: Option<Duration>,
-    /// The time for which the factor has been returning to 1 because of that silence.
+    /// The time for which the factor has been returning to 1 because no report has arrived for
+    /// [`HELD`].
     decayed: Duration,
-    /// Its utilization, smoothed.
+    /// The member's utilization, smoothed over [`SMOOTHED_LIVES`].
     used: Option<f64>,
     /// Why its factor did not change, or may not rise.
     hold: Option<Hold>,
@@ -166,7 +167,7 @@ pub fn gain(life: Duration, delay: Duration) -> f64 {
 /// A member that takes part in a step.
 struct Participant {
     address: SocketAddr,
-    /// Its weight as it acts, and its current weight.
+    /// Its structural weight times the acting factor, and times the current factor.
     acting: f64,
     weight: f64,
     structural: f64,
@@ -176,10 +177,11 @@ struct Participant {
 }
 
 impl Feedback {
-    /// Adopts factors that are `age` old, and returns them. The older they are, the nearer they are
-    /// moved to 1; after an hour they are 1. Members count as silent since the factors were stored.
-    /// If the factors were stored more than three minutes ago, they still take the usual minute to
-    /// return to 1, because the earlier daemon's tables have been in force until now.
+    /// Adopts factors that are `age` old, and returns them. The older they are, the nearer to 1 the
+    /// adopted factors are; after an hour they are 1. The time since the factors were stored is
+    /// treated as a time without reports. If the factors were stored more than three minutes ago,
+    /// they still take the usual minute to return to 1, because the earlier daemon's tables have
+    /// been in force until now.
     pub fn adopt(&mut self, factors: &Factors, age: Duration) -> Factors {
         let part = 1.0 - (age.as_secs_f64() / LEAK.as_secs_f64()).min(1.0);
         let aged = |factor: Factor| 1.0 + (factor.number().clamp(CLAMP.0, CLAMP.1) - 1.0) * part;
@@ -209,8 +211,8 @@ impl Feedback {
         there.map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
-    /// Resets all factors to 1, because the law is switched off. The acting factors return to 1 as
-    /// flows end.
+    /// Resets all factors to 1, because the law is switched off. The acting factors return to 1
+    /// while flows end.
     pub fn forget(&mut self, row: &SeenRow, flows: Flows) {
         for member in self.members.values_mut() {
             (member.factor, member.hold, member.is_at_clamp) = (1.0, None, false);
@@ -250,7 +252,7 @@ impl Feedback {
         self.members.iter().filter_map(|(address, member)| Some((*address, member.hold?)))
     }
 
-    /// The time in which the loop corrects a difference: three time constants.
+    /// The time in which the loop corrects a difference of utilization: three time constants.
     pub fn settling(&self, flows: Flows) -> Duration {
         let life = flows.life.min(MOST_LIFE);
         // Before the first step, the gain assumes a new report every second.
@@ -310,8 +312,8 @@ impl Feedback {
                 continue;
             }
             if let Some(ReceivedReport { load, .. }) = report {
-                // Errors count as utilization, as in gRFC A58, so that a backend that fails every
-                // request counts as full, however fast it answers.
+                // Errors are added to the utilization, as in gRFC A58, so that a backend that fails
+                // every request is treated as fully used, however fast it answers.
                 let errors = load.error_share().unwrap_or(0.0).min(1.0);
                 let used =
                     (thousandths(load.utilization.unwrap_or(0)) + errors).clamp(UTILIZATION.0, UTILIZATION.1);
@@ -366,8 +368,8 @@ impl Feedback {
             structural += float(seen.weight);
             actual += float(seen.weight) * remembered.factor;
         }
-        // After members have left, the mean of the remaining factors may not be 1. All factors are
-        // scaled so that the mean is 1 again, which changes no share.
+        // After members have left, the mean of the remaining factors may differ from 1. All factors
+        // are scaled so that the mean is 1 again. This changes no share.
         let scale = if actual > 0.0 { structural / actual } else { 1.0 };
         for remembered in self.members.values_mut() {
             remembered.factor *= scale;
@@ -380,7 +382,7 @@ impl Feedback {
 
     /// Notes which members have left the row, and forgets members that left long ago. A member that
     /// is replaced for a short time, or missing in one list, returns with its factor. `passed`: the
-    /// time since the last call, or 0 if the absence of members must not count.
+    /// time since the last call, or 0 if this time must not be added to the absence of members.
     fn leave(&mut self, row: &SeenRow, passed: Duration) {
         let mut next = Next::default();
         let mut is_there =
@@ -412,7 +414,7 @@ fn step(participants: &[Participant], gain: f64, life: Duration) -> Vec<(SocketA
     let mean = known().map(|(weight, used)| weight * used).sum::<f64>()
         / known().map(|(weight, _)| weight).sum::<f64>();
     let moved = |member: &Participant| {
-        // A member with unknown utilization counts as if its utilization were the mean.
+        // A member with unknown utilization is treated as if its utilization were the mean.
         let used = member.utilization.unwrap_or(mean);
         member.acting * (1.0 + (gain * (1.0 - used / mean)).clamp(-AHEAD, AHEAD))
     };
@@ -424,8 +426,9 @@ fn step(participants: &[Participant], gain: f64, life: Duration) -> Vec<(SocketA
     let before: f64 = participants.iter().map(|member| member.weight).sum();
     let structural: f64 = participants.iter().map(|member| member.structural).sum();
     normalise(&mut wanted, &caps, before);
-    // A step starts from the acting factor, which follows the factor within about one lifetime of a
-    // flow. So each step applies the leak of one whole lifetime, which moves the factor towards 1.
+    // The leak moves factors towards 1. A step starts from the acting factor, which follows the
+    // factor within about one lifetime of a flow. So each step applies the leak of one whole
+    // lifetime.
     let leak = LEAK.max(life * LEAK_LIVES);
     let leak = TICK.max(life).as_secs_f64() / leak.as_secs_f64();
     let mut clamped = vec![false; participants.len()];
@@ -451,15 +454,15 @@ fn with_utilization(seen: &MemberObservation) -> Option<ReceivedReport> {
 /// Whether a backend may not gain weight because too many of its requests, or of this task's flows
 /// to it, fail.
 fn fails(seen: &MemberObservation, now: Duration) -> bool {
-    // A report that is too old does not hold a factor.
+    // A report that is too old does not prevent a factor from rising.
     let recent = seen.report.filter(|report| now.saturating_sub(report.at) < HELD);
     let reported = recent.and_then(|report| report.load.error_share());
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)
 }
 
 /// The median lifetime of flows to the members with a known lifetime, if these are at least half of
-/// the row. With an even number, the lower of the two middle values counts, because one of two
-/// members may hang.
+/// the row. If their number is even, the result is the lower of the two middle values, because one
+/// of two members may hang.
 fn usual_life(row: &SeenRow) -> Option<f64> {
     let mut lives: Vec<f64> = row.values().filter_map(|seen| Some(seen.life?.usual)).collect();
     lives.sort_by(f64::total_cmp);

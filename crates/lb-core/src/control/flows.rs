@@ -15,17 +15,17 @@ pub struct Flows {
 /// Lifetimes are averaged over this many seconds, or over one lifetime if that is longer.
 const LEAST_SECONDS: f64 = 10.0;
 
-/// A lifetime that is longer than a day, or unknown, counts as a day.
+/// A lifetime that is longer than a day, or unknown, is treated as a day.
 const MOST_SECONDS: f64 = 86_400.0;
 
-/// The part of a count that is left after one tick, so that about the last minute counts.
+/// Each tick multiplies counts by this number, so that they cover about the last minute.
 const LATE: f64 = 0.98;
 
-/// The part of a count that is left after one tick, for lifetimes. About the last ten seconds
-/// count, so that lifetimes fall soon after a queue has emptied.
+/// Each tick multiplies the counts for lifetimes by this number, so that they cover about the last
+/// ten seconds. So lifetimes fall soon after a queue has emptied.
 const NOW: f64 = 0.9;
 
-/// The smallest number of recent flows from which the failing part is computed.
+/// The smallest number of recent flows from which the part of failed flows is computed.
 const ENOUGH: f64 = 20.0;
 
 /// Lifetimes are computed only if at least this many flows began in about the last ten seconds, so
@@ -71,7 +71,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Adds the last [`TICK`]. `is_used`: whether any flow began in it or is open.
+    /// Adds the last [`TICK`]. `is_used`: whether any flow began in this tick or is open.
     pub fn tick(&mut self, is_used: bool) {
         if is_used {
             (self.used, self.unused) = (self.used.saturating_add(1), 0);
@@ -88,7 +88,7 @@ impl Activity {
         self.used < USED
     }
 
-    /// Whether the service has had a flow within `UNUSED` seconds.
+    /// Whether the service has had a flow within the last `UNUSED` seconds.
     pub const fn is_used(self) -> bool {
         self.used > 0
     }
@@ -119,8 +119,8 @@ pub struct OfLate {
 }
 
 impl OfLate {
-    /// Adds how many flows have begun and failed since the last call. Older counts have less
-    /// weight.
+    /// Adds how many flows have begun and failed since the last call. [`OfLate::tick`] reduces
+    /// older counts.
     pub fn add(&mut self, begun: f64, failed: f64) {
         self.begun += begun;
         self.failed += failed;

@@ -1,5 +1,5 @@
-//! When changed factors are worth a new table: if some member's share changes enough to be visible
-//! in the table.
+//! Whether changed factors require a new table: the share of some member must change enough to be
+//! visible in the table.
 
 use std::cmp::Reverse;
 use std::net::SocketAddr;
@@ -8,15 +8,15 @@ use super::by_address::Next;
 use super::factor::Factors;
 use super::{MemberObservation, SeenRow};
 
-/// The smallest relative change of a share that counts.
+/// Smaller relative changes of a share do not cause a new table.
 const PART: f64 = 0.02;
 
-/// The largest number of tables that a host computes in one tick for all its client tasks. If every
-/// tick computes this many, following load takes 1.6 % of a processor; the limit is 2 %
-/// (docs/design/performance.md).
+/// The largest number of tables that a host computes in one tick for all its client tasks. If the
+/// daemon computes this many in every tick, weights that follow load take 1.6 % of a processor; the
+/// limit is 2 % (docs/design/performance.md).
 pub const TABLES: usize = 60;
 
-/// Factors that are worth a table.
+/// Factors that require a new table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
     /// The factors.
@@ -37,8 +37,8 @@ pub struct Distance {
 }
 
 impl Distance {
-    /// Whether a share changes by at least `least` of all connects. If `least` is 0, whether any
-    /// share changes.
+    /// Whether a share changes by at least `least`, a part of all connects. If `least` is 0,
+    /// whether any share changes.
     pub fn is_over(self, least: f64) -> bool {
         if least == 0.0 { self.part > 0.0 } else { self.whole >= least }
     }
@@ -77,7 +77,7 @@ pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Dist
     furthest
 }
 
-/// The proposals that fit into this tick's [`TABLES`]. The largest differences are published first.
+/// The proposals to publish in this tick: at most [`TABLES`], those with the largest differences.
 pub fn within_budget<W>(mut proposals: Vec<(W, Proposal)>) -> Vec<(W, Proposal)> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rank")]
     let rank = |proposal: &Proposal| Reverse((proposal.off_by * 1e6) as u64);

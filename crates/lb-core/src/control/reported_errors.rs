@@ -1,11 +1,11 @@
-//! Turns the errors that a backend reports into recent errors of this client task's flows to it.
-//! `p2c` and `least-loaded` count recent errors as open flows. Otherwise a backend that answers
-//! every request with an error at once would have few open flows, appear idle, and receive all
-//! connects ("Site Reliability Engineering", chapter 20).
+//! Converts the errors that a backend reports into recent errors of this client task's flows to the
+//! backend. `p2c` and `least-loaded` treat recent errors as open flows. Without these errors, a
+//! backend that answers every request with an error at once would have few open flows, appear idle,
+//! and receive all connects ("Site Reliability Engineering", chapter 20).
 //!
 //! If the task starts R flows per second to the backend, and the backend reports a share S of
 //! errors, R x S recent errors are added per second. Recent errors halve after each half-life H
-//! (`error_decay`), so on average they count like R x S x H / ln 2 open flows.
+//! (`error_decay`), so on average they add as much load as R x S x H / ln 2 open flows.
 
 use super::ReceivedReport;
 
@@ -19,8 +19,8 @@ pub struct ReportedErrors {
 }
 
 impl ReportedErrors {
-    /// The share of the flows to a backend that count as errors, at most 1; `None` if its report
-    /// contains no errors, or is not recent.
+    /// The share of the flows to a backend that are treated as errors, at most 1; `None` if its
+    /// report contains no errors, or is not recent.
     pub fn share(report: &ReceivedReport, now: std::time::Duration) -> Option<f64> {
         let share = report.load.error_share().filter(|_| report.is_recent(now))?;
         (share > 0.0).then(|| share.min(1.0))
@@ -31,7 +31,7 @@ impl ReportedErrors {
     pub fn tick(&mut self, chosen: u64, share: f64) -> u32 {
         let flows = self.chosen.replace(chosen).map_or(0, |before| chosen.wrapping_sub(before));
         // The number is limited to a million: no other backend has as many open flows, so a larger
-        // number would make no difference.
+        // number would change no choice.
         let flows = u32::try_from(flows).unwrap_or(u32::MAX).min(1 << 20);
         self.rest += f64::from(flows) * share;
         let whole = self.rest.floor();

@@ -1,6 +1,6 @@
-//! Slow start: a member that is new, or available again, first gets a part of its share, which
-//! grows with time, so that caches and connection pools fill before the whole load arrives. It
-//! works like Envoy's `slow_start_config` with an aggression of 1.
+//! Slow start: a member that is new, or available again, first gets a part of its share. This part
+//! grows with time, so that caches and connection pools fill before the whole load arrives. Slow
+//! start works like Envoy's `slow_start_config` with an aggression of 1.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -11,13 +11,14 @@ use super::by_address::ByAddress;
 /// The smallest part of its share that a member gets (`min_weight_percent`).
 const LEAST: f64 = 0.1;
 
-/// If a member became available less than this time ago, it counts as available for this time.
+/// A member that became available less than this time ago is treated as if this time had passed.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The time since which each member of a row is available.
+/// When each member of a row became available.
 #[derive(Clone, Debug, Default)]
 pub struct MemberAvailability {
-    /// `None` for unavailable members, and zero for members that were available at the first call.
+    /// `None` for unavailable members, and zero for members that were available at the first call
+    /// of [`MemberAvailability::look`].
     since: ByAddress<Option<Duration>>,
     has_begun: bool,
     /// Whether a member was added or changed its availability since the last
@@ -26,10 +27,10 @@ pub struct MemberAvailability {
 }
 
 impl MemberAvailability {
-    /// Updates the members and their availability. Members that are available at the first call
-    /// count as having been available for long, so that a starting daemon puts no member into slow
-    /// start. Returns the members that were added or changed their availability since the last
-    /// call.
+    /// Updates the members and their availability. Members that are available at the first call are
+    /// treated as if they had been available for long, so that a starting daemon puts no member
+    /// into slow start. Returns the members that were added or changed their availability since the
+    /// last call.
     pub fn look(&mut self, now: Duration, row: impl Iterator<Item = (SocketAddr, bool)>) -> Vec<SocketAddr> {
         let (mut changed, is_first) = (Vec::new(), !self.has_begun);
         let first = if self.has_begun { now } else { Duration::ZERO };
@@ -63,7 +64,8 @@ impl MemberAvailability {
     pub fn resume(&mut self, starting: &BTreeMap<SocketAddr, Duration>, window: Duration, now: Duration) {
         for (address, ready_for) in starting.iter().filter(|(_, ready_for)| **ready_for < window) {
             if self.since.get(address).is_none_or(|since| *since == Some(Duration::ZERO)) {
-                // After a reboot, the clock may show less time than has passed in the slow start.
+                // After a reboot, the clock's value may be smaller than the time for which the
+                // member had been available.
                 let since = now.saturating_sub(*ready_for).max(Duration::from_nanos(1));
                 self.since.insert(*address, Some(since));
             }
@@ -86,7 +88,7 @@ impl MemberAvailability {
     /// has the smallest part, so that it begins with this part when it returns.
     pub fn part(&self, address: SocketAddr, window: Duration, now: Duration) -> f64 {
         let Some(since) = self.since(address) else { return LEAST };
-        // The member was available at the first call.
+        // Zero: the member was available at the first call of `look`.
         if since.is_zero() {
             return 1.0;
         }
@@ -109,8 +111,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// The part of the member at port 2 after calls with these availabilities. `None` means that it
-    /// is not in the row.
+    /// The part of the member at port 2 after calls with these availabilities. `None` means that
+    /// the member is not in the row.
     fn part(looks: &[(u64, Option<bool>)], at: u64) -> f64 {
         let mut readiness = MemberAvailability::default();
         for (second, second_is) in looks {

@@ -1,5 +1,5 @@
 //! Tests of one row under both laws, with numbers computed by hand, and tests of a whole fleet. The
-//! fleet has no single requests: loads are shares times rates.
+//! fleet simulates no single requests: each load is a share times a rate.
 
 use super::factor::Factor;
 use super::feedback::gain;
@@ -52,7 +52,7 @@ fn feed(law: &mut Feedback, now: Duration, row: &SeenRow, flows: Flows) -> Facto
     law.tick(now, &look(row.clone(), flows), &BTreeMap::new(), true)
 }
 
-/// A tick that publishes what it proposes. Returns whether it proposed anything.
+/// Ticks, and publishes the proposal if there is one. Returns whether there was a proposal.
 fn publish(control: &mut Control, now: Duration, look: &Look) -> bool {
     let proposal = control.tick(now, look);
     let is_any = proposal.is_some();
@@ -85,7 +85,7 @@ fn near(numbers: &[f64], expected: &[f64]) {
 fn a58_weights_are_requests_divided_by_utilization_plus_errors() {
     let mut a58 = A58::default();
     let mut row = row(&[load(0.5, 100.0), load(0.25, 100.0), load(0.5, 100.0)], s(0));
-    // 100 / (0.5 + 50 / 100) = 100; the others have 200 and 400.
+    // 100 / (0.5 + 50 / 100) = 100; the weights of the other members are 400 and 200.
     row.get_mut(&address(0)).unwrap().report.as_mut().unwrap().load.eps = Some(50_000);
     assert_eq!(weighed(&mut a58, s(0), &row, 3), [1.0; 3], "a blackout of ten seconds");
     near(&weighed(&mut a58, s(10), &row, 3), &[3.0 * 1.0 / 7.0, 3.0 * 4.0 / 7.0, 3.0 * 2.0 / 7.0]);
@@ -135,8 +135,8 @@ fn a_step_is_linear_in_the_utilization_and_preserves_the_sum() {
     assert!((gain(Duration::ZERO, s(3)) - 0.1).abs() < 1e-12);
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0)], Flows::default()), &[1.02, 0.98]);
     assert_eq!(ticked(&[load(0.5, 1.0); 3], Flows::default()), [1.0; 3]);
-    // Tiny utilizations count as a tenth, so no weight moves if all utilizations are tiny.
-    // Utilizations above 1 count in full.
+    // A utilization below a tenth is treated as a tenth, so no weight moves if all utilizations are
+    // below a tenth. Utilizations from 1 to 2 are not limited.
     assert_eq!(ticked(&[load(0.0, 1.0), load(0.05, 0.0)], Flows::default()), [1.0; 2]);
     near(&ticked(&[load(0.9, 1.0), load(1.6, 1.0)], Flows::default()), &[1.028, 0.972]);
     assert_eq!(ticked(&[load(0.9, 1.0)], Flows::default()), [1.0], "the row has no other member");
@@ -153,8 +153,8 @@ fn the_gain_falls_with_delay_and_rises_with_flow_lifetime() {
 fn factors_do_not_change_if_few_members_report() {
     let unknown = ReportedLoad { utilization: None, ..ReportedLoad::default() };
     assert_eq!(ticked(&[load(0.4, 1.0), unknown, unknown], Flows::default()), [1.0; 3]);
-    // Reports from half of the members are enough; the other members count as if their utilization
-    // were the mean.
+    // Reports from half of the members are enough; the other members are treated as if their
+    // utilization were the mean.
     near(&ticked(&[load(0.4, 1.0), load(0.6, 1.0), unknown], Flows::default()), &[1.02, 0.98, 1.0]);
     // A member that is silent for some seconds, or frozen, retains its factor, and the sum of the
     // other factors does not change, either.
@@ -176,8 +176,8 @@ fn a_failing_member_may_not_gain_weight() {
     assert!(numbers(&factors, 1)[0] <= 1.0, "its own connects fail");
 }
 
-/// The backend answers at once and has a low utilization. If only utilization counted, it would get
-/// more and more.
+/// The backend answers at once and has a low utilization. If the law used only utilization, the
+/// backend would get more and more connects.
 #[test]
 fn a_backend_that_answers_only_errors_falls_to_an_eighth() {
     let mut law = Feedback::default();
@@ -203,7 +203,7 @@ fn a_factor_without_reports_is_held_and_then_decays_within_a_minute() {
         let factors = seconds.map(|second| feed(&mut law, s(second), &silent, Flows::default())).last();
         numbers(&factors.unwrap(), 2)
     };
-    // The last report counts for some seconds more.
+    // The last report is used for some seconds more.
     let held = after(61..66);
     near(&after(66..240), &held);
     near(&after(240..301), &[1.0; 2]);
@@ -219,7 +219,7 @@ fn absurd_reports_neither_hide_nor_slow_down_other_members() {
     let failing = ReportedLoad { eps: Some(1), qps: Some(0), ..load(0.1, 1.0) };
     assert!(ticked(&[failing, load(0.6, 1.0)], Flows::default())[0] <= 1.0, "the backend serves no request");
     let long = Flows { life: Duration::MAX };
-    assert!(ticked(&[load(0.4, 1.0), load(0.6, 1.0)], long)[0] > 1.0, "an unknown lifetime counts as a day");
+    assert!(ticked(&[load(0.4, 1.0), load(0.6, 1.0)], long)[0] > 1.0, "an unknown lifetime becomes a day");
 }
 
 #[test]
@@ -280,7 +280,8 @@ struct SimulatedFleet {
     rates: Vec<f64>,
     capacities: Vec<f64>,
     clients: Vec<(Control, Vec<u32>)>,
-    /// The shares of each client as they act.
+    /// For each client, the acting shares of its members: shares smoothed over the lifetime of
+    /// flows.
     acting: Vec<BTreeMap<u32, f64>>,
 }
 
@@ -364,7 +365,8 @@ impl SimulatedFleet {
     }
 }
 
-/// Clients with rates that differ up to five times, and machines that differ two and a half times.
+/// Clients with rates that differ by a factor of up to 5, and machines with capacities that differ
+/// by a factor of up to 2.5.
 fn unequal() -> SimulatedFleet {
     let rates: Vec<f64> = (0..20).map(|client| 0.5 + f64::from(client % 5) * 0.5).collect();
     let capacities: Vec<f64> = (0..20).map(|backend| if backend % 2 == 0 { 2.0 } else { 5.0 }).collect();
@@ -572,7 +574,7 @@ fn silent() -> SeenRow {
 fn learnt_factors_are_adopted_and_decay_without_reports() {
     let learned = fed(rules(Law::Feedback), [0.4, 0.6]).snapshot(s(0));
     let before = numbers(&learned.factors, 2)[0] - 1.0;
-    // The older a factor is, the nearer it is moved to 1, which it reaches after an hour.
+    // The older a factor is, the nearer to 1 the adopted factor is. After an hour it is 1.
     for (age, left) in [(s(0), 1.0), (s(1_800), 0.5), (s(3_600), 0.0), (Duration::MAX, 0.0)] {
         let mut control = Control::new(rules(Law::Feedback));
         let taken_up = numbers(&control.adopt(&learned, age), 2)[0] - 1.0;
@@ -592,7 +594,7 @@ fn learnt_factors_are_adopted_and_decay_without_reports() {
     assert_eq!((off.in_force(), off.switch()), (&Factors::default(), Switch::Off));
     let mut a58 = Control::new(rules(Law::A58));
     assert_eq!(a58.adopt(&learned, s(5)), Factors::default());
-    // A factor outside the range of the law counts as the nearest factor within the range.
+    // A factor outside the range of the law is replaced with the nearest factor within the range.
     let absurd: Factors = [(address(0), Factor::of(1e9))].into_iter().collect();
     let mut control = Control::new(rules(Law::Feedback));
     near(&numbers(&control.adopt(&ControlSnapshot { factors: absurd, ..learned }, s(0)), 1), &[8.0]);
@@ -618,8 +620,8 @@ fn frozen_factors_survive_restarts_rules_and_time() {
             assert_eq!(next.in_force(), &frozen, "{law:?} to {other:?}");
         }
     }
-    // If it is unfrozen after minutes of silence, the factor returns to 1 within a minute, not at
-    // once.
+    // If the law is unfrozen after minutes without reports, the factor returns to 1 within a
+    // minute, not at once.
     let mut control = fed(rules(Law::Feedback), [0.4, 0.6]);
     control.set_switch(Switch::Frozen);
     for second in 60..500 {
@@ -713,7 +715,7 @@ fn frozen_factors_do_not_change_with_the_law() {
         publish(&mut observed, s(62), &at(62));
         near(&numbers(observed.in_force(), 2), &[1.0; 2]);
     }
-    // After it is unfrozen, the factor moves into the range of feedback, one step at a time.
+    // After the law is unfrozen, the factor moves into the range of feedback, one step at a time.
     control.set_switch(Switch::On);
     publish(&mut control, s(61), &at(61));
     assert!(numbers(control.in_force(), 1)[0] > 0.8 * before[0], "{:?}", control.in_force());
@@ -800,7 +802,7 @@ fn a_briefly_absent_member_returns_with_its_factor() {
     publish(&mut control, s(120), &with_both(120, true));
     let back = numbers(control.wanted(), 2);
     assert!((back[0] / back[1] - learned[0] / learned[1]).abs() < 0.05, "{learned:?} {back:?}");
-    // After a longer absence the member counts as new.
+    // After a longer absence the member is treated as new.
     for second in 121..400 {
         publish(&mut control, s(second), &with_both(second, false));
     }
@@ -930,7 +932,7 @@ fn rarely_requested_reports_count_longer_and_idle_services_expect_none() {
 
 #[test]
 fn two_services_on_the_same_machines_converge() {
-    // Both services see the sum of both loads on each machine.
+    // The reports to both services contain the sum of both loads on each machine.
     let mut services = [Control::new(rules(Law::Feedback)), Control::new(rules(Law::Feedback))];
     let (capacities, rates) = ([1.0, 2.0, 4.0], [0.9, 1.8]);
     let used = |services: &[Control; 2]| -> Vec<f64> {

@@ -1,20 +1,21 @@
 //! Indexes for a list without indexes: a hash of each address.
 //!
-//! The order of a list must not matter, and an added endpoint should not change other indexes. If
-//! the index were the rank among sorted addresses, an added endpoint would change nearly all
-//! indexes; with a hash, it changes only indexes of addresses that collide.
+//! The order of a list must not affect the indexes, and an added endpoint should not change other
+//! indexes. If the index were the rank among sorted addresses, an added endpoint would change
+//! nearly all indexes; with a hash, it changes only indexes of addresses that collide.
 //! `docs/reference/subsets.md` has the definition and the costs.
 
 use std::net::SocketAddr;
 
 use xxhash_rust::xxh64::xxh64;
 
-/// The number of possible indexes, for a list of any length. With more indexes, all orders would be
-/// longer; with fewer, more addresses would collide.
+/// The number of possible indexes, for a list of any length. With more indexes, the orders of all
+/// client tasks would be longer; with fewer indexes, more addresses would collide.
 pub const PLACES: u32 = 16_384;
 
-/// The longest list without indexes: three quarters of [`PLACES`]. An added endpoint then changes
-/// two of the other indexes on average; with 16,000 endpoints, it would change forty.
+/// The longest list without indexes: three quarters of [`PLACES`]. In a list of this length, an
+/// added endpoint changes two of the other indexes on average; with 16,000 endpoints, it would
+/// change forty.
 pub const MAX_WITHOUT_INDEXES: u32 = PLACES / 4 * 3;
 
 /// The text to hash: RFC 5952 with brackets, and a v4-mapped address as IPv4.

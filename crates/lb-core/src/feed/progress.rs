@@ -1,8 +1,8 @@
 //! When a file is examined and read: never twice at the same time, and without missing a change.
 //!
-//! A watch of the file system reports that something has changed, but not what. A *look* reads the
-//! stamp of the file. Two versions of a file have different stamps, unless the clock of the stamps
-//! is too coarse.
+//! A watch of the file system reports that there was a change, but not which file has changed. A
+//! *look* reads the stamp of the file. Two versions of a file have different stamps, unless the
+//! clock of the stamps is too coarse.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ pub struct Progress<S, T = Instant> {
 }
 
 impl<S, T> Default for Progress<S, T> {
-    /// A file of which no version is known, so that any version counts as new.
+    /// A file of which no version is known, so that every version is treated as new.
     fn default() -> Self {
         Self { seen: Version { stamp: None, is_settled: false }, due: None, is_busy: false, is_hung: false }
     }
@@ -73,7 +73,8 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         self.is_hung = false;
     }
 
-    /// Ends a look without a result. The next version that is found counts as another version.
+    /// Ends a look or a reading without a result. The next version that is found is treated as
+    /// another version.
     pub fn found_nothing(&mut self) {
         *self = Self { due: self.due, is_hung: self.is_hung, ..Self::default() };
     }
@@ -89,9 +90,9 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         self.due.filter(|_| !self.is_busy)
     }
 
-    /// Begins a reading if one is due; `None` if not. Otherwise returns the stamp of the version
-    /// that need not be read again, or `Some(None)` if every version must be read. Later changes
-    /// belong to the next reading.
+    /// Begins a reading if a reading is due. Returns `None` if no reading is due;
+    /// `Some(Some(stamp))` if the version with this stamp need not be read again; `Some(None)` if
+    /// every version must be read. Changes after this call belong to the next reading.
     pub fn begin(&mut self, now: T) -> Option<Option<Option<S>>> {
         if self.is_busy || self.due.is_none_or(|due| due > now) {
             return None;

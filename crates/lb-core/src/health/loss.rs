@@ -4,12 +4,12 @@
 //! A backend is missing if the list does not contain it, or if it is refusing and does not accept
 //! connections (tier 5). A backend that leaves only the task's subset is not missing. A backend is
 //! lost when it has been missing for [`CONFIRMED_AFTER`]: lists and probes may be wrong for a short
-//! time, and a closed connection does not come back.
+//! time, and a closed connection cannot be restored.
 //!
 //! No backend is lost in panic. If more than a third of the members are lost within a minute of
-//! each other, none of these counts: then the list or the probes are more likely wrong than the
-//! backends. The members are those that the service had before the loss, so that new endpoints in
-//! the same list do not make a loss look small.
+//! each other, none of these backends is treated as lost: a fault of the list or of the probes is
+//! then more likely than so many faults of backends. The members are those that the service had
+//! before the loss, so that new endpoints in the same list do not make a loss look small.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// What happens to the open connections of a lost backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBackendLoss {
-    /// They stay.
+    /// They remain open.
     #[default]
     Keep,
     /// Idle TCP connections are closed.
@@ -44,7 +44,7 @@ impl OnBackendLoss {
 
 /// The time for which a backend must be missing.
 pub const CONFIRMED_AFTER: Duration = Duration::from_mins(1);
-/// Each host starts at a random moment within this time, so that the clients of a fleet do not all
+/// Each host waits longer by its own part of this time, so that the clients of a fleet do not all
 /// dial again at once.
 pub const SPREAD: Duration = Duration::from_secs(10);
 /// The part of [`SPREAD`] by which a host waits longer before it closes connections to a backend of
@@ -58,7 +58,8 @@ pub fn delay(host: &str, service: &str, backend: SocketAddr) -> Duration {
 /// The time between two jobs that close the connections of one backend.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// For how long a lost backend without a slot counts as lost. A slot has flows, or had some lately.
+/// A missing backend without a slot is forgotten after this time. A backend retains its slot while
+/// it has flows, and for a short time after that.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
 /// The backends of a service at one moment.
@@ -66,8 +67,8 @@ const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 pub struct Presence {
     /// The backends that are in the table or replaced, and not missing.
     pub members: BTreeSet<SocketAddr>,
-    /// The missing backends among those with a slot and those of [`MissingBackends::known`], and
-    /// whether each has a slot.
+    /// The missing backends, and whether each has a slot. Only backends with a slot and the
+    /// backends of [`MissingBackends::known`] are included.
     pub missing: BTreeMap<SocketAddr, bool>,
     /// Whether the service is in panic.
     pub is_panic: bool,
@@ -79,7 +80,7 @@ pub struct MissingBackends<T = Instant> {
     /// The members at the last look.
     members: BTreeSet<SocketAddr>,
     missing: BTreeMap<SocketAddr, Missing<T>>,
-    /// The numbers of lost backends and of members before the loss, while too many are lost.
+    /// While too many backends are lost: their number, and the number of members before the loss.
     withheld: Option<(usize, usize)>,
 }
 
@@ -104,16 +105,17 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
         Self { members, missing: BTreeMap::new(), withheld: None }
     }
 
-    /// The backends that may become or are missing.
+    /// The members and the missing backends.
     pub fn known(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         self.members.iter().chain(self.missing.keys()).copied()
     }
 
-    /// Notes the present state. In panic the times of all backends start again.
+    /// Notes the present state. In panic, the time for which each backend has been missing starts
+    /// again.
     pub fn note(&mut self, now: T, presence: Presence) {
         let Presence { members, missing, is_panic } = presence;
         if self.members.is_empty() && self.missing.is_empty() {
-            // The list of a new service may change before the first look.
+            // The list of a new service may change before the first call.
             self.members.clone_from(&members);
         }
         self.missing.retain(|address, known| {
@@ -136,8 +138,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
         self.withheld = lost.filter_map(|one| self.withheld_with(one, now)).max();
     }
 
-    /// The numbers of backends that were lost together with this one, and of members before, if
-    /// these are too many.
+    /// The number of backends that were lost within a minute of `one`, and the number of members
+    /// before the loss; `None` if these backends are few enough to close their connections.
     fn withheld_with(&self, one: &Missing<T>, now: T) -> Option<(usize, usize)> {
         let is_near = |other: &&Missing<T>| {
             other.is_lost(now)
@@ -149,16 +151,16 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
         (lost * 3 > of).then_some((lost, of))
     }
 
-    /// The numbers of backends that were lost together, and of members before, if these are so many
-    /// that their connections are not closed; `None` otherwise.
+    /// The number of backends that were lost together, and the number of members before the loss;
+    /// `None` unless so many were lost that their connections are not closed.
     pub fn withheld(&self) -> Option<(usize, usize)> {
         self.withheld
     }
 
-    /// A lost backend, if its connections should be closed now; `None` if there is none. `delay`
-    /// returns the part of [`SPREAD`] by which this host waits longer for a backend, and
-    /// `has_flows` whether a backend has open flows. The same backend is not returned again within
-    /// 30 s, unless [`MissingBackends::continue_with`] is called.
+    /// A lost backend with connections that should be closed now; `None` if there is no such
+    /// backend. `delay` returns the part of [`SPREAD`] by which this host waits longer for a
+    /// backend, and `has_flows` whether a backend has open flows. The same backend is not returned
+    /// again within 30 s, unless [`MissingBackends::continue_with`] is called.
     pub fn take_due(
         &mut self,
         now: T,
@@ -176,8 +178,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
         Some(address)
     }
 
-    /// Lets [`MissingBackends::take_due`] return a backend at once: its last job ended before it
-    /// had closed all connections.
+    /// Makes [`MissingBackends::take_due`] return a backend at once, because its last close job
+    /// ended before all connections were closed.
     pub fn continue_with(&mut self, address: SocketAddr, now: T) {
         if let Some(missing) = self.missing.get_mut(&address) {
             missing.next = Some(now);
@@ -199,7 +201,7 @@ mod tests {
         MissingBackends::new((1..=members).map(address).collect())
     }
 
-    /// These hosts are missing and have slots, and those are members.
+    /// `missing`: the hosts that are missing and have slots. `members`: the hosts that are members.
     fn presence(missing: &[u8], members: &[u8]) -> Presence {
         Presence {
             missing: missing.iter().map(|host| (address(*host), true)).collect(),
@@ -208,7 +210,8 @@ mod tests {
         }
     }
 
-    /// Notes one presence each second of `seconds`, and returns what was due, and when.
+    /// Notes `presence` in each second of `seconds`. Returns the backends that were due, each with
+    /// its second.
     fn run(
         backends: &mut Backends,
         seconds: std::ops::RangeInclusive<u64>,
@@ -260,7 +263,7 @@ mod tests {
         let mut backends = of(5);
         assert_eq!(run(&mut backends, 0..=100, &presence(&[1, 2], &[3, 4, 5])), []);
         assert_eq!(backends.withheld(), Some((2, 5)));
-        // One of them returns.
+        // One of the lost backends returns.
         assert_eq!(run(&mut backends, 101..=101, &presence(&[1], &[2, 3, 4, 5])), [(101, address(1))]);
         assert_eq!(backends.withheld(), None);
         let due = run(&mut of(6), 0..=65, &presence(&[1, 2], &[3, 4, 5, 6]));
@@ -274,7 +277,7 @@ mod tests {
             assert_eq!(run(&mut backends, 0..=2_000, &presence(&[1, 2], new)), []);
             assert_eq!(backends.withheld(), Some((2, 2)));
         }
-        // Backends without flows have no slots, and count as well.
+        // Missing backends without flows have no slots, but are counted, too.
         let mut lost = presence(&[1, 2], &[5, 6, 7, 8]);
         lost.missing.extend([(address(3), false), (address(4), false)]);
         let mut backends = of(4);

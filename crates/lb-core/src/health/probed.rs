@@ -5,8 +5,9 @@ use super::Health;
 
 /// The health of a backend for a client, given the result of probes that open connections. A client
 /// in another network namespace than the daemon (`is_elsewhere`) may reach the backend although
-/// probes do not. For such a client, failed probes only make the backend suspected, and a
-/// connection that the client has established since then (`has_established`) refutes them.
+/// probes do not. For such a client, a backend with failed probes is only suspected
+/// ([`Health::Ejected`]). If the client has established a connection since then
+/// (`has_established`), the failed probes are ignored.
 pub const fn seen_from(found: Health, is_elsewhere: bool, has_established: bool) -> Health {
     match (found, is_elsewhere, has_established) {
         (Health::Refusing, true, true) => Health::Healthy,

@@ -1,10 +1,10 @@
 //! Which backends substitute for members that have been unavailable for long: the next backends of
 //! the task's order, one for each lost member.
 //!
-//! The loss of a member changes one backend, and the member later returns to its own place. Only a
-//! few members are replaced at a time, because a fault of this host must not move the whole task to
-//! backends that other tasks use. Only this task's row changes: other tasks of the job judge
-//! backends by their own evidence.
+//! The loss of a member changes one backend of the row, and the member later returns to its own
+//! place. Only a few members are replaced at a time, because a fault of this host must not move the
+//! whole task to backends that other tasks use. Only this task's row changes: other tasks of the
+//! job judge backends by their own evidence.
 
 use std::ops::Add;
 use std::time::Duration;
@@ -23,8 +23,8 @@ const PACE: usize = 4;
 /// are replaced one at a time.
 const MANY: usize = 4;
 
-/// One backend of a task's order, in which the members come first, then their possible substitutes.
-/// `T` is a time of any clock.
+/// One backend of a task's order. The order contains the members first, and then their possible
+/// substitutes. `T` is a time of any clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InOrder<T> {
     /// The time since which the backend has been unavailable; `None` if it is available.
@@ -79,10 +79,10 @@ pub fn replacement<T: Copy + Ord + Add<Duration, Output = T>>(
     let recent = replaced.iter().filter(is_recent).count();
     let mut new: Vec<usize> = (0..members).filter(goes_out).collect();
     // The member that has been unavailable for longest is replaced first. Members that are already
-    // replaced remain so.
+    // replaced remain replaced.
     new.sort_by_key(|at| order[*at].unavailable_since);
     replaced.extend(new.into_iter().take(at_a_time.saturating_sub(recent)));
-    // The kernel's list holds all members of a table and all replaced backends.
+    // The kernel's list must have room for all members of a table and all replaced backends.
     replaced.truncate(listed.saturating_sub(members));
 
     let mut substitutes: Vec<usize> = behind.clone().filter(|at| !has_failed(at)).collect();
@@ -172,7 +172,7 @@ mod tests {
         check("UvUvhhhh", 4, &[0, 1, 2], &[4, 5, 6]);
         // In the end all members are replaced.
         check("UUUuhhhh", 4, &[0, 1, 2, 3], &[4, 5, 6, 7]);
-        // A member that was replaced a moment ago counts towards the pace.
+        // A member that was replaced a moment ago is included in the pace.
         let mut order = order("uUuuuuuuhhhhhhhh");
         order[1].replaced_since = Some(NOW - AFTER + Duration::from_secs(1));
         assert_eq!(replacement(&order, 8, AFTER, NOW).replaced, [0, 1]);

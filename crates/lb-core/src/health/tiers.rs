@@ -94,8 +94,8 @@ pub fn usable(TierCandidate { health, is_lame_duck, accepts }: TierCandidate, ti
     match (health, tier) {
         (Health::Drained, Tier::Drained) => Usable::EvenEjected,
         (Health::Drained, _) | (_, Tier::NoBackend) => Usable::No,
-        // A connect may choose ejected backends now, so it may also choose this one if the kernel
-        // ejects it.
+        // In panic, a connect may choose ejected backends. So it may also choose this backend after
+        // the kernel has ejected it.
         (Health::Healthy, Tier::Panic) => Usable::EvenEjected,
         (Health::Healthy, _) => Usable::UnlessEjected,
         (Health::Unproven, tier) => Usable::from(tier == Tier::Unproven),

@@ -23,8 +23,8 @@ pub enum Shares {
 }
 
 impl CandidatePool<'_> {
-    /// The prefix of one client's order that contains its members, or the whole order if that has
-    /// too few.
+    /// The prefix of one client's order that contains its members, or the whole order if it
+    /// contains too few members.
     pub fn order(&self, algorithm: Algorithm, position: Position) -> Vec<(u32, MembershipVerdict)> {
         let mut left = subset::length(algorithm, position);
         let mut order = Vec::new();
@@ -129,8 +129,9 @@ impl CandidatePool<'_> {
         })
     }
 
-    /// The indexes of one client's members, with the initial weights for the solution: 1, or an
-    /// aperture's overlap. In an arc, the replacement of a lost member has the mean overlap.
+    /// The indexes of one client's members, with the initial weights for the solution: 1 or, in the
+    /// arc of an aperture, the overlap. A member outside the arc, in place of an endpoint that may
+    /// not be a member, gets the mean overlap.
     fn edges(&self, algorithm: Algorithm, position: Position) -> impl Iterator<Item = (u32, f64)> {
         let length = subset::length(algorithm, position);
         let overlaps: Vec<f64> = match subset::overlaps(algorithm, position) {
@@ -245,8 +246,8 @@ pub struct Standby {
     pub lame_ducks: Vec<Member>,
 }
 
-/// The number of substitutes beyond one for each member. They are needed because substitutes may be
-/// unavailable, too.
+/// The number of substitutes in addition to one per member. They are needed because substitutes may
+/// be unavailable, too.
 const SPARE: usize = 8;
 
 /// The largest number of substitutes for `members` members.

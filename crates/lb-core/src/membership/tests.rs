@@ -121,7 +121,7 @@ fn round_robin_gives_all_members_equal_shares() {
         assert!((equal.iter().map(|member| member.share).sum::<f64>() - 1.0).abs() < 1e-9);
         assert_eq!(equal.len(), by_weight.len());
         assert!(by_weight.iter().any(|member| member.share < first.share), "{subset:?}");
-        // The other policies have the table that follows the weights.
+        // With the other policies, the table follows the weights.
         for policy in [Policy::LeastLoaded, Policy::P2c, Policy::Random] {
             assert_eq!(of(policy), by_weight, "{subset:?}");
         }
@@ -168,7 +168,8 @@ fn a_subset_that_follows_load_grows_and_shrinks_along_its_order() {
         let indexes = |membership: &Membership| {
             membership.members.iter().map(|member| member.endpoint.index).collect::<Vec<_>>()
         };
-        // The members are those of a fixed size, at every size and in every order of sizes.
+        // At every size, and after any sequence of sizes, the members are those of a subset with
+        // this fixed size.
         let mut membership = idle.clone();
         for size in (3..=26).chain((3..26).rev()).chain([20, 5, 40]) {
             membership = membership.resized(size);

@@ -1,11 +1,11 @@
 //! Deterministic aperture (Twitter, "Deterministic Aperture: A distributed, load balancing
 //! algorithm", 2019; Finagle).
 //!
-//! Clients divide a ring into M equal parts, and backends divide it into N. A client's aperture is
-//! an arc of whole client parts, wide enough for the wanted size. The client uses each backend in
-//! proportion to its overlap with the arc. Every point of the ring is in equally many arcs, so the
-//! load is exactly even. All numbers are whole multiples of 1 / (M * N) of the ring, because
-//! Finagle's implementation in floating point needed six corrections.
+//! Clients divide a ring into M equal parts, and backends divide the same ring into N equal parts.
+//! A client's aperture is an arc of whole client parts, wide enough for the wanted size. The client
+//! uses each backend in proportion to its overlap with the arc. Every point of the ring is in the
+//! same number of arcs, so the load is exactly even. All numbers are whole multiples of 1 / (M * N)
+//! of the ring, because Finagle's implementation in floating point needed six corrections.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
@@ -20,7 +20,8 @@ struct Arc {
     first: u32,
     /// The number of backends that the arc overlaps, each counted once.
     length: u32,
-    /// The range of units, without the end. `None` if the arc is the whole ring.
+    /// The range of the arc in units of 1 / (M * N) of the ring; the end is excluded. `None` if the
+    /// arc is the whole ring.
     units: Option<(u64, u64)>,
 }
 
@@ -75,7 +76,8 @@ pub(super) fn aperture(position: Position) -> impl Iterator<Item = u32> {
 }
 
 /// `aperture-shuffled`: `aperture` over permuted backends, as in LinkedIn's rest.li, so that a
-/// rolling restart in the order of task numbers does not empty a client's arc.
+/// rolling restart in the order of task numbers does not stop all backends of a client's arc at
+/// once.
 pub(super) fn shuffled(position: Position) -> impl Iterator<Item = u32> {
     let mut permuted: Vec<u32> = (0..position.backends).collect();
     shuffle(&mut permuted, &mut SplitMix64::new(mix64(&[position.seed, PERMUTATION])));

@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 use super::Position;
 use super::random::mix64;
 
-/// Make the hashes of backends differ from the hashes of clients.
+/// These constants make the hashes of backends differ from the hashes of clients.
 const BACKEND: u64 = 0xB0;
 const CLIENT: u64 = 0xF0;
 

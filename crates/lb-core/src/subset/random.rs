@@ -2,7 +2,7 @@
 //! a shuffle, in 64-bit integers.
 //!
 //! A subset must never change because a dependency changed, and generators of libraries do not
-//! promise the same output in all versions. The numbers are not secret, and can be predicted.
+//! guarantee the same output in all versions. The numbers are not secret, and can be predicted.
 
 /// Steele, Lea and Flood's SplitMix64 generator ("Fast splittable pseudorandom number generators",
 /// 2014).

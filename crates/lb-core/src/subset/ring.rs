@@ -5,6 +5,8 @@
 //! `round-robin` and `ring`, consecutive numbers are next to each other, so that subsets are runs
 //! of consecutive backends. In the algorithms that use the van der Corput sequence, consecutive
 //! numbers are far apart.
+//!
+//! *The article* is "Reinventing Backend Subsetting at Google" (ACM Queue 2022).
 
 use super::Position;
 use super::van_der_corput::{clockwise, from_rank, rank, vdc};
@@ -19,7 +21,7 @@ pub(super) fn round_robin(position: Position) -> impl Iterator<Item = u32> {
 }
 
 /// `ring`: the coordinates of the deterministic aperture, but without fractions of backends. Client
-/// m of M begins at m/M of the way around.
+/// m of M begins at m/M of the ring.
 pub(super) fn ring(position: Position) -> impl Iterator<Item = u32> {
     let Position { client, clients, backends, .. } = position;
     consecutive(backends, scale(client, clients, backends))
@@ -46,8 +48,8 @@ pub(super) fn both_scaled(position: Position) -> impl Iterator<Item = u32> {
     ranked(backends, start)
 }
 
-/// The numbers below `n`, which are evenly spaced on a ring in van der Corput order. The first
-/// number is the one at or after `point`. `point` is in units of 2^-64 of the ring.
+/// The numbers below `n`, which are evenly spaced on a ring in van der Corput order. The sequence
+/// begins with the first number at or after `point`, which is in units of 2^-64 of the ring.
 pub(super) fn from_scaled_point(n: u32, point: u64) -> impl Iterator<Item = u32> {
     let start = (u128::from(point) * u128::from(n)).div_ceil(1 << 64);
     ranked(n, u64::try_from(start).expect("at most n"))

@@ -18,9 +18,10 @@ const LOT: u32 = 10;
 /// Makes the hash of the rotation differ from the hashes of the shuffles.
 const ROTATION: u64 = 0xC1;
 
-/// Each lot of backends is a shuffled column of ten, and the columns are in the order in which the
-/// client's lot visits them. A client reads its own row across all columns, then the next row, and
-/// so on, once around. It skips the numbers of the last lot that have no backend.
+/// The order, read from a table with ten rows. Each lot of backends is a shuffled column, and the
+/// columns are in the order in which the client's lot visits them. A client reads its own row
+/// across all columns, then the next row, and so on, once around. It skips the numbers of the last
+/// lot that have no backend.
 pub(super) fn order(position: Position) -> impl Iterator<Item = u32> {
     // Without the rotation by the seed, the first client lot of every job would begin with the same
     // backend lots. Many small jobs with the same backends would then all use these lots.

@@ -1,6 +1,8 @@
 //! Random and deterministic subsetting of the SRE book ("Site Reliability Engineering", chapter
 //! 20): random subsetting shuffles the backends once for each client, and deterministic subsetting
 //! shuffles them once for each round of clients.
+//!
+//! *The article* is "Reinventing Backend Subsetting at Google" (ACM Queue 2022).
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
@@ -22,7 +24,7 @@ pub(super) fn deterministic_book(position: Position) -> impl Iterator<Item = u32
 }
 
 /// `deterministic` (the article's "deterministic with leftovers"): like `deterministic-book`, but
-/// each round leaves out other backends, so that over many rounds all backends are used equally
+/// each round excludes different backends, so that over many rounds all backends are used equally
 /// often.
 pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
     let Some(slice) = Slice::of(position) else { return Vec::new().into_iter() };

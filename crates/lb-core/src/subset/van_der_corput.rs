@@ -57,11 +57,12 @@ pub fn from_rank(n: u32, start: u32) -> impl Iterator<Item = u32> {
 /// first point at or after `from`. The sequence is lazy. Each number takes at most two steps on
 /// average, because at most half of the points on the grid are empty.
 pub fn clockwise(n: u32, from: u64) -> impl Iterator<Item = u32> {
-    // All points are on the grid of the next power of two. It has at least one bit, because a step
-    // of a whole turn (2^64) does not fit in 64 bits.
+    // All points are on the grid of the next power of two. The grid has at least one bit, because a
+    // step of a whole turn (2^64) does not fit in 64 bits.
     let bits = u64::from(n).next_power_of_two().trailing_zeros().max(1);
     let step = 1_u64 << (64 - bits);
-    // `from` rounded up to the grid. It wraps, because the ring begins again after the last point.
+    // `from` rounded up to the grid. The sum wraps, because the ring begins again after the last
+    // point.
     let start = from.wrapping_add(step - 1) & !(step - 1);
     (0..1_u64 << bits)
         .map(move |steps| vdc(start.wrapping_add(steps.wrapping_mul(step))))

@@ -63,7 +63,7 @@ fn r26_a_weight_of_one_beside_a_thousand_has_its_share() {
         assert_eq!(host.connect(&cpu, rules(Policy::LeastLoaded)).how, How::Picked);
     }
     assert_eq!(host.flows(), [50, 50]);
-    // With p2c, the flows that stay open follow the table.
+    // With p2c, the flows that remain open follow the table.
     let mut host = weighted(&[1, 1000]);
     for _ in 0..1024 * 8 {
         assert_eq!(host.connect(&cpu, rules(Policy::P2c)).how, How::Picked);
