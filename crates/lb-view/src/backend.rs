@@ -19,16 +19,16 @@ pub struct BackendStatus {
     /// healthy backend.
     #[serde(default)]
     pub witness: Option<String>,
-    /// Why it is in that state; `None` for a healthy backend.
+    /// Why the backend is in this state; `None` for a healthy backend.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The name of the use of its slot, from [`BackendState::name`](abi::BackendState::name).
+    /// The purpose of its slot: a name from [`BackendState::name`](abi::BackendState::name).
     #[serde(default)]
     pub membership: String,
     /// Why it is ejected and until when; `None` if it is not ejected.
     #[serde(default)]
     pub ejection: Option<EjectionStatus>,
-    /// Whether it failed often enough to be ejected but was not ejected, because it is the last
+    /// Whether it failed often enough to be ejected, but was not ejected because it was the last
     /// available backend.
     #[serde(default)]
     pub is_withheld: bool,
@@ -55,7 +55,7 @@ pub struct BackendStatus {
     /// Flows that were started to it. Counts begin when the backend was first seen, except for
     /// counts of the last minute.
     pub started: u64,
-    /// How many of the `started` flows are in no active count.
+    /// How many of the `started` flows are in no active count, because they have no record.
     pub untracked: u64,
     pub active: u64,
     /// Flows with records that were reclaimed because their sockets no longer exist.
@@ -78,8 +78,8 @@ pub struct BackendStatus {
     /// application gave up or that this host could not send are not included.
     #[serde(default)]
     pub failed_60s: Option<u64>,
-    /// Whether all connects of the last minute failed, and there were enough of them to rule out
-    /// chance. `false` if connects may not choose the backend.
+    /// Whether all connects of the last minute failed, and there were so many that chance is
+    /// excluded. `false` if connects may not choose the backend.
     #[serde(default)]
     pub failing: bool,
     /// Round-trip times of the handshake.
@@ -96,14 +96,14 @@ pub struct BackendStatus {
     pub lifetime_s: f64,
     /// Bytes that ended flows received.
     pub bytes_received: u64,
-    /// Bytes of ended flows that the peers acknowledged.
+    /// Bytes that ended flows sent and the peers acknowledged.
     pub bytes_sent: u64,
     /// Segments that ended flows retransmitted.
     pub retransmits: u64,
     /// How often it was ejected.
     pub ejections: u64,
     pub trials: u64,
-    /// How often a trial was established and so readmitted the backend.
+    /// How many trials established a connection, so that the backend was readmitted.
     pub readmissions: u64,
     /// The number of failures that did not eject it because it was the last available backend.
     pub withheld: u64,
@@ -161,7 +161,7 @@ pub struct BackendHealth {
     pub why: Option<String>,
     /// Seconds since the last report.
     pub age_s: Option<f64>,
-    /// Seconds for which the backend stays a lame duck if no further report arrives.
+    /// Seconds for which the backend remains a lame duck if no further report arrives.
     pub lasts_s: Option<f64>,
     /// Duration of the last answered probe, in milliseconds.
     pub round_trip_ms: Option<f64>,
@@ -197,7 +197,7 @@ impl BackendHealth {
         }
     }
 
-    /// Whether the state deserves a line of its own: it is not `ready`, `well` or `unprobed`.
+    /// Whether the state is shown on a line of its own: it is not `ready`, `well` or `unprobed`.
     pub fn is_remarkable(&self) -> bool {
         !matches!(self.state.as_str(), "ready" | "well" | "unprobed")
     }
@@ -336,8 +336,8 @@ fn count(times: &abi::Histogram) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConnectLatency {
     pub mean_us: f64,
-    /// The median. The estimate assumes that times are spread evenly within a bucket. It is at most
-    /// 4,194,304, the highest upper bound.
+    /// The median. The estimate assumes that times are spread evenly within a bucket. The estimate
+    /// is at most 4,194,304, the highest upper bound.
     pub p50_us: f64,
     /// The 99th percentile, estimated like the median.
     pub p99_us: f64,

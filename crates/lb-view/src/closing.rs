@@ -10,7 +10,7 @@ use crate::text::counted;
 pub const SCHEMA: u32 = 1;
 
 /// The daemon's answer to one request. A request closes connections for at most ten seconds; the
-/// command repeats it while any connection is left.
+/// command repeats the request while any connection is left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "kebab-case")]
 pub enum CloseAnswer {
@@ -29,13 +29,14 @@ pub struct CloseRefusal {
     pub text: String,
 }
 
-/// The flows of a backend that were open when the command began.
+/// The result for the flows of a backend that were open when the command began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Closed {
     pub schema: u32,
     pub service: String,
     pub backend: SocketAddr,
-    /// Whether the flows were only counted. If so, `closed` counts those that would be closed.
+    /// Whether the flows were only counted. In this case, `closed` is the number of flows that
+    /// would be closed.
     pub dry_run: bool,
     /// The client tasks that have the backend.
     pub clients: Vec<ClientClosed>,
@@ -46,7 +47,7 @@ pub struct ClientClosed {
     pub client: String,
     pub tcp: CloseCounts,
     pub udp: CloseCounts,
-    /// Why the client's flows could not be read; `None` if they could.
+    /// Why the client's flows could not be read; `None` if they were read.
     pub error: Option<String>,
 }
 
@@ -56,7 +57,8 @@ pub struct CloseCounts {
     pub closed: u64,
     /// Flows whose connections had ended, or whose processes had closed them.
     pub gone: u64,
-    /// Flows whose connections were not idle. With an idle time, all UDP sockets count here.
+    /// Flows whose connections were not idle. If the request has an idle time, all UDP sockets are
+    /// counted here.
     pub not_idle: u64,
     /// Flows of UDP sockets that are not connected: they may have flows to other backends.
     pub unconnected: u64,
@@ -64,9 +66,9 @@ pub struct CloseCounts {
     pub other_namespaces: u64,
     /// Flow records without a connection to the backend in the kernel's lists of sockets.
     pub unlisted: u64,
-    /// Flows whose turn has not come yet.
+    /// Flows that the request has not processed yet.
     pub left: u64,
-    /// Flows whose connections the kernel did not close, by its error.
+    /// Flows whose connections the kernel did not close, by the kernel's error.
     pub failed: BTreeMap<String, u64>,
 }
 
@@ -114,7 +116,7 @@ impl Closed {
         }
     }
 
-    /// The result for people: for each client what was closed, and why other flows stay.
+    /// The result for people: for each client, what was closed, and why other flows remain.
     pub fn describe(&self) -> String {
         let Self { service, backend, .. } = self;
         if self.clients.is_empty() {

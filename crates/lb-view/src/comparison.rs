@@ -16,7 +16,7 @@ pub struct Comparison {
     pub schema: u32,
     pub file: PathBuf,
     /// Whether a running daemon of this version supplied the configuration in force. If not, the
-    /// command has read it from the pinned maps, which do not hold all keys.
+    /// command has read it from the pinned maps, which do not contain all keys.
     pub from_daemon: bool,
     pub clients: Vec<ConfigurationChange>,
     pub services: Vec<ConfigurationChange>,
@@ -24,7 +24,7 @@ pub struct Comparison {
     pub host: Vec<KeyChange>,
     pub shares: Vec<ShareChanges>,
     /// Changes that the daemon cannot make while it runs, each with the steps that the change
-    /// needs.
+    /// requires.
     pub unchangeable: Vec<String>,
 }
 
@@ -104,9 +104,9 @@ pub struct BackendChange {
     pub active: u64,
 }
 
-/// The keys that differ. If one side does not have the key but has the key's table, its value is
-/// [`NONE`]. If one side does not have the table either, the key is left out, because the pinned
-/// maps do not hold all keys.
+/// The keys that differ. If one of the two configurations does not have a key but has the key's
+/// table, the value is [`NONE`]. If it does not have the table either, the key is left out, because
+/// the pinned maps do not contain all keys.
 pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let change = |key: &String| {
@@ -118,7 +118,7 @@ pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     names.into_iter().filter_map(change).collect()
 }
 
-/// Whether a side has the table of a key; for `ejection.base`, the table is `ejection`.
+/// Whether a configuration has the table of a key; for `ejection.base`, the table is `ejection`.
 fn has_table_of(side: &Keys, key: &str) -> bool {
     let Some((table, _)) = key.split_once('.') else { return false };
     let first = side.range(table.to_owned()..).next();
@@ -158,8 +158,8 @@ pub struct BackendShares {
     pub backends: BTreeMap<SocketAddr, Part>,
 }
 
-/// The backends that differ, and the number of backends that do not. A share that differs by one
-/// entry does not count as different: of two backends with equal weight, one may get an entry more,
+/// The backends that differ, and the number of backends that do not. A difference of one entry
+/// between shares is ignored: of two backends with equal weight, one may get an entry more,
 /// depending on the order in which they were added.
 pub fn backends(before: &BackendShares, after: &BackendShares) -> (Vec<BackendChange>, usize) {
     let entry = 1.0 / f64::from(before.entries.min(after.entries).max(1)) + 1e-9;
@@ -273,7 +273,8 @@ mod tests {
             (4, ChangeKind::Added, 0),
         ];
         check(&thirds, &halves, &expected, 0);
-        // If all weights are doubled, the shares stay the same, but the weights count as changed.
+        // If all weights are doubled, the shares do not change, but the backends are reported as
+        // changed.
         let doubled = parts(1024, &[(1, 2, 512), (4, 2, 512)]);
         check(&halves, &doubled, &[(1, ChangeKind::Changed, 1), (4, ChangeKind::Changed, 4)], 0);
         check(&BackendShares::default(), &BackendShares::default(), &[], 0);

@@ -19,11 +19,12 @@ pub struct Explanation {
     /// Whether a running daemon answered. If not, the command has read the configuration itself.
     pub from_daemon: bool,
     pub inputs: Inputs,
-    /// The control and slow start, which change shares while the list stays the same; `None` if the
+    /// The control and slow start, which change shares while the list is unchanged; `None` if the
     /// service has neither, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
-    /// The operators' weights that multiply shares (`socklb weight`); empty without a daemon.
+    /// The percentages by which operators have multiplied weights (`socklb weight`); empty without
+    /// a daemon.
     #[serde(default)]
     pub operator_weights: Vec<OperatorWeight>,
     /// The order of endpoints that the algorithm computes for the task, up to the last endpoint
@@ -36,8 +37,8 @@ pub struct Explanation {
     pub unused: Option<UnusedEndpoints>,
     /// Members and substitutes that are not healthy, in the order of their addresses.
     pub unhealthy: Vec<Unhealthy>,
-    /// Backends that are in the table but are not members: they replace members, or no member is
-    /// healthy.
+    /// Backends that are in the table but are not members: they replace members, or serve because
+    /// no member is healthy.
     pub substitutes: Vec<SocketAddr>,
     /// Whether so few backends are available that connects may choose ejected backends.
     pub is_panic: bool,
@@ -86,7 +87,7 @@ pub struct Inputs {
 }
 
 /// How evenly the tasks of a job connect to a list without indexes: the mean number of tasks per
-/// endpoint divided by the largest number. 1 is even.
+/// endpoint divided by the largest number of tasks of one endpoint. 1 is even.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskEvenness {
     /// The evenness with indexes that are derived from the addresses.
@@ -103,7 +104,8 @@ impl From<membership::Evenness> for TaskEvenness {
 }
 
 impl TaskEvenness {
-    /// Whether indexes would make connections so much more even that the operator should know this.
+    /// Whether indexes would make connections clearly more even, so that the operator should be
+    /// informed.
     pub fn is_low(&self) -> bool {
         self.dense - self.by_address > 0.1
     }
@@ -130,7 +132,7 @@ pub struct Auto {
     /// The minimum in the configuration.
     pub min: u32,
     /// The smallest size to examine: `min` or the number of backends per task, rounded up,
-    /// whichever is larger. With fewer, some backends would have no task.
+    /// whichever is larger. With a smaller size, some backends would have no task.
     pub least: u32,
     pub tried: Vec<CandidateSize>,
     pub why: String,

@@ -19,8 +19,8 @@ pub struct Fault {
     pub code: FaultCode,
     #[serde(flatten)]
     pub subject: Subject,
-    /// A sentence that states the fault and, if there is one, the remedy. The subject is not
-    /// repeated.
+    /// A sentence that states the fault and, if there is one, the remedy. The sentence does not
+    /// repeat the subject.
     pub text: String,
 }
 
@@ -85,7 +85,8 @@ pub enum FaultCode {
     /// A member's weight differs from its structural weight by the largest factor that load may
     /// cause.
     LoadAtClamp,
-    /// The median handshake takes more than half of the time in which an answer to a SYN is due.
+    /// The median handshake takes more than half of the time after which a SYN is counted as
+    /// unanswered.
     SlowHandshakes,
     /// Another program rewrites destinations after our program.
     Diverted,
@@ -250,7 +251,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     faults
 }
 
-/// The text of the fault if no backend is available because operators have drained the others.
+/// The text of the fault if no backend is available, and operators have drained at least one.
 fn only_drained(service: &ServiceStatus) -> Option<String> {
     let mut present = service.backends.iter().filter(|backend| !backend.is_leaving());
     let drained = present.clone().filter(|backend| backend.is_drained_by_operator()).count();
@@ -298,8 +299,8 @@ fn of_load(load: &ServiceLoadStatus, subject: &Subject) -> Vec<Fault> {
     faults
 }
 
-/// The text of the fault if handshakes take so long that SYNs may count as unanswered although the
-/// backend answers every SYN.
+/// The text of the fault if handshakes take so long that SYNs may be counted as unanswered although
+/// the backend answers every SYN.
 fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
     let (Some(due_ms), Some(took)) = (service.unanswered_after_ms, service.handshake_60s) else {
         return None;
@@ -321,12 +322,13 @@ fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
 fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();
-    // A program that runs before this socklb's can take its connects, so it is reported first.
+    // A socklb that runs first balances connects that this socklb should balance, so it is reported
+    // in preference to a socklb that runs later.
     let other = others.iter().find(|other| !other.runs_after_ours).or(others.first())?;
     let what_happens = if other.runs_after_ours {
-        "runs after this one: this one balances the connects to services that both have"
+        "runs after this socklb, so this socklb balances the connects to services that both have"
     } else {
-        "runs before this one: the other one balances the connects to services that both have"
+        "runs before this socklb, so the other socklb balances the connects to services that both have"
     };
     let text = format!(
         "another socklb is attached to {} and {what_happens}; `socklb doctor` shows how to find it",
@@ -448,12 +450,12 @@ mod tests {
         let after = neighbour("/", "connect4", true, true);
         let text = fault(vec![after.clone()]).expect("a fault").to_string();
         assert!(
-            text.starts_with("client web: another socklb is attached to / and runs after this one"),
+            text.starts_with("client web: another socklb is attached to / and runs after this socklb"),
             "{text}"
         );
         let text = fault(vec![after, neighbour("/c", "connect6", true, false)]).expect("a fault").to_string();
         assert!(
-            text.starts_with("client web: another socklb is attached to /c and runs before this one"),
+            text.starts_with("client web: another socklb is attached to /c and runs before this socklb"),
             "{text}"
         );
     }

@@ -25,8 +25,8 @@ impl Filter {
         self.backend.is_none_or(|backend| backend == address)
     }
 
-    /// Whether the filter selects the subject or something that the subject may contain. This is so
-    /// if no field of the subject contradicts the filter.
+    /// Whether the filter selects the subject or something that the subject may contain. This is
+    /// the case if no field of the subject contradicts the filter.
     pub fn concerns(&self, subject: &Subject) -> bool {
         subject.client.as_ref().is_none_or(|client| self.has_client(client))
             && subject.service.as_ref().is_none_or(|service| self.has_service(service))

@@ -52,8 +52,8 @@ pub struct ActiveFlow<'a> {
     pub namespace: u64,
 }
 
-/// The document that `flows --json` prints, as programs read it. The command itself does not build
-/// this value but writes one flow after the other, because there may be 100,000 flows.
+/// The document that `flows --json` prints, for programs that parse it. The command does not build
+/// this value, but writes one flow after another, because there may be 100,000 flows.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct FlowsDocument {
     pub schema: u32,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub const SCHEMA: u32 = 1;
 
 /// The control and slow start of one service at one client task. Both change weights while the list
-/// stays the same.
+/// is unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceLoadStatus {
     /// `feedback` or `a58`; `None` if weights do not follow load.
@@ -22,10 +22,10 @@ pub struct ServiceLoadStatus {
     /// once.
     pub slow_start_s: Option<f64>,
     /// The mean lifetime of a flow in seconds, estimated from the open flows and the rate of new
-    /// ones.
+    /// flows.
     pub flows_live_s: f64,
-    /// About how many seconds the control needs to correct a difference in load; `None` without a
-    /// control.
+    /// The approximate number of seconds in which the control corrects a difference in load; `None`
+    /// without a control.
     pub settling_s: Option<f64>,
     /// The number of tables that were published because factors had changed. Counting began when
     /// the daemon started or when the service got a control or slow start, whichever was later.
@@ -35,7 +35,7 @@ pub struct ServiceLoadStatus {
     pub is_idle: bool,
     /// How many of the `expected` members have a recent report of their utilization.
     pub reporting: u32,
-    /// The number of available members that have a weight; 0 if the service is idle.
+    /// The number of available members with a positive weight; 0 if the service is idle.
     pub expected: u32,
     /// The backends of the table, in the order of their addresses; empty before the control has
     /// made its first step.
@@ -51,7 +51,7 @@ pub struct MemberLoadStatus {
     pub age_s: Option<f64>,
     /// The factor that the control has computed. It multiplies the structural weight.
     pub wanted: f64,
-    /// The factor in force, including slow start. It differs from `wanted` if the control only
+    /// The factor in force, including slow start. It also differs from `wanted` if the control only
     /// observes or is switched off.
     pub factor: f64,
     /// Whether the factor has reached a limit of the control.
@@ -96,8 +96,8 @@ pub struct Switched {
     pub switch: String,
     /// The client tasks that have the service.
     pub clients: Vec<SwitchedClient>,
-    /// Why the new setting could not be stored, in which case a restarted daemon may not have it;
-    /// `None` if it was stored.
+    /// Why the new setting could not be stored. A restarted daemon may then use the previous
+    /// setting. `None` if the new setting was stored.
     pub not_kept: Option<String>,
 }
 

@@ -60,9 +60,9 @@ pub fn check_reason(reason: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a character is of Unicode's category Cf (format), as bidirectional controls and
-/// zero-width characters, or separates lines (Zl, Zp). It could hide or reorder the text around it.
-/// From Unicode 16.
+/// Whether a character belongs to Unicode's category Cf (format), such as bidirectional controls
+/// and zero-width characters, or separates lines (Zl, Zp). Such a character could hide or reorder
+/// the text around it. The ranges are from Unicode 16.
 const fn is_format(character: char) -> bool {
     matches!(
         character,
@@ -90,7 +90,7 @@ const fn is_format(character: char) -> bool {
     )
 }
 
-/// What an override does.
+/// The effect of an override.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum OverrideKind {
@@ -125,7 +125,7 @@ pub struct Override {
     pub process: u32,
     /// When it was set, in seconds since 1970.
     pub since: u64,
-    /// When it ends, in seconds since 1970; `None` if it stays until it is removed.
+    /// When it ends, in seconds since 1970; `None` if it remains until it is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
 }
@@ -135,7 +135,8 @@ pub struct Override {
 pub struct OverridesDocument {
     pub schema: u32,
     pub overrides: Vec<OverrideStatus>,
-    /// Why the overrides could not be stored, in which case a restarted daemon may not have them.
+    /// Why the overrides could not be stored. A restarted daemon may then not apply them. `None` if
+    /// they were stored.
     pub not_kept: Option<String>,
 }
 
@@ -160,7 +161,7 @@ pub struct ClientEffect {
     pub is_settled: bool,
     /// The backend's active flows.
     pub open_flows: u64,
-    /// Flows to the backend so far whose end is unknown, because the kernel does not track them.
+    /// Flows to the backend so far that have no record, so that their ends are unknown.
     pub untracked: u64,
     /// The backend's part of the entries of the client's table, 0 to 1; 0 if it gets no
     /// connections.
@@ -178,9 +179,10 @@ pub struct Overridden {
     pub is_dry_run: bool,
     /// Which backends the request changes; empty if the overrides already were as requested.
     pub changed: Vec<SocketAddr>,
-    /// The overrides of the named backends after the request; for a dry run, before it.
+    /// The overrides of the named backends after the request. For a dry run, nothing has changed.
     pub overrides: Vec<OverrideStatus>,
-    /// Why the overrides could not be stored, in which case they are lost at a restart.
+    /// Why the overrides could not be stored. A restart of the daemon then loses them. `None` if
+    /// they were stored.
     pub not_kept: Option<String>,
 }
 
@@ -227,8 +229,8 @@ impl ClientEffect {
 }
 
 impl Overridden {
-    /// The answer for people, without a refusal. `action` is `drain`, `undrain` or `weight`; `now`
-    /// is in seconds since 1970.
+    /// The answer for people, if the request was accepted. `action` is `drain`, `undrain` or
+    /// `weight`; `now` is in seconds since 1970.
     pub fn describe(&self, action: &str, now: u64) -> String {
         let Self { service, is_dry_run, changed, overrides, not_kept, .. } = self;
         let is_drain = action != "weight";
@@ -282,7 +284,7 @@ impl Overridden {
 pub struct DrainProgress {
     /// The open flows of each backend, summed over the clients.
     pub open: BTreeMap<SocketAddr, u64>,
-    /// Flows whose end is unknown, and which are not among the open ones.
+    /// Flows without a record. Their ends are unknown, and `open` does not include them.
     pub untracked: u64,
     /// Whether no connect that began before the drain can still add a flow.
     pub is_settled: bool,
@@ -394,7 +396,7 @@ pub(crate) mod tests {
         let mut second = status(2, OverrideKind::Drain, Vec::new());
         second.of.scope.client = Some("web".to_owned());
         second.is_listed = false;
-        // A weight is not the subject of a drain.
+        // The answer to a drain does not mention weights.
         let weight = status(1, OverrideKind::Weight { percent: 50 }, vec![effect("web", 12, 0.0)]);
         let mut answer = overridden(&[1], vec![first, second, weight]);
         let lines = "10.0.0.1:80 of service users is drained on this host only, for 10m00s\n  \

@@ -24,7 +24,7 @@ pub struct CheckedSource {
     /// The number of endpoints; `None` if the list cannot be used, or if the source provides the
     /// service's address.
     pub endpoints: Option<u64>,
-    /// Why the list cannot be used; `None` if it can.
+    /// Why the list cannot be used; `None` if it can be used.
     pub error: Option<String>,
     /// Facts that an operator may not expect, each with the reason.
     pub notes: Vec<String>,

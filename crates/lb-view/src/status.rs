@@ -1,7 +1,7 @@
 //! The status of the balancer as one value: client tasks, their services, and faults.
 //!
 //! The daemon builds it from the maps and its own state. Without a daemon, commands build it from
-//! the maps, which hold names, addresses, weights and counts.
+//! the maps, which contain names, addresses, weights and counts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,7 +29,7 @@ pub struct StatusDocument {
     pub faults: Vec<Fault>,
     /// In the order of their names.
     pub clients: Vec<ClientStatus>,
-    /// Clients that still have flows but were removed, or whose maps belong to another version of
+    /// Clients that were removed but still have flows, and clients with maps of another version of
     /// socklb.
     pub leaving: Vec<LeavingClient>,
     /// The network interfaces that are configured to receive reports in the kernel.
@@ -41,8 +41,8 @@ pub struct StatusDocument {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceStatus {
     pub name: String,
-    /// `native` if the kernel receives datagrams in the interface's driver, and `generic` if it
-    /// receives them in the network stack. `socket` if only the process receives them, on its
+    /// `native` if the kernel receives datagrams in the interface's driver, `generic` if the kernel
+    /// receives them in the network stack, and `socket` if only the process receives them, on its
     /// socket.
     pub mode: String,
     /// Why `mode` is `socket`.
@@ -141,14 +141,14 @@ impl StatusDocument {
     }
 }
 
-/// A client that is leaving, or whose maps belong to another version of socklb. This version cannot
-/// read such maps.
+/// A client that is leaving, or a client with maps of another version of socklb, which this version
+/// cannot read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeavingClient {
     pub client: String,
     /// The kernel ABI version of its maps.
     pub abi: u32,
-    /// Whether flows still start at it because the programs of its version are still attached.
+    /// Whether the programs of the client's version are still attached, so that flows still start.
     pub in_force: bool,
     /// Active flows; `None` if they cannot be counted.
     pub active: Option<u64>,
@@ -207,8 +207,8 @@ impl ClientStatus {
     }
 }
 
-/// The findings of the passes over the records of open flows. A pass looks for records whose socket
-/// is in none of the kernel's lists.
+/// The findings of the passes over the records of open flows. A pass searches for records whose
+/// socket is in none of the kernel's lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
     /// Passes since the daemon started. The daemon makes no pass while no flow is open.
@@ -217,10 +217,11 @@ pub struct Reclaim {
     pub reclaimed: u64,
     /// Suspected records. The next pass reclaims a record if its socket is still missing.
     pub suspected: u64,
-    /// Records that were not reclaimed because a process holds the socket, which is not connected.
+    /// Records that were not reclaimed because a process has the socket open. The socket is not
+    /// connected.
     pub kept_open: u64,
     /// Records that were not reclaimed because the socket is in a network namespace that the daemon
-    /// cannot inspect. No process is known to hold the socket.
+    /// cannot inspect. No process is known to have the socket open.
     pub kept_elsewhere: u64,
 }
 
@@ -255,7 +256,7 @@ pub struct ServiceStatus {
     /// The backend that a connect uses if it finds no entry and no member that is usable.
     pub fallback: Option<SocketAddr>,
     /// Outcomes of connects and addressed datagrams, keyed by
-    /// [`Outcome::name`](abi::Outcome::name). Each call counts once.
+    /// [`Outcome::name`](abi::Outcome::name). Each call is counted once.
     pub outcomes: BTreeMap<String, u64>,
     /// Connects of the last minute that were refused because all backends were at their
     /// `active_limit`; `None` without a daemon or without that limit.
@@ -265,8 +266,8 @@ pub struct ServiceStatus {
     /// without handshakes, or for a service over UDP.
     #[serde(default)]
     pub handshake_60s: Option<ConnectLatency>,
-    /// Milliseconds after which a SYN counts as unanswered, rounded to ticks of 1.05 ms; `None` for
-    /// a service over UDP.
+    /// Milliseconds after which a SYN is counted as unanswered, rounded to ticks of 1.05 ms; `None`
+    /// for a service over UDP.
     #[serde(default)]
     pub unanswered_after_ms: Option<u64>,
     /// Whether so few backends are available that connects may choose ejected backends. Without a
@@ -291,12 +292,12 @@ pub struct ServiceStatus {
     /// `backends`; empty without a daemon.
     #[serde(default)]
     pub not_chosen: Vec<NotChosen>,
-    /// The control and slow start, which change weights while the list stays the same; `None` if
-    /// the service has neither, or without a daemon.
+    /// The control and slow start, which change weights while the list is unchanged; `None` if the
+    /// service has neither, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
-    /// The state of `rebalance`; `None` if the service has none, without a daemon, and before the
-    /// daemon's first look at the flows.
+    /// The state of `rebalance`; `None` if `rebalance` is not configured, without a daemon, and
+    /// before the daemon has first read the flows.
     #[serde(default)]
     pub rebalance: Option<RebalanceStatus>,
     /// In the order of their slots.
@@ -344,14 +345,15 @@ impl ServiceStatus {
     }
 }
 
-/// What `rebalance` does for one service at one client task, or why it closes nothing.
+/// The activity of `rebalance` for one service at one client task, or the reason why it closes
+/// nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RebalanceStatus {
     /// The [name](lb_core::rebalance::RebalanceState::name) of its state.
     pub state: String,
-    /// The backends that should get connections, or the ejected one whose trial is due.
+    /// The backends that should get connections, or the ejected backend whose trial is due.
     pub backends: Vec<ShortBackend>,
-    /// Seconds until the next attempt; `None` if no time must pass before it.
+    /// Seconds until the next attempt; `None` if the next attempt does not wait for a time.
     pub retry_s: Option<u64>,
     /// The connections that `rebalance` has closed since the daemon started.
     pub closed: u64,
@@ -444,15 +446,15 @@ pub struct SourceStatus {
     /// The state of the server that sends the list; `None` for a file or a static list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<RemoteStatus>,
-    /// As [`RemoteStatus::certificate_expiry_s`], but of connections to the server that sends the
-    /// address of the service; `None` also if the address is in the configuration.
+    /// Like [`RemoteStatus::certificate_expiry_s`], but for connections to the server that sends
+    /// the address of the service; `None` also if the address is in the configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address_certificate_expiry_s: Option<u64>,
 }
 
 impl SourceStatus {
-    /// When the first certificate expires that connections to the servers of the list and of the
-    /// address need, in seconds since 1970.
+    /// The earliest expiry of the certificates that connections to the servers of the list and of
+    /// the address require, in seconds since 1970.
     pub fn certificate_expiry_s(&self) -> Option<u64> {
         let of_list = self.remote.as_ref().and_then(|remote| remote.certificate_expiry_s);
         of_list.into_iter().chain(self.address_certificate_expiry_s).min()
@@ -464,7 +466,7 @@ impl SourceStatus {
 pub struct RemoteStatus {
     /// The request, such as `dns users.example.com port 80`.
     pub origin: String,
-    /// The server's version of its newest list; empty if it has none.
+    /// The version of the server's newest list, as the server reports it; empty if it reports none.
     pub version: String,
     /// The number of endpoints of the server's newest list, even if it is not in force; `None`
     /// before the first.
@@ -476,14 +478,14 @@ pub struct RemoteStatus {
     /// For how many seconds the server has answered that there are no endpoints; `None` if its last
     /// answer was a list.
     pub empty_s: Option<u64>,
-    /// The number of endpoints that the server's newest list removes, and that stay in force until
-    /// the server repeats it.
+    /// The number of endpoints that the server's newest list removes, and that remain in force
+    /// until the server repeats this list.
     pub pending_removals: u64,
     /// What connects do while the server's list is suspended: `refuse` or `pass`; `None` if it is
     /// not suspended.
     pub suspension: Option<String>,
-    /// When the first certificate expires that connections to the server need, in seconds since
-    /// 1970; `None` without TLS, or before the first connection.
+    /// The earliest expiry of the certificates that connections to the server require, in seconds
+    /// since 1970; `None` without TLS, or before the first connection.
     #[serde(default)]
     pub certificate_expiry_s: Option<u64>,
 }

@@ -22,7 +22,7 @@ use serde_json::Value;
 /// Reads a document as its type, and checks that the resulting value is written as the same JSON.
 #[track_caller]
 fn document<D: DeserializeOwned + Serialize>(text: &str) -> D {
-    let read: D = serde_json::from_str(text).expect("the document is one of these");
+    let read: D = serde_json::from_str(text).expect("the document has this type");
     let whole: Value = serde_json::from_str(text).expect("JSON");
     assert_eq!(serde_json::to_value(&read).expect("a document has a JSON form"), whole);
     read

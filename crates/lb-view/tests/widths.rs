@@ -8,7 +8,7 @@ use lb_view::text::{self, Style};
 use serde::de::DeserializeOwned;
 
 fn document<D: DeserializeOwned>(text: &str) -> D {
-    serde_json::from_str(text).expect("the document is one of these")
+    serde_json::from_str(text).expect("the document has this type")
 }
 
 /// Checks a text at several widths. A line may be wider than the terminal only if it is a single

@@ -69,7 +69,7 @@ fn use_of_schedule(policy: &str) -> &'static str {
             "each CPU steps through it, one entry per connect"
         }
         Some(Policy::LeastLoaded) => {
-            "each connect takes a backend with the fewest open flows, backends with equally many in turn"
+            "each connect takes a backend with the fewest open flows; if several have the fewest, they take turns"
         }
         Some(Policy::P2c) => {
             "each connect draws two random entries and takes the backend with fewer open flows for its weight"
@@ -146,8 +146,8 @@ fn who_is_unhealthy(text: &mut String, explanation: &Explanation) {
     }
 }
 
-/// The columns of the members. The resulting share is the most important column; the next ones are
-/// the numbers from which it is computed.
+/// The columns of the members. The resulting share is the most important column; the next columns
+/// in importance are the numbers from which it is computed.
 const COLUMNS: [Column<'_>; 9] = [
     Column::left("backend", ALWAYS),
     Column::right("index", 3),

@@ -95,7 +95,7 @@ fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
             colour = if piece == "\x1b[0m" { "" } else { piece };
             continue;
         }
-        // The terminal would act on control characters, so they are replaced.
+        // The terminal would interpret control characters, so they are replaced.
         for letter in piece.chars().map(|letter| if letter.is_control() { ' ' } else { letter }) {
             if at == columns {
                 row.push_str(if colour.is_empty() { "" } else { "\x1b[0m" });

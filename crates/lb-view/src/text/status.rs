@@ -63,7 +63,7 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
 /// healthy. `None` if there is no service.
 fn summary(status: &StatusDocument) -> Option<String> {
     let services = status.clients.iter().flat_map(|client| &client.services);
-    // A service that several clients use counts once.
+    // A service that several clients use is counted once.
     let names: BTreeSet<&str> = services.clone().map(|service| service.name.as_str()).collect();
     let count = names.len();
     let backends: Vec<&BackendStatus> = services.flat_map(|service| &service.backends).collect();
@@ -205,7 +205,7 @@ fn row(backend: &BackendStatus, is_watched: bool) -> TableRow {
     TableRow { cells, is_bad: backend.is_failing(), note: (!notes.is_empty()).then(|| notes.join("; ")) }
 }
 
-/// What `rebalance` does, or why it closes nothing.
+/// The activity of `rebalance`, or the reason why it closes nothing.
 fn rebalance_in_words(rebalance: &RebalanceStatus) -> String {
     const SHOWN: usize = 4;
     let RebalanceStatus { state, backends, retry_s, closed } = rebalance;
@@ -237,7 +237,7 @@ fn rebalance_in_words(rebalance: &RebalanceStatus) -> String {
     format!("rebalance: {text}{retry}; {} closed", counted(*closed, "connection"))
 }
 
-/// The first endpoints that the list excludes, and the number of the others.
+/// The first endpoints that the list excludes, and the number of the other excluded endpoints.
 fn not_chosen(all: &[NotChosen]) -> Option<String> {
     const SHOWN: usize = 4;
     let shown: Vec<String> = all.iter().take(SHOWN).map(ToString::to_string).collect();

@@ -106,7 +106,7 @@ pub fn table<'t>(
         let mut this = String::new();
         line(&mut this, &mut cells.iter().map(String::as_str));
         if is_bad {
-            // The mark `!` replaces the first blank, so that the columns stay aligned.
+            // The mark `!` replaces the first blank, so that the columns remain aligned.
             this.replace_range(..1, "!");
             this = style.paint("31", &this);
         }
