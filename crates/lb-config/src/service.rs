@@ -495,7 +495,7 @@ mod tests {
         check(
             &with_line(second),
             &[
-                "11:24: 10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
+                "11:24: 10.96.0.10:80 is the address of a service: connections to this endpoint would be balanced again",
             ],
         );
     }

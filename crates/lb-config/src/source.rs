@@ -277,7 +277,7 @@ mod tests {
             ),
             (
                 "{ static = ['10.96.0.10:80'] }",
-                "7:24: 10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
+                "7:24: 10.96.0.10:80 is the address of a service: connections to this endpoint would be balanced again",
             ),
             ("{ static = ['10.0.0.1:0'] }", "7:24: 10.0.0.1:0 cannot be connected to: port 0"),
         ];

@@ -66,7 +66,7 @@ pub struct Move {
     pub service: ServiceIndex,
     /// The present reference.
     pub from: TableRef,
-    /// The new reference. Only the region differs.
+    /// The new reference. Only its region differs from `from`.
     pub to: TableRef,
 }
 

@@ -151,7 +151,8 @@ pub struct Balancer<T = Instant> {
     limits: Limits,
     services: Vec<ServiceState<T>>,
     slots: Slots,
-    /// The evidence on every backend that has a slot, and on every known backend without a slot.
+    /// The evidence on every backend that has a slot, and on every backend without a slot that is
+    /// [known](BackendEvidence::is_known).
     standings: BTreeMap<Identity, BackendEvidence<T>>,
     /// The kernel programs' verdicts in the last [`Fact::Kernel`].
     verdicts: BTreeMap<Slot, KernelVerdict>,
@@ -962,8 +963,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list.as_ref().map(|in_use| &in_use.endpoints)
     }
 
-    /// For each service, in the order of the configuration: its index, and its current list and
-    /// membership.
+    /// For each service, in the order of the configuration: its configuration, its index, and its
+    /// current list and membership.
     pub fn services(
         &self,
     ) -> impl Iterator<Item = (&Service, ServiceIndex, Option<(&EndpointList, &Membership)>)> + '_ {

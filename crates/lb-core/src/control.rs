@@ -448,7 +448,7 @@ impl Control {
     }
 
     /// Evaluates the observations. Call this every [`TICK`]. Returns factors if they differ enough
-    /// from the factors in force to be worth a new table. They come into force when the caller
+    /// from the factors in force to require a new table. They come into force when the caller
     /// passes them to [`Control::publish`]; until then each tick proposes factors again.
     pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
         if self.rules.slow_start.is_some() || self.rules.law == Some(Law::A58) {
@@ -560,7 +560,7 @@ impl Control {
         }
     }
 
-    /// The members for which the law does not decide the factor, each with the reason.
+    /// The members for which the law does not determine the factor, each with the reason.
     fn holds_of(&self, now: Duration, look: &Look) -> BTreeMap<SocketAddr, Hold> {
         let slow = |address| {
             self.rules.slow_start.is_some_and(|window| self.readiness.part(address, window, now) < 1.0)

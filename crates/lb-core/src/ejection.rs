@@ -178,8 +178,8 @@ impl Ejector {
         }
     }
 
-    /// Applies the evidence from a flow that begins and ends now to the backend in a slot. `random`
-    /// determines the jitter of an ejection.
+    /// Applies evidence to the backend in a slot. The evidence is from a flow that begins and ends
+    /// now. `random` determines the jitter of an ejection.
     pub fn report(&self, slot: u32, evidence: Evidence, now: u32, random: u32) -> Judgement {
         self.report_since(slot, evidence, now, now, random)
     }

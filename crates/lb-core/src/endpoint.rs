@@ -127,7 +127,7 @@ pub enum EndpointFault {
         service: SocketAddr,
     },
     /// The endpoint has the address of a service.
-    #[error("{address} is the address of a service: its connections would come back to the balancer")]
+    #[error("{address} is the address of a service: connections to this endpoint would be balanced again")]
     IsAService {
         /// The address.
         address: SocketAddr,
@@ -362,7 +362,7 @@ mod tests {
             vec![endpoint("10.96.0.10:80", 0)],
             &[(
                 0,
-                "10.96.0.10:80 is the address of a service: its connections would come back to the balancer",
+                "10.96.0.10:80 is the address of a service: connections to this endpoint would be balanced again",
             )],
         );
         check(

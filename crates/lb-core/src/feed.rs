@@ -20,8 +20,8 @@ pub enum ReadFailure {
     /// The contents are faulty, or the file is missing. A retry is useful only after the file has
     /// changed.
     Faulty(String),
-    /// The file cannot be read now, for lack of a descriptor or of memory. A retry may succeed even
-    /// if the file does not change.
+    /// The file cannot be read now, because a file descriptor or memory is not available. A retry
+    /// may succeed even if the file does not change.
     Unread(String),
     /// The file system does not answer.
     Hung(String),
@@ -205,8 +205,8 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         is_new.then_some(FeedAction::Failed(fault))
     }
 
-    /// Decides about a list after its delivery. The list is in force when every client has accepted
-    /// it; until then the previous list remains in force.
+    /// Determines the next action for a list after its delivery. The list is in force when every
+    /// client has accepted it; until then the previous list remains in force.
     pub fn delivered(&mut self, list: L, delivered: Delivered) -> ListDecision<L> {
         let is_the_list = |other: &mut L| other.is_of_the_same_reading(&list);
         self.computing.take_if(is_the_list);

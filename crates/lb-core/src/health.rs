@@ -27,8 +27,8 @@ pub enum Health {
     Unproven,
     /// Serves, but requests no new connections.
     LameDuck,
-    /// Suspected to fail: too many connects failed in a row, or probes fail that do not come from
-    /// the client's network namespace.
+    /// Suspected to fail: too many connects failed in a row, or probes fail, and the client is in
+    /// another network namespace than the daemon.
     Ejected,
     /// Does not accept connections, or answers them with an error, according to a probe, the list
     /// or its own report.
@@ -190,7 +190,7 @@ pub fn list_verdict<T>(endpoint: &Endpoint) -> Option<ReportedVerdict<T>> {
 /// All verdicts on a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendEvidence<T> {
-    /// At most one per witness.
+    /// At most one verdict per witness.
     verdicts: Vec<HealthVerdict<T>>,
     /// The time since which the backend has been available, or unavailable.
     since: T,
@@ -269,7 +269,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.proof != Proof::Missing
     }
 
-    /// Whether a probe has ended and the probes have no verdict against it.
+    /// Whether a probe has ended and the probes have no verdict against the backend.
     pub fn is_probed_healthy(&self) -> bool {
         self.is_proven() && !self.verdicts.iter().any(|verdict| verdict.who == Who::Probe)
     }
@@ -309,22 +309,22 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         reasons.max_by_key(|(health, _)| *health).map(|(_, reason)| reason)
     }
 
-    /// Whether its own report declares it down.
+    /// Whether the backend's own report declares the backend down.
     pub fn is_down_by_report(&self) -> bool {
         self.verdicts.iter().any(|of| of.who == Who::Report && of.health == Health::Refusing)
     }
 
-    /// Whether the kernel programs have ejected it.
+    /// Whether the kernel programs have ejected the backend.
     pub fn is_ejected(&self) -> bool {
         self.verdicts.iter().any(|verdict| verdict.who == Who::Kernel && verdict.health == Health::Ejected)
     }
 
-    /// Whether an operator has drained it.
+    /// Whether an operator has drained the backend.
     pub fn is_drained_by_operator(&self) -> bool {
         self.verdicts.iter().any(|verdict| verdict.who == Who::Operator)
     }
 
-    /// Whether any verdict, not only the worst, declares it a lame duck.
+    /// Whether any verdict, not only the worst, declares the backend a lame duck.
     pub fn is_lame_duck(&self) -> bool {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
     }
@@ -347,7 +347,7 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.is_known()
     }
 
-    /// Whether a probe of it has ended or a verdict on it exists.
+    /// Whether a probe of the backend has ended, or a verdict on the backend exists.
     pub fn is_known(&self) -> bool {
         self.is_proven() || !self.verdicts.is_empty()
     }

@@ -54,8 +54,8 @@ impl fmt::Display for Slot {
     }
 }
 
-/// The number of backends that had a slot before the current one, wrapping. It distinguishes the
-/// backends that use a slot one after the other.
+/// The number of earlier backends of a slot, modulo 2^32. It distinguishes the backends that use a
+/// slot one after the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub u32);
 

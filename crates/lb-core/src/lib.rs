@@ -4,8 +4,8 @@
 //! In reading order:
 //!
 //! - the operator's configuration ([`service`]) and the lists that sources report ([`endpoint`]);
-//! - which endpoints this client task uses ([`subset`], [`membership`]), how many endpoints if the
-//!   number follows the task's load ([`load_band`]), and how much the task sends to each
+//! - which endpoints this client task uses ([`subset`], [`membership`]), the number of these
+//!   endpoints if it follows the task's load ([`load_band`]), and how much the task sends to each
 //!   ([`weights`]);
 //! - which slots endpoints have in the kernel's arrays ([`ids`], [`slots`]), and when a slot is
 //!   free again ([`grace_period`]);

@@ -5,11 +5,11 @@ use lb_common::abi;
 /// Sizes of one client task's maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Schedule entries of all its services together; a power of two.
+    /// The number of schedule entries of all the task's services together; a power of two.
     pub schedule_entries: u32,
-    /// Sockets with a stored backend; a power of two.
+    /// The number of sockets with a stored backend; a power of two.
     pub flow_records: u32,
-    /// Backends of all its services together.
+    /// The number of backends of all the task's services together.
     pub slots: u32,
 }
 

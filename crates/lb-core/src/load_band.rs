@@ -1,4 +1,5 @@
-//! When a task's subset grows and shrinks with its own load: the load band of Finagle's aperture.
+//! When a task's subset grows and shrinks with the task's own load: the load band of Finagle's
+//! aperture.
 //!
 //! The load is the task's smoothed number of open flows divided by the size of its subset. At the
 //! high limit or above, the subset grows by one; at the low limit or below, it shrinks by one. The
@@ -82,7 +83,8 @@ impl BandedSize {
         let flows_of = |thousandths: u32, size: u32| f64::from(thousandths) * f64::from(size) / 1000.0;
         let is_high = smoothed >= flows_of(band.high_thousandths, size);
         // The subset shrinks only if one more flow would not make the smaller subset grow again at
-        // once, as could happen with small subsets and narrow bands.
+        // once. Without this condition, small subsets with narrow bands could grow and shrink in
+        // turns.
         let is_low = smoothed <= flows_of(band.low_thousandths, size)
             && smoothed + 1.0 <= flows_of(band.high_thousandths, size.saturating_sub(1));
         let wanted = if is_high {

@@ -3,9 +3,9 @@
 //!
 //! The members are the first endpoints of the subset's order. Holes, and endpoints that should get
 //! no new connections according to the source, are skipped, so that the loss of one endpoint
-//! changes only one member. Lame ducks are members only if no healthy endpoint has a weight, and
-//! endpoints that are down only if no lame duck has a weight either; endpoints with weight 0 are
-//! never members.
+//! changes only one member. Lame ducks are members only if no healthy endpoint has a positive
+//! weight. Endpoints that are down are members only if no lame duck has a positive weight either.
+//! Endpoints with weight 0 are never members.
 //!
 //! Shares come from the subsets of the whole job. The time to compute them is proportional to the
 //! size of the job, so they must not be computed in an event loop. Under a policy that ignores
@@ -23,13 +23,13 @@ use self::pool::{Job, Shares, Standby};
 /// Whether the endpoint at an index of the order is a member, and if not, why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipVerdict {
-    /// Its endpoint is a member.
+    /// The endpoint is a member.
     Member,
-    /// Its endpoint is a lame duck.
+    /// The endpoint is a lame duck.
     LameDuck,
-    /// Its endpoint is down.
+    /// The endpoint is down.
     Down,
-    /// Its endpoint has weight 0.
+    /// The endpoint has weight 0.
     Unweighted,
 }
 
@@ -251,7 +251,7 @@ pub struct Memberships<'a> {
     pool: CandidatePool<'a>,
     /// The number of tasks in the job.
     clients: u32,
-    /// `None` if the service has no subset. The client of the position is not used.
+    /// `None` if the service has no subset. [`Position::client`] is not used.
     subset: Option<(Algorithm, Position)>,
     /// Whether the size follows load. Then the position contains the size that a task without load
     /// has.

@@ -113,7 +113,7 @@ pub enum Step {
     SetFallback(ServiceIndex, Option<Slot>),
     /// Store the daemon's half of a backend's state word.
     SetState(Slot, DaemonState),
-    /// Store the weight for readers of the maps.
+    /// Store the weight, which only the daemon and commands read.
     SetWeight(Slot, u16),
     /// Store the report id, which links the backend to its entry in the verdict array.
     SetReport(Slot, u32),

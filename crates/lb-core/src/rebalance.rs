@@ -25,8 +25,9 @@ use crate::service::Task;
 /// connection of a client is closed twice within this time.
 pub const MIN_AGE: Duration = Duration::from_mins(1);
 
-/// A member is refilled only if it is at least this many flows below its limit. With a smaller
-/// number, random differences in small pools would cause closings.
+/// A member is refilled only if it is at least this many flows below its limit
+/// ([`RebalanceRules::below_thousandths`]). With a smaller number, random differences in small
+/// pools would cause closings.
 const MIN_DEFICIT: u128 = 2;
 
 /// How long the next closing waits for the pool to replace the last closed connections. If the pool
@@ -106,7 +107,8 @@ pub struct RebalanceRules {
     pub rate: ClosingRate,
     /// Only a connection that has been idle for this time is closed.
     pub idle: Duration,
-    /// The part of its share, in thousandths, below which a member is refilled. At most 1000.
+    /// The limit of a member as a part of its share, in thousandths, at most 1000. Members below
+    /// their limits are refilled.
     pub below_thousandths: u32,
 }
 
@@ -313,7 +315,7 @@ impl Rebalance {
         self.rules
     }
 
-    /// The task for which this decides.
+    /// The task for which these decisions are made.
     pub const fn task(&self) -> Task {
         self.task
     }
@@ -328,7 +330,8 @@ impl Rebalance {
         &self.view
     }
 
-    /// Decides whether to close connections now, and whose. Each address may occur only once.
+    /// Decides whether to close connections now, and to which member. Each address may occur only
+    /// once.
     pub fn tick(&mut self, now: Duration, members: &[MemberFlows], is_panic: bool) -> Option<Closing> {
         let passed = now.saturating_sub(self.ticked.replace(now).unwrap_or(now));
         let pool = PoolFlows::of(members, None);
@@ -541,20 +544,20 @@ impl Rebalance {
 #[derive(Clone, Copy, Debug)]
 struct PendingClosing {
     closing: Closing,
-    /// The number of open flows before it.
+    /// The number of open flows before the closing.
     open: u64,
-    /// The number of trials before it of the member whose trial it should cause.
+    /// The number of earlier trials of the member for whose trial a connection is closed.
     trials: u64,
 }
 
 /// An ejected member whose trial is due.
 struct DueTrial<'m> {
-    /// The pool if it is readmitted.
+    /// The pool that results if the member is readmitted.
     pool: PoolFlows<'m>,
     member: &'m MemberFlows,
     /// The number of trials that it has had.
     trials: u64,
-    /// The last closing for its trial, if that closing forbids another one.
+    /// The last closing for the member's trial, if that closing forbids another one.
     tried: Option<LastTrial>,
 }
 
@@ -800,7 +803,7 @@ mod tests {
         // A member with a quarter of the table gets one of four new connections.
         let useless = seconds(ClosingOutcome::Closed(1));
         assert_eq!((useless[..121].to_vec(), useless[121]), ((1..=121).collect(), 722));
-        assert_eq!(seconds(ClosingOutcome::Postponed).len(), 799, "each is tried again");
+        assert_eq!(seconds(ClosingOutcome::Postponed).len(), 799, "each closing is tried again");
     }
 
     /// The state of an ejected member whose trial is due.

@@ -109,7 +109,8 @@ impl Graph {
 /// When the iteration stops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Precision {
-    /// The largest difference between a backend's load and its target, as a part of the target.
+    /// The largest allowed difference between a backend's load and its target, as a part of the
+    /// target.
     pub tolerance: f64,
     /// The largest number of iterations, each of which normalises all rows.
     pub iterations: u32,
@@ -254,7 +255,7 @@ pub struct Choice {
     /// The number of backends that a client wants.
     pub size: u32,
     /// The rungs that were tried, and the part of the job's backends that structural weights could
-    /// use at each.
+    /// use with each rung.
     pub tried: Vec<(u32, f64)>,
 }
 

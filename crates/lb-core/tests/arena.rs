@@ -12,7 +12,7 @@ use proptest::prelude::*;
 const SERVICES: u16 = 12;
 const FEW: usize = 3;
 
-/// The kernel's side: both maps, and the tables that programs may be reading.
+/// The kernel: the maps of entries and of members, and the tables that programs may be reading.
 struct Kernel {
     arena: Arena,
     /// The publication that wrote each entry.
@@ -58,7 +58,8 @@ impl Kernel {
         self.entries.len() / 2
     }
 
-    /// Whether a table of a service fits the limit together with the current tables of the others.
+    /// Whether a table of a service fits the limit together with the current tables of the other
+    /// services.
     fn is_within_limit(&self, service: ServiceIndex, length: u32) -> bool {
         let others = self.current.iter().filter(|(other, _)| **other != service);
         let others: u32 = others.map(|(_, (table, _))| table.len()).sum();

@@ -1,6 +1,6 @@
 //! The rules of docs/design/health.md, cell by cell: tiers, which backends a connect may choose
-//! while a tier serves, and the meaning of a failed probe. (A stale list does not change them: its
-//! last verdicts remain valid, as a test of the daemon shows.)
+//! while a tier serves, and the meaning of a failed probe. (A stale list changes none of these
+//! rules: its last verdicts remain valid, as a test of the daemon shows.)
 
 use lb_common::abi::Usable;
 use lb_core::health::Health;

@@ -59,7 +59,7 @@ struct Host {
     is_listed_down: bool,
     /// Whether the daemon probes by opening connections, once per second.
     probes: bool,
-    /// Why probes fail.
+    /// The reason that failed probes report.
     why: Why,
     /// Whether probes succeed even if connects do not reach the backend.
     probes_find_all_well: bool,

@@ -1,5 +1,5 @@
-//! Properties that the orders of subsets, and the tables from which connects take backends, have
-//! for every input.
+//! Properties of the orders of subsets, and of the tables from which connects take backends, for
+//! every input.
 //!
 //! Vectors in another test fix the results for a few inputs. The properties are the reason why the
 //! results are useful. The tests must not repeat the computation of a result.
@@ -39,7 +39,7 @@ fn those(property: impl Fn(Algorithm) -> bool) -> impl Strategy<Value = Algorith
 }
 
 /// Algorithms in which an added backend takes one position in an order and does not change the
-/// order of the others.
+/// order of the other backends.
 const STEADY: [Algorithm; 4] =
     [Algorithm::Rendezvous, Algorithm::Consistent, Algorithm::Ringsteady, Algorithm::Rocksteadier];
 

@@ -1,4 +1,4 @@
-//! Report ids in the kernel's rows of backends. New ids are stored, and the next daemon adopts them
+//! Report ids in the kernel's map `backends`. New ids are stored, and the next daemon adopts them
 //! after a restart.
 
 use std::collections::BTreeMap;

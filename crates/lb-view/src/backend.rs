@@ -42,8 +42,8 @@ pub struct BackendStatus {
     pub usable: bool,
     /// Its capacity relative to the other backends.
     pub weight: u32,
-    /// The percentage by which an operator multiplies the weight; `None` if no operator does, or
-    /// without a daemon.
+    /// The percentage by which an operator multiplies the weight; `None` if no operator has set a
+    /// percentage, or without a daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_percent: Option<u16>,
     /// Its share of the table's entries.
@@ -70,7 +70,7 @@ pub struct BackendStatus {
     /// many, and 0 unless something is wrong.
     pub unaccounted: i64,
     /// Flows that went to another address, because another program rewrote the destination after
-    /// our program.
+    /// socklb's programs.
     pub diverted: u64,
     /// Diverted flows of the last minute; `None` without a daemon.
     pub diverted_60s: Option<u64>,

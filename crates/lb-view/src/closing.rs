@@ -23,7 +23,7 @@ pub enum CloseAnswer {
 pub struct CloseRefusal {
     /// Whether the daemon lacks a privilege.
     pub is_permission: bool,
-    /// Whether other jobs prevent this one, so that a later request may succeed.
+    /// Whether other close jobs prevent this job, so that a later request may succeed.
     #[serde(default)]
     pub is_busy: bool,
     pub text: String,
@@ -64,7 +64,7 @@ pub struct CloseCounts {
     pub unconnected: u64,
     /// Flows in network namespaces that the daemon cannot enter.
     pub other_namespaces: u64,
-    /// Flow records without a connection to the backend in the kernel's lists of sockets.
+    /// Flow records for which the kernel's lists of sockets contain no connection to the backend.
     pub unlisted: u64,
     /// Flows that the request has not processed yet.
     pub left: u64,
@@ -147,7 +147,7 @@ impl Closed {
             note(sum(|counts| counts.other_namespaces), elsewhere);
             note(
                 sum(|counts| counts.unlisted),
-                "the kernel lists no connection of its socket to the backend",
+                "the kernel lists no connection of the flow's socket to the backend",
             );
             note(sum(|counts| counts.left), "not reached in time; repeat the command");
             for (error, count) in tcp.failed.iter().chain(&udp.failed) {

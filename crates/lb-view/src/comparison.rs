@@ -94,9 +94,9 @@ pub struct ShareChanges {
 pub struct BackendChange {
     pub address: SocketAddr,
     pub kind: ChangeKind,
-    /// Its share of the table before; `None` if it is added.
+    /// Its share of the table before the change; `None` if the backend is added.
     pub before: Option<f64>,
-    /// Its share of the table after; `None` if it is removed.
+    /// Its share of the table after the change; `None` if the backend is removed.
     pub after: Option<f64>,
     pub weight_before: Option<u32>,
     pub weight_after: Option<u32>,

@@ -50,7 +50,7 @@ pub struct Explanation {
     pub fallback: Option<SocketAddr>,
 }
 
-/// A weight that an operator has set.
+/// A percentage that an operator has set for a backend's weight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorWeight {
     pub address: SocketAddr,

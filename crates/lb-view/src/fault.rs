@@ -88,7 +88,7 @@ pub enum FaultCode {
     /// The median handshake takes more than half of the time after which a SYN is counted as
     /// unanswered.
     SlowHandshakes,
-    /// Another program rewrites destinations after our program.
+    /// Another program rewrites destinations after socklb's programs.
     Diverted,
     /// The counts of a backend do not add up.
     CountsOff,

@@ -18,8 +18,8 @@ pub struct ServiceLoadStatus {
     pub mode: String,
     /// The operator's switch: `on`, `freeze` or `off`.
     pub switch: String,
-    /// Seconds in which a new member reaches its full share; `None` if it has its full share at
-    /// once.
+    /// Seconds in which a new member reaches its full share; `None` if a new member has its full
+    /// share at once.
     pub slow_start_s: Option<f64>,
     /// The mean lifetime of a flow in seconds, estimated from the open flows and the rate of new
     /// flows.
@@ -49,7 +49,8 @@ pub struct MemberLoadStatus {
     pub utilization: Option<f64>,
     /// Seconds since the utilization was measured.
     pub age_s: Option<f64>,
-    /// The factor that the control has computed. It multiplies the structural weight.
+    /// The factor that the control has computed. The structural weight is multiplied by the factor
+    /// in force.
     pub wanted: f64,
     /// The factor in force, including slow start. It also differs from `wanted` if the control only
     /// observes or is switched off.

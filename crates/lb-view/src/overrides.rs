@@ -267,7 +267,7 @@ impl Overridden {
             text += &format!("{backend} of service {service} {what} on this host\n");
         }
         if text.is_empty() {
-            let what = if is_drain { "was drained" } else { "had another weight than in its list" };
+            let what = if is_drain { "was drained" } else { "had a weight set by an operator" };
             text = format!("no change: none of these backends of service {service} {what} on this host\n");
         }
         if let Some(why) = not_kept {
@@ -317,7 +317,7 @@ impl DrainProgress {
         self.open.values().sum()
     }
 
-    /// The open flows in words. Names the backends that have open flows if there are several.
+    /// The open flows in words. If there are several backends, names those with open flows.
     pub fn open_in_words(&self) -> String {
         /// The maximum number of backends that are named.
         const NAMED: usize = 4;

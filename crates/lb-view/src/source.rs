@@ -11,8 +11,8 @@ pub const SCHEMA: u32 = 1;
 pub struct Refreshed {
     pub schema: u32,
     pub service: String,
-    /// Where its list comes from; `None` if no client dials such a service, or if its list is in
-    /// the configuration.
+    /// The origin of the service's list; `None` if no client dials such a service, or if the list
+    /// is in the configuration.
     pub origin: Option<String>,
 }
 
@@ -31,7 +31,7 @@ pub struct CheckedSource {
     /// The number of host names in the list.
     #[serde(default)]
     pub host_names: u64,
-    /// Which host names do not resolve, since when and why; `None` if all do.
+    /// Which host names do not resolve, since when and why; `None` if all host names resolve.
     #[serde(default)]
     pub unresolved: Option<String>,
     /// How long the source took to answer.

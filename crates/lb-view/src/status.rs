@@ -32,7 +32,7 @@ pub struct StatusDocument {
     /// Clients that were removed but still have flows, and clients with maps of another version of
     /// socklb.
     pub leaving: Vec<LeavingClient>,
-    /// The network interfaces that are configured to receive reports in the kernel.
+    /// The network interfaces on which the kernel receives reports, according to the configuration.
     #[serde(default)]
     pub interfaces: Vec<InterfaceStatus>,
 }
@@ -258,8 +258,8 @@ pub struct ServiceStatus {
     /// Outcomes of connects and addressed datagrams, keyed by
     /// [`Outcome::name`](abi::Outcome::name). Each call is counted once.
     pub outcomes: BTreeMap<String, u64>,
-    /// Connects of the last minute that were refused because all backends were at their
-    /// `active_limit`; `None` without a daemon or without that limit.
+    /// Connects of the last minute that were refused because all backends had reached
+    /// `active_limit`; `None` without a daemon, or if no `active_limit` is configured.
     #[serde(default)]
     pub limited_60s: Option<u64>,
     /// The duration of handshakes with its backends in the last minute; `None` without a daemon,
@@ -408,7 +408,7 @@ impl From<membership::Unused> for UnusedEndpoints {
 impl fmt::Display for UnusedEndpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { endpoints, of, size } = self;
-        write!(f, "no task of the job uses some of the endpoints ({endpoints} of {of}): set ")?;
+        write!(f, "{endpoints} of {of} endpoints are used by no task of the job: set ")?;
         match size {
             Some(size) => write!(f, "size = {size} or more"),
             None => f.write_str("size = \"auto\""),
@@ -436,7 +436,7 @@ pub struct SourceStatus {
     /// Seconds since the last read of the file without faults, or since the server last confirmed a
     /// list; `None` before the first.
     pub good_for_s: Option<u64>,
-    /// Why the last read of the list failed; `None` if it succeeded.
+    /// Why the last read of the list failed; `None` if the read succeeded.
     pub error: Option<String>,
     /// How many reads of the list have failed since the daemon started.
     pub failures: u64,
@@ -481,8 +481,8 @@ pub struct RemoteStatus {
     /// The number of endpoints that the server's newest list removes, and that remain in force
     /// until the server repeats this list.
     pub pending_removals: u64,
-    /// What connects do while the server's list is suspended: `refuse` or `pass`; `None` if it is
-    /// not suspended.
+    /// What connects do while the server's list is suspended: `refuse` or `pass`; `None` if the
+    /// list is not suspended.
     pub suspension: Option<String>,
     /// The earliest expiry of the certificates that connections to the server require, in seconds
     /// since 1970; `None` without TLS, or before the first connection.
@@ -530,8 +530,8 @@ pub struct NeighbourProgram {
     /// assumed if there is an unnamed program at every hook that socklb uses.
     #[serde(default)]
     pub is_socklb: bool,
-    /// Whether it runs after our program. It then sees the destination that our program has
-    /// written, and may replace it.
+    /// Whether it runs after socklb's program. It then reads the destination that socklb's program
+    /// has written, and may replace this destination.
     pub runs_after_ours: bool,
 }
 

@@ -231,7 +231,7 @@ fn conflicting_entries_are_reported_with_both_lines() {
     );
     check(
         &of(&["address = '10.96.0.11:80'"]),
-        "e.toml:2:11: 10.96.0.11:80 is the address of a service: its connections would come back to the balancer",
+        "e.toml:2:11: 10.96.0.11:80 is the address of a service: connections to this endpoint would be balanced again",
     );
     check(&of(&["address = '10.0.0.1:0'"]), "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0");
 }

@@ -32,8 +32,8 @@ const CLAMP: (f64, f64) = (1.0 / 8.0, 8.0);
 /// The largest relative change of a weight in one tick.
 const STEP: f64 = 0.1;
 
-/// The largest relative difference between a factor and the acting factor. It prevents the law from
-/// running too far ahead of long-lived flows, which still follow earlier weights.
+/// The largest relative difference between a factor and the acting factor. This limit prevents the
+/// law from running too far ahead of long-lived flows, which still follow earlier weights.
 const AHEAD: f64 = 0.5;
 
 /// Reported utilizations are clamped to this range. Without the lower limit, an almost unused
@@ -49,7 +49,7 @@ const MOST_GAIN: f64 = 1.0;
 const SMOOTHED_LIVES: f64 = 0.125;
 
 /// The limit for gain times delay, with the delay in units of a tick or a lifetime, whichever is
-/// longer. It leaves a margin to the value at which the loop would oscillate.
+/// longer. This limit leaves a margin to the value at which the loop would oscillate.
 const STABLE: f64 = 0.3;
 
 /// A member without reports retains its factor for this time.

@@ -430,7 +430,7 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
     // The member's share is a tenth of all connects. One of 512 entries is 0.2 % of all connects,
     // which is 2 % of that share.
     assert!(!is(1.02, 512) && is(1.025, 512));
-    assert!(!is(1.05, 64) && is(1.2, 64), "an entry of 64 is 1.6 % of all");
+    assert!(!is(1.05, 64) && is(1.2, 64), "one of 64 is 1.6 %");
     assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "the row is empty");
 }
 

@@ -123,7 +123,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
             has_slot.is_some_and(|has_slot| *has_slot || now < known.since + FORGOTTEN_AFTER) && !is_panic
         });
         if !is_panic {
-            // A backend that was just forgotten has no slot and is no member.
+            // A backend that was just forgotten is not new: it has no slot and is no member.
             let is_new = |(address, has_slot): &(SocketAddr, bool)| {
                 !self.missing.contains_key(address) && (*has_slot || self.members.contains(address))
             };

@@ -35,7 +35,7 @@ pub struct InOrder<T> {
     /// The time since which the backend has been replaced; `None` if it is not replaced. Members
     /// and substitutes can be replaced.
     pub replaced_since: Option<T>,
-    /// Whether probes of it are configured and no probe has ended yet.
+    /// Whether probes of the backend are configured and no probe has ended yet.
     pub is_unproven: bool,
     /// Whether it is in the table.
     pub is_used: bool,
@@ -172,7 +172,8 @@ mod tests {
         check("UvUvhhhh", 4, &[0, 1, 2], &[4, 5, 6]);
         // In the end all members are replaced.
         check("UUUuhhhh", 4, &[0, 1, 2, 3], &[4, 5, 6, 7]);
-        // A member that was replaced a moment ago is included in the pace.
+        // A member that was replaced a moment ago is one of the two members that may be replaced
+        // now.
         let mut order = order("uUuuuuuuhhhhhhhh");
         order[1].replaced_since = Some(NOW - AFTER + Duration::from_secs(1));
         assert_eq!(replacement(&order, 8, AFTER, NOW).replaced, [0, 1]);

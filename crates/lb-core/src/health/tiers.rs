@@ -22,7 +22,7 @@ pub enum Tier {
     /// Healthy backends.
     Healthy,
     /// Healthy and ejected backends, and refusing backends that accept connections, because too few
-    /// backends are available. No lame ducks.
+    /// backends are available. Lame ducks are not in this tier.
     Panic,
     /// Unproven backends.
     Unproven,
@@ -58,8 +58,8 @@ impl Tier {
 }
 
 /// Whether fewer than `panic_threshold` percent of the backends are available. `tried` is the
-/// number of backends that are in the table or replaced. So many failures suggest a fault of this
-/// host, or of something that the backends share, rather than independent faults.
+/// number of backends that are in the table or replaced. If so few backends are available, a fault
+/// of this host, or of something that the backends share, is more likely than independent faults.
 pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -> bool {
     available * 100 < tried * usize::from(panic_threshold)
 }

@@ -13,8 +13,8 @@ use crate::weights::{self, Graph, Precision, Solution};
 /// The source of the shares of a job's tasks.
 #[derive(Debug)]
 pub enum Shares {
-    /// The endpoints' own weights (or equal parts, if the policy ignores weights): for a job of one
-    /// task, if every task uses all endpoints, or if sizes follow load.
+    /// The endpoints' own weights (or equal parts, if the policy ignores weights). They are used if
+    /// the job has one task, if every task uses all endpoints, or if sizes follow load.
     Weights,
     /// Equal parts for the members of each task, because the policy ignores weights.
     Equal(Job),
