@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_table_needs_no_region_but_counts_as_a_publication() {
+    fn an_empty_table_needs_no_region_but_is_counted_as_a_publication() {
         let mut arena = arena(16);
         assert_eq!(arena.publish(ServiceIndex(0), 16, 1), Ok(table(0, 1, 4, 1)));
         assert_eq!(arena.publish(ServiceIndex(0), 0, 0), Ok(table(0, 2, 0, NO_MEMBERS)));

@@ -27,7 +27,7 @@ pub enum Health {
     Unproven,
     /// Serves, but requests no new connections.
     LameDuck,
-    /// Suspected to fail: too many connects failed in a row, or probes fail, and the client is in
+    /// Suspected to fail: too many connects failed in a row, or probes fail while the client is in
     /// another network namespace than the daemon.
     Ejected,
     /// Does not accept connections, or answers them with an error, according to a probe, the list
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_verdict_counts_from_any_witness() {
+    fn the_worst_verdict_determines_the_health() {
         for (a, b) in Health::ALL.into_iter().flat_map(|a| Health::ALL.map(|b| (a, b))) {
             let mut standing = BackendEvidence::new(0);
             standing.set_verdict(Who::Source, verdict(a), 1);

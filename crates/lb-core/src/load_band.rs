@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn one_flow_more_or_less_does_not_flap() {
+    fn one_flow_more_or_less_does_not_resize_a_subset_repeatedly() {
         for (low, high, min) in [(875, 1_125, 12), (875, 1_125, 1), (1_000, 1_001, 1), (900, 1_000, 2)] {
             for open in 0..60 {
                 for period in [1, 2, 5, 15, 60] {

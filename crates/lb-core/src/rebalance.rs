@@ -863,7 +863,7 @@ mod tests {
     }
 
     #[test]
-    fn trials_that_fail_at_once_cost_at_most_one_flow_per_minute() {
+    fn trials_that_fail_at_once_close_at_most_one_flow_per_minute() {
         let mut rebalance = Rebalance::new(FAST, ALONE);
         let mut closed = Vec::new();
         let mut trials = 0;

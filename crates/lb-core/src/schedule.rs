@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_closest_deadlines_keep_their_order() {
+    fn the_closest_deadlines_retain_their_order() {
         // The deadlines of these two counts are closest in the middle, where the entries alternate
         // without ties.
         let table = interleave(&[32_767, 32_769]);

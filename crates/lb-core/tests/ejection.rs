@@ -95,7 +95,7 @@ fn a_backend_is_ejected_tried_and_readmitted() {
 }
 
 #[test]
-fn an_undecided_trial_soon_passes_to_another_connect() {
+fn an_undecided_trial_is_soon_repeated_by_another_connect() {
     let mut service = service(RULES, 4);
     fail(&mut service, 1, 0);
     assert_eq!(service.due_trial(BASE, never), Some(1));
@@ -288,7 +288,7 @@ fn send_failures_to_all_backends_eject_none() {
 }
 
 #[test]
-fn no_answer_counts_only_while_other_backends_answer() {
+fn a_missing_answer_is_counted_only_while_other_backends_answer() {
     let service = service(RULES, 3);
     for _ in 0..10 {
         assert_eq!(service.report(1, UNANSWERED, 0, NO_JITTER), Judgement::Unchanged);
@@ -310,7 +310,7 @@ fn no_answer_counts_only_while_other_backends_answer() {
 /// A backend hangs. Clients send it a burst of three requests every 100 ms, and give up each
 /// request after a second. The other backends answer at once.
 #[test]
-fn simultaneous_missing_answers_all_count() {
+fn all_simultaneous_missing_answers_are_counted() {
     let service = service(RULES, 3);
     let mut judgements = Vec::new();
     for burst in 0..15 {

@@ -104,7 +104,7 @@ fn a_reading_that_ends_late_changes_nothing() {
 }
 
 #[test]
-fn a_refused_list_waits_for_room_and_counts_once() {
+fn a_refused_list_waits_for_room_and_is_counted_once() {
     let mut feed = in_force();
     feed.read(at(2), 2, version(2), Some(Ok(list(2, 2))));
     for _ in 0..3 {
@@ -400,7 +400,7 @@ proptest! {
     }
 
     #[test]
-    fn each_unusable_version_counts_as_one_failure(acts in acts()) {
+    fn each_unusable_version_is_counted_as_one_failure(acts in acts()) {
         let mut world = World::new(true);
         for act in acts {
             // A list that must be computed first may be refused after the next version was read.

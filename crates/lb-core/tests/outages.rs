@@ -316,7 +316,7 @@ fn the_last_member_is_replaced_if_connects_fail_and_probes_pass() {
 }
 
 #[test]
-fn two_of_three_dead_backends_cost_only_their_detection() {
+fn two_dead_backends_of_three_fail_few_connects() {
     let mut host = Host::new(3, None, false);
     host.is_alive = vec![true, false, false];
     assert!(host.run(10) <= 14);
@@ -371,7 +371,7 @@ fn a_full_list_of_dead_backends_is_tried_and_readmitted() {
 /// A machine was stopped for hours, or for so long that the programs' 32-bit clock shows the same
 /// time again. No stored time has an effect for longer than it should.
 #[test]
-fn a_clock_that_jumps_costs_a_dead_backend_two_trials_at_most() {
+fn after_a_jump_of_the_clock_a_dead_backend_gets_at_most_two_trials() {
     let round = Duration::from_nanos(1 << 52);
     for jump in [600 * SECOND, 36_000 * SECOND, round / 2, round - SECOND, round, round + SECOND] {
         for probes in [false, true] {

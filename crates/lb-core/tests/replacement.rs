@@ -212,7 +212,7 @@ fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
 }
 
 #[test]
-fn a_withheld_ejection_counts_as_ejected() {
+fn a_backend_with_a_withheld_ejection_is_treated_as_ejected() {
     let mut balancer = ejecting(2, "hh");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     let last = KernelVerdict { is_ejected: false, failures: 5 };
@@ -247,7 +247,7 @@ fn a_backend_with_passing_probes_needs_twice_as_many_failures() {
 }
 
 #[test]
-fn suspicion_by_probes_counts_as_ejected_without_a_trial() {
+fn a_backend_suspected_by_probes_is_treated_as_ejected_without_a_trial() {
     let mut balancer = balancer(2, "hh");
     let members: Vec<SocketAddr> = balancer.weights(0).iter().map(|(address, _)| *address).collect();
     let guess = |health| members.iter().map(|address| (*address, (health, Why::Probe))).collect();

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_says_why_flows_stay() {
+    fn the_text_has_the_reason_why_flows_remain() {
         let failed = [("Operation not permitted (os error 1)".to_owned(), 1)].into();
         let tcp =
             CloseCounts { closed: 1000, not_idle: 2, other_namespaces: 1, failed, ..CloseCounts::default() };

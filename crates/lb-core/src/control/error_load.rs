@@ -91,7 +91,7 @@ mod tests {
     const WELL: MemberLoad = MemberLoad { flows: 0, entries: 1, is_usable: true };
 
     #[test]
-    fn the_peak_is_per_share_and_counts_only_usable_members() {
+    fn the_peak_is_per_share_and_includes_only_usable_members() {
         let members = [
             MemberLoad { flows: 30, entries: 10, ..WELL },
             MemberLoad { flows: 60, entries: 20, ..WELL },

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_lifetime_counts_as_a_day() {
+    fn an_unknown_lifetime_is_treated_as_a_day() {
         let mut lives = Lives::default();
         lives.tick(0.0, 5.0);
         assert_eq!(lives.flows().life, Duration::from_hours(24));

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn flows_before_the_first_tick_do_not_count_and_fractions_add_up() {
+    fn flows_before_the_first_tick_are_not_counted_and_fractions_add_up() {
         let mut errors = ReportedErrors::default();
         let ticks = [(100, 0.3), (101, 0.3), (102, 0.3), (103, 0.3), (104, 0.3), (114, 0.3)];
         assert_eq!(ticks.map(|(chosen, share)| errors.tick(chosen, share)), [0, 0, 0, 0, 1, 3]);

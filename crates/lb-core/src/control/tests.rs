@@ -407,7 +407,7 @@ fn a_fleet_converges_for_any_flow_lifetime_and_report_delay() {
 }
 
 #[test]
-fn small_steps_add_up_until_they_are_worth_a_table() {
+fn small_steps_add_up_until_they_require_a_table() {
     let mut control = Control::new(rules(Law::Feedback));
     let late = ReportedLoad { age: s(50), ..load(0.6, 1.0) };
     let mut tables = 0;
@@ -902,7 +902,7 @@ fn a_factor_at_its_clamp_is_reported_for_feedback_only() {
 }
 
 #[test]
-fn only_available_members_with_weight_count_as_reporting() {
+fn only_available_members_with_weight_are_counted_as_reporting() {
     let mut control = Control::new(rules(Law::Feedback));
     let mut row = row(&[load(0.5, 1.0); 6], s(100));
     row.get_mut(&address(0)).unwrap().weight = 0;
@@ -916,7 +916,7 @@ fn only_available_members_with_weight_count_as_reporting() {
 }
 
 #[test]
-fn rarely_requested_reports_count_longer_and_idle_services_expect_none() {
+fn rarely_requested_reports_are_used_longer_and_idle_services_expect_none() {
     let mut control = Control::new(rules(Law::Feedback));
     let mut seldom = row(&[load(0.4, 1.0), load(0.6, 1.0)], s(100));
     seldom.get_mut(&address(1)).unwrap().report.as_mut().unwrap().at = s(85);

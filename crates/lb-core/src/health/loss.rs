@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_returns_and_leaves_again_waits_again() {
+    fn a_backend_that_returns_and_leaves_is_lost_after_another_minute() {
         let mut backends = of(3);
         assert_eq!(run(&mut backends, 0..=59, &presence(&[1], &[2, 3])), []);
         assert_eq!(run(&mut backends, 60..=60, &presence(&[], &[1, 2, 3])), []);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_starts_all_times_again() {
+    fn panic_restarts_the_time_of_every_missing_backend() {
         let mut backends = of(3);
         let panic = Presence { is_panic: true, ..presence(&[1], &[2, 3]) };
         assert_eq!(run(&mut backends, 0..=63, &presence(&[1], &[2, 3])), []);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_third_keep_their_connections() {
+    fn no_connection_is_closed_if_more_than_a_third_are_lost() {
         let mut backends = of(5);
         assert_eq!(run(&mut backends, 0..=100, &presence(&[1, 2], &[3, 4, 5])), []);
         assert_eq!(backends.withheld(), Some((2, 5)));

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_probe_counts_at_once() {
+    fn the_first_probe_decides_at_once() {
         assert_eq!(Probed::default().is_refusing(), None);
         check(2, 3, "+u--u-d");
         check(2, 3, "-d+d+u");

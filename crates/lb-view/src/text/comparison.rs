@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_changes_is_reported_as_such() {
+    fn a_file_without_changes_is_reported() {
         let text = comparison(&empty(), Style::default());
         assert_eq!(text, "new.toml compared with the running daemon\nnothing would change\n");
     }

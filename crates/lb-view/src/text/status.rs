@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_are_shown_as_such() {
+    fn the_status_marks_overrides() {
         let mut service = service();
         for backend in &mut service.backends {
             backend.rates_60s = None;
