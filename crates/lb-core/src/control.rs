@@ -68,7 +68,7 @@ impl Law {
     /// Both laws.
     pub const ALL: [Self; 2] = [Self::A58, Self::Feedback];
 
-    /// Its name in configurations and scenarios.
+    /// The law's name in configurations and scenarios.
     pub const fn name(self) -> &'static str {
         match self {
             Self::A58 => "a58",
@@ -91,7 +91,7 @@ impl Mode {
     /// Both modes.
     pub const ALL: [Self; 2] = [Self::Enforce, Self::Observe];
 
-    /// Its name in configurations.
+    /// The mode's name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Enforce => "enforce",
@@ -128,7 +128,7 @@ impl Switch {
     /// All settings.
     pub const ALL: [Self; 3] = [Self::On, Self::Frozen, Self::Off];
 
-    /// Its name in commands and JSON.
+    /// The setting's name in commands and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::On => "on",
@@ -190,7 +190,7 @@ impl ReceivedReport {
 /// The observations of a member at a tick.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemberObservation {
-    /// Its structural weight: the weight without any control.
+    /// The member's structural weight: the weight without any control.
     pub weight: u64,
     /// The member's newest report, if there is one.
     pub report: Option<ReceivedReport>,
@@ -199,11 +199,12 @@ pub struct MemberObservation {
     pub errors: Option<f64>,
     /// The lifetime of this task's flows to the member; `None` if too few flows began recently.
     pub life: Option<Life>,
-    /// Whether it receives new flows: it is not ejected, on trial, refusing, or a lame duck.
+    /// Whether the member receives new flows: it is not ejected, on trial, refusing, or a lame
+    /// duck.
     pub is_available: bool,
-    /// Whether its open flows have reached `active_limit`.
+    /// Whether the member's open flows have reached `active_limit`.
     pub is_at_limit: bool,
-    /// Whether an operator has set its weight. Its factor then does not change.
+    /// Whether an operator has set the member's weight. The member's factor then does not change.
     pub is_overridden: bool,
 }
 
@@ -254,7 +255,7 @@ pub enum Hold {
 }
 
 impl Hold {
-    /// Its name in tables and JSON.
+    /// The reason's name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Operator => "operator",

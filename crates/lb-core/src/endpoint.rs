@@ -34,7 +34,7 @@ impl EndpointState {
     /// All states.
     pub const ALL: [Self; 3] = [Self::Healthy, Self::LameDuck, Self::Down];
 
-    /// Its name in lists.
+    /// The state's name in lists.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -47,17 +47,18 @@ impl EndpointState {
 /// One endpoint as its source reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The address where it listens.
+    /// The address where the endpoint listens.
     pub address: SocketAddr,
-    /// Its number among the service's endpoints. Stable numbers make subsets stable.
+    /// The endpoint's number among the service's endpoints. Stable numbers make subsets stable.
     pub index: u32,
-    /// Its capacity relative to the other endpoints. An endpoint with 0 gets no new connections.
+    /// The endpoint's capacity relative to the other endpoints. An endpoint with 0 gets no new
+    /// connections.
     pub weight: u16,
-    /// Its state according to the source.
+    /// The endpoint's state according to the source.
     pub state: EndpointState,
-    /// Its location, if the source reports one.
+    /// The endpoint's location, if the source reports one.
     pub zone: Option<String>,
-    /// The address of its agent, if it differs from the target of the service's probes.
+    /// The address of the endpoint's agent, if it differs from the target of the service's probes.
     pub agent: Option<SocketAddr>,
 }
 

@@ -42,7 +42,7 @@ impl Health {
     pub const ALL: [Self; 6] =
         [Self::Healthy, Self::Unproven, Self::LameDuck, Self::Ejected, Self::Refusing, Self::Drained];
 
-    /// Its name in tables and JSON.
+    /// The name of the health in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -71,7 +71,7 @@ pub enum Who {
 }
 
 impl Who {
-    /// Its name in tables and JSON.
+    /// The name of the witness in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Source => "list",

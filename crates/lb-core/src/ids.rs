@@ -69,7 +69,7 @@ impl Generation {
 /// A backend in its slot. Another generation of the same slot is another backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BackendRef {
-    /// Its slot.
+    /// The backend's slot.
     pub slot: Slot,
     /// The slot's generation.
     pub generation: Generation,

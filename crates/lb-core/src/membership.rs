@@ -34,7 +34,7 @@ pub enum MembershipVerdict {
 }
 
 impl MembershipVerdict {
-    /// Its name in tables and JSON.
+    /// The verdict's name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Member => "member",
@@ -53,14 +53,14 @@ pub struct Member {
     /// The weight for the schedule: the endpoint's own weight if shares follow the weights, else
     /// proportional to the share. If the policy ignores weights, all members have the same weight.
     pub weight: u64,
-    /// The part of the task's connects that it receives.
+    /// The part of the task's connects that the member receives.
     pub share: f64,
-    /// The number of the job's tasks that use it.
+    /// The number of the job's tasks that use the member.
     pub connections: u32,
-    /// Its load from all tasks of the job. The unit is the connects of one task.
+    /// The member's load from all tasks of the job. The unit is the connects of one task.
     pub load: f64,
-    /// The load that it would have if connects were divided in proportion to weight among all
-    /// endpoints that may be members, including endpoints that no task uses.
+    /// The load that the member would have if connects were divided in proportion to weight among
+    /// all endpoints that may be members, including endpoints that no task uses.
     pub target: f64,
 }
 

@@ -26,11 +26,11 @@ pub struct Plan {
 /// The desired kernel state of one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePlan {
-    /// Its name.
+    /// The service's name.
     pub name: String,
     /// The address that processes dial.
     pub address: SocketAddr,
-    /// The protocol with which processes dial it.
+    /// The protocol with which processes dial the address.
     pub protocol: Protocol,
     /// Whether connects to the address are balanced. A removed service is closed, but retains its
     /// index until its last flow ends.
@@ -53,30 +53,30 @@ pub struct ServicePlan {
 /// The desired kernel state of one backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendPlan {
-    /// The index of the service that owns it.
+    /// The index of the backend's service.
     pub service: ServiceIndex,
-    /// The address where it listens.
+    /// The address where the backend listens.
     pub address: SocketAddr,
-    /// The generation of its slot.
+    /// The generation of the backend's slot.
     pub generation: Generation,
-    /// Its capacity.
+    /// The backend's capacity.
     pub weight: u16,
-    /// The purpose of its slot.
+    /// The purpose of the backend's slot.
     pub state: BackendState,
-    /// The daemon's reason for its health.
+    /// The daemon's reason for the backend's health.
     pub reason: HealthReason,
-    /// Whether a connect may choose it, according to the daemon.
+    /// Whether a connect may choose the backend, according to the daemon.
     pub usable: Usable,
     /// Whether probes have found the backend healthy. Its ejection then needs twice as many
     /// failures.
     pub is_probed_healthy: bool,
-    /// Its report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the host receives no
-    /// reports of it.
+    /// The backend's report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the host receives
+    /// no reports of the backend.
     pub report: u32,
 }
 
 impl BackendPlan {
-    /// The daemon's half of its state word.
+    /// The daemon's half of the backend's state word.
     pub fn daemon_state(&self) -> DaemonState {
         let state = DaemonState::new(self.usable, self.state);
         state.probed_healthy(self.is_probed_healthy).with_reason(self.reason)

@@ -123,28 +123,29 @@ impl RebalanceRules {
 pub struct MemberFlows {
     /// The member.
     pub address: SocketAddr,
-    /// Its part of new connects, relative to the other members: the number of its entries in the
-    /// table.
+    /// The member's part of new connects, relative to the other members: the number of its entries
+    /// in the table.
     pub entries: u32,
-    /// The task's open flows to it.
+    /// The task's open flows to the member.
     pub open: u32,
-    /// Whether it can gain flows.
+    /// Whether the member can gain flows.
     pub state: MemberState,
-    /// Whether it has reached `active_limit`.
+    /// Whether the member has reached `active_limit`.
     pub is_at_limit: bool,
 }
 
 /// Whether a member can gain flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberState {
-    /// Connects may choose it, and it is not in slow start.
+    /// Connects may choose the member, and it is not in slow start.
     Warm,
-    /// It is ejected, and the time of the ejection is over: a connect may be its trial.
+    /// The member is ejected, and the time of the ejection is over: a connect may be its trial.
     TrialDue {
         /// The number of trials that it has had.
         trials: u64,
     },
-    /// It is unavailable for another reason, or in slow start. It neither gains nor loses flows.
+    /// The member is unavailable for another reason, or in slow start. It neither gains nor loses
+    /// flows.
     Held,
 }
 
@@ -229,9 +230,9 @@ impl RebalanceState {
 pub struct ShortMember {
     /// The member.
     pub address: SocketAddr,
-    /// The task's open flows to it.
+    /// The task's open flows to the member.
     pub open: u32,
-    /// Its share of the task's open flows, in flows.
+    /// The member's share of the task's open flows, in flows.
     pub share: f64,
 }
 

@@ -8,13 +8,13 @@ use lb_common::net::Address;
 
 use crate::service::Protocol;
 
-/// The name of a backend: its protocol and its address in the endpoint list. Its agent may have
-/// another address.
+/// The name of a backend: its protocol and its address in the endpoint list. The backend's agent
+/// may have another address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
-    /// Its protocol.
+    /// The backend's protocol.
     pub protocol: Protocol,
-    /// Its address.
+    /// The backend's address in the endpoint list.
     pub address: SocketAddr,
 }
 
@@ -35,7 +35,7 @@ pub struct ReportedLoad {
     pub qps: Option<u32>,
     /// Errors per second, in thousandths.
     pub eps: Option<u32>,
-    /// The used part of its capacity, in thousandths.
+    /// The used part of the backend's capacity, in thousandths.
     pub utilization: Option<u32>,
     /// The time over which the load was measured.
     pub window: Duration,

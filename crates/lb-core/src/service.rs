@@ -49,7 +49,7 @@ impl Protocol {
         Self::ALL.into_iter().find(|protocol| protocol.number() == number)
     }
 
-    /// Its name in configurations and tables.
+    /// The protocol's name in configurations and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -122,11 +122,11 @@ pub struct Task {
 /// The configuration of a service for one client task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Its name, at most 63 bytes.
+    /// The service's name, at most 63 bytes.
     pub name: String,
     /// The address that processes dial.
     pub address: SocketAddr,
-    /// The protocol with which processes dial it.
+    /// The protocol with which processes dial the address.
     pub protocol: Protocol,
     /// The policy by which the kernel picks a backend.
     pub policy: Policy,
@@ -291,7 +291,7 @@ impl Accounting {
     /// Both kinds, in the order of the documentation.
     pub const ALL: [Self; 2] = [Self::Full, Self::Active];
 
-    /// Its name in configurations and tables.
+    /// The name in configurations and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Active => "active",

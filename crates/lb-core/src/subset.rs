@@ -94,7 +94,7 @@ impl Algorithm {
         Self::ApertureShuffled,
     ];
 
-    /// Its name in configurations, command lines and tables.
+    /// The algorithm's name in configurations, command lines and tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Random => "random",
@@ -114,15 +114,16 @@ impl Algorithm {
         }
     }
 
-    /// Whether its subsets are arcs that may contain fractions of backends. Such a subset contains
-    /// all backends that the arc overlaps. Their number may differ from the wanted size.
+    /// Whether the algorithm's subsets are arcs that may contain fractions of backends. Such a
+    /// subset contains all backends that the arc overlaps. Their number may differ from the wanted
+    /// size.
     pub const fn is_aperture(self) -> bool {
         matches!(self, Self::Aperture | Self::ApertureShuffled)
     }
 
-    /// Whether it needs a list with indexes, because it cuts the index space into slices or arcs,
-    /// or places backends on a ring by index. The gaps between hashed indexes would make such
-    /// subsets uneven.
+    /// Whether the algorithm requires a list with indexes, because it cuts the index space into
+    /// slices or arcs, or places backends on a ring by index. The gaps between hashed indexes would
+    /// make such subsets uneven.
     pub const fn needs_indexes(self) -> bool {
         matches!(
             self,

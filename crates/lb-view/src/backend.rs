@@ -22,38 +22,41 @@ pub struct BackendStatus {
     /// Why the backend is in this state; `None` for a healthy backend.
     #[serde(default)]
     pub reason: Option<String>,
-    /// The purpose of its slot: a name from [`BackendState::name`](abi::BackendState::name).
+    /// The purpose of the backend's slot: a name from
+    /// [`BackendState::name`](abi::BackendState::name).
     #[serde(default)]
     pub membership: String,
-    /// Why it is ejected and until when; `None` if it is not ejected.
+    /// Why the backend is ejected and until when; `None` if it is not ejected.
     #[serde(default)]
     pub ejection: Option<EjectionStatus>,
-    /// Whether it failed often enough to be ejected, but was not ejected because it was the last
-    /// available backend.
+    /// Whether the backend failed often enough to be ejected, but was not ejected because it was
+    /// the last available backend.
     #[serde(default)]
     pub is_withheld: bool,
-    /// Seconds since it became unavailable; `None` if it is available, or without a daemon.
+    /// Seconds since the backend became unavailable; `None` if it is available, or without a
+    /// daemon.
     #[serde(default)]
     pub unavailable_s: Option<f64>,
-    /// The result of its reports or of the daemon's probes; `None` without a daemon, or if the
-    /// daemon does not check the backend.
+    /// The result of the backend's reports or of the daemon's probes; `None` without a daemon, or
+    /// if the daemon does not check the backend.
     #[serde(default)]
     pub probe: Option<BackendHealth>,
     pub usable: bool,
-    /// Its capacity relative to the other backends.
+    /// The backend's capacity relative to the other backends.
     pub weight: u32,
     /// The percentage by which an operator multiplies the weight; `None` if no operator has set a
     /// percentage, or without a daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_percent: Option<u16>,
-    /// Its share of the table's entries.
+    /// The backend's share of the table's entries.
     pub share_wanted: f64,
-    /// Its share of the flows of the last minute; `None` without a daemon or without flows.
+    /// The backend's share of the flows of the last minute; `None` without a daemon or without
+    /// flows.
     pub share_60s: Option<f64>,
-    /// Its share of the flows since it was first seen; `None` without flows.
+    /// The backend's share of the flows since it was first seen; `None` without flows.
     pub share: Option<f64>,
-    /// Flows that were started to it. Counts begin when the backend was first seen, except for
-    /// counts of the last minute.
+    /// Flows that were started to the backend. Counts begin when the backend was first seen, except
+    /// for counts of the last minute.
     pub started: u64,
     /// How many of the `started` flows are in no active count, because they have no record.
     pub untracked: u64,
@@ -100,23 +103,24 @@ pub struct BackendStatus {
     pub bytes_sent: u64,
     /// Segments that ended flows retransmitted.
     pub retransmits: u64,
-    /// How often it was ejected.
+    /// How often the backend was ejected.
     pub ejections: u64,
     pub trials: u64,
     /// How many trials established a connection, so that the backend was readmitted.
     pub readmissions: u64,
-    /// The number of failures that did not eject it because it was the last available backend.
+    /// The number of failures that did not eject the backend because it was the last available
+    /// backend.
     pub withheld: u64,
 }
 
 impl BackendStatus {
-    /// Whether its connects fail, or it is ejected or refusing. An operator should look at such
-    /// backends first.
+    /// Whether connects to the backend fail, or the backend is ejected or refusing. An operator
+    /// should look at such backends first.
     pub fn is_failing(&self) -> bool {
         self.failing || [Health::Ejected, Health::Refusing].iter().any(|bad| self.state == bad.name())
     }
 
-    /// Its health, or its membership if it is healthy and leaving.
+    /// The backend's health, or its membership if it is healthy and leaving.
     pub fn state_in_words(&self) -> &str {
         match &self.state {
             state if state == Health::Healthy.name() && self.is_leaving() => &self.membership,
@@ -125,17 +129,17 @@ impl BackendStatus {
         }
     }
 
-    /// Whether an operator has drained it.
+    /// Whether an operator has drained the backend.
     pub fn is_drained_by_operator(&self) -> bool {
         self.state == Health::Drained.name() && self.witness.as_deref() == Some(Who::Operator.name())
     }
 
-    /// Whether it is healthy or unproven.
+    /// Whether the backend is healthy or unproven.
     pub fn is_available(&self) -> bool {
         [Health::Healthy, Health::Unproven].iter().any(|good| self.state == good.name())
     }
 
-    /// Its weight, with the percentage that an operator has set.
+    /// The backend's weight, with the percentage that an operator has set.
     pub fn weight_in_words(&self) -> String {
         match self.weight_percent {
             Some(percent) => format!("{} ({percent} %)", self.weight),
@@ -143,7 +147,7 @@ impl BackendStatus {
         }
     }
 
-    /// Whether it has left the table and still has flows.
+    /// Whether the backend has left the table and still has flows.
     pub fn is_leaving(&self) -> bool {
         self.membership == abi::BackendState::Leaving.name()
     }
@@ -243,8 +247,8 @@ pub struct EjectionStatus {
 }
 
 impl BackendStatus {
-    /// Why it is ejected and when its trial is due; `None` if it is not ejected. A refusing backend
-    /// has no trial.
+    /// Why the backend is ejected and when its trial is due; `None` if it is not ejected. A
+    /// refusing backend has no trial.
     pub fn ejection_in_words(&self) -> Option<String> {
         let EjectionStatus { failures, cause, times, trial_in_s } = self.ejection.as_ref()?;
         let mut text = format!("ejected: {failures} {cause} in a row");

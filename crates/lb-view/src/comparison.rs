@@ -94,13 +94,14 @@ pub struct ShareChanges {
 pub struct BackendChange {
     pub address: SocketAddr,
     pub kind: ChangeKind,
-    /// Its share of the table before the change; `None` if the backend is added.
+    /// The backend's share of the table before the change; `None` if the backend is added.
     pub before: Option<f64>,
-    /// Its share of the table after the change; `None` if the backend is removed.
+    /// The backend's share of the table after the change; `None` if the backend is removed.
     pub after: Option<f64>,
     pub weight_before: Option<u32>,
     pub weight_after: Option<u32>,
-    /// The number of its open flows. They continue until they end, even if the backend is removed.
+    /// The number of open flows to the backend. They continue until they end, even if the backend
+    /// is removed.
     pub active: u64,
 }
 

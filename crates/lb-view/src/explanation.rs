@@ -171,13 +171,13 @@ pub struct OrderedEndpoint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unhealthy {
     pub address: SocketAddr,
-    /// Its health: `lame-duck`, `unproven`, `refusing`, `ejected` or `drained`.
+    /// The backend's health: `lame-duck`, `unproven`, `refusing`, `ejected` or `drained`.
     pub health: String,
     /// The source of this health: `list`, `report`, `probe`, `kernel` or `operator`.
     pub who: String,
-    /// Whether another backend takes its place in the table.
+    /// Whether another backend replaces this backend in the table.
     pub is_replaced: bool,
-    /// Whether connects may choose it although it is unhealthy.
+    /// Whether connects may choose the backend although it is unhealthy.
     pub may_be_chosen: bool,
 }
 
@@ -186,17 +186,17 @@ pub struct SubsetMember {
     pub index: u32,
     pub address: SocketAddr,
     pub slot: u32,
-    /// The number of the job's tasks that use it.
+    /// The number of the job's tasks that use the member.
     pub connections: u32,
     pub weight: u16,
-    /// Its share of this task's connects.
+    /// The member's share of this task's connects.
     pub share: f64,
-    /// The load that it gets from all tasks of the job, divided by its part of the weights; 1 is
-    /// even.
+    /// The load that the member gets from all tasks of the job, divided by the member's part of the
+    /// weights; 1 is even.
     pub load: f64,
-    /// The number of its entries in the schedule.
+    /// The number of the member's entries in the schedule.
     pub entries: u32,
-    /// The exact number of its entries before rounding: `share` times the number of entries of the
-    /// schedule.
+    /// The exact number of the member's entries before rounding: `share` times the number of
+    /// entries of the schedule.
     pub quota: f64,
 }

@@ -123,9 +123,9 @@ pub struct Override {
     /// The user and the process that set the override.
     pub user: u32,
     pub process: u32,
-    /// When it was set, in seconds since 1970.
+    /// When the override was set, in seconds since 1970.
     pub since: u64,
-    /// When it ends, in seconds since 1970; `None` if it remains until it is removed.
+    /// When the override ends, in seconds since 1970; `None` if it remains until it is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub until: Option<u64>,
 }
@@ -201,7 +201,7 @@ impl OverrideKind {
 }
 
 impl Override {
-    /// When it ends, in words. `now` is in seconds since 1970.
+    /// When the override ends, in words. `now` is in seconds since 1970.
     pub fn end_in_words(&self, now: u64) -> String {
         match self.until {
             None => "until it is removed".to_owned(),

@@ -146,7 +146,7 @@ impl StatusDocument {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeavingClient {
     pub client: String,
-    /// The kernel ABI version of its maps.
+    /// The kernel ABI version of the client's maps.
     pub abi: u32,
     /// Whether the programs of the client's version are still attached, so that flows still start.
     pub in_force: bool,
@@ -155,7 +155,7 @@ pub struct LeavingClient {
 }
 
 impl LeavingClient {
-    /// Its state in words, to be printed after its name.
+    /// The client's state in words, to be printed after the client's name.
     pub fn describe(&self) -> String {
         let open = self.active.map_or_else(|| "?".to_owned(), |active| active.to_string());
         let what = if self.in_force { "is balancing connects" } else { "is leaving" };
@@ -168,7 +168,7 @@ pub struct DaemonStatus {
     pub pid: u32,
     pub version: String,
     pub config: PathBuf,
-    /// The directory of its pins. `None` for an older daemon, which does not report it.
+    /// The directory of the daemon's pins. `None` for an older daemon, which does not report it.
     #[serde(default)]
     pub pins: Option<PathBuf>,
     /// For each optional feature of the kernel, by name, whether the kernel has it.
@@ -183,8 +183,8 @@ pub struct ClientStatus {
     pub name: String,
     /// The cgroup in the configuration; `None` without a daemon.
     pub configured_cgroup: Option<PathBuf>,
-    /// The cgroup to which its programs are attached; `None` if they are not attached or the cgroup
-    /// no longer exists.
+    /// The cgroup to which the client's programs are attached; `None` if they are not attached or
+    /// the cgroup no longer exists.
     pub cgroup: Option<PathBuf>,
     /// The kernel's id of `cgroup`. It changes each time the cgroup is created.
     pub cgroup_id: Option<u64>,
@@ -249,9 +249,9 @@ pub struct ServiceStatus {
     /// Whether connects are balanced. `false` if the service was removed and is only waiting for
     /// its last flow to end.
     pub open: bool,
-    /// The number of times that its table was published, modulo 65,536.
+    /// The number of times that the service's table was published, modulo 65,536.
     pub table_generation: u16,
-    /// The number of entries of its table.
+    /// The number of entries of the service's table.
     pub table_entries: u32,
     /// The backend that a connect uses if it finds no entry and no member that is usable.
     pub fallback: Option<SocketAddr>,
@@ -262,8 +262,8 @@ pub struct ServiceStatus {
     /// `active_limit`; `None` without a daemon, or if no `active_limit` is configured.
     #[serde(default)]
     pub limited_60s: Option<u64>,
-    /// The duration of handshakes with its backends in the last minute; `None` without a daemon,
-    /// without handshakes, or for a service over UDP.
+    /// The duration of handshakes with the service's backends in the last minute; `None` without a
+    /// daemon, without handshakes, or for a service over UDP.
     #[serde(default)]
     pub handshake_60s: Option<ConnectLatency>,
     /// Milliseconds after which a SYN is counted as unanswered, rounded to ticks of 1.05 ms; `None`
@@ -282,7 +282,7 @@ pub struct ServiceStatus {
     /// The largest ratio of the actual share of a backend to its wanted share; `None` if the
     /// service has had at most ten connects per backend.
     pub skew: Option<f64>,
-    /// The source of its endpoints; `None` without a daemon.
+    /// The source of the service's endpoints; `None` without a daemon.
     pub source: Option<SourceStatus>,
     /// Endpoints that no task of the job uses; `None` without a daemon, or if every endpoint is
     /// used.
@@ -349,7 +349,7 @@ impl ServiceStatus {
 /// nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RebalanceStatus {
-    /// The [name](lb_core::rebalance::RebalanceState::name) of its state.
+    /// The [name](lb_core::rebalance::RebalanceState::name) of the state.
     pub state: String,
     /// The backends that should get connections, or the ejected backend whose trial is due.
     pub backends: Vec<ShortBackend>,
@@ -363,9 +363,9 @@ pub struct RebalanceStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShortBackend {
     pub address: SocketAddr,
-    /// Its open flows.
+    /// The task's open flows to the backend.
     pub open: u32,
-    /// Its share of the task's open flows, in flows.
+    /// The backend's share of the task's open flows, in flows.
     pub share: f64,
 }
 
@@ -373,7 +373,7 @@ pub struct ShortBackend {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotChosen {
     pub address: SocketAddr,
-    /// The name of its health, from [`Health::name`](lb_core::health::Health::name).
+    /// The name of the endpoint's health, from [`Health::name`](lb_core::health::Health::name).
     pub state: String,
     /// The source of this state: always `list`.
     pub witness: String,
@@ -519,19 +519,19 @@ impl From<abi::Anomalies> for AnomalyCounts {
 /// A program that runs for this client's sockets but does not belong to this client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NeighbourProgram {
-    /// The cgroup to which it is attached.
+    /// The cgroup to which the program is attached.
     pub cgroup: PathBuf,
     pub hook: String,
     /// The kernel's id of the program.
     pub program: u32,
-    /// Its name; `None` without the privilege to read it (CAP_SYS_ADMIN).
+    /// The program's name; `None` without the privilege to read it (CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether it belongs to a socklb, according to its name. If names cannot be read, this is
-    /// assumed if there is an unnamed program at every hook that socklb uses.
+    /// Whether the program belongs to a socklb, according to its name. If names cannot be read,
+    /// this is assumed if there is an unnamed program at every hook that socklb uses.
     #[serde(default)]
     pub is_socklb: bool,
-    /// Whether it runs after socklb's program. It then reads the destination that socklb's program
-    /// has written, and may replace this destination.
+    /// Whether the program runs after socklb's program. It then reads the destination that socklb's
+    /// program has written, and may replace this destination.
     pub runs_after_ours: bool,
 }
 

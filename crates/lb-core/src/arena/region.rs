@@ -7,9 +7,9 @@
 /// A part of the schedule map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduleRegion {
-    /// Its first entry.
+    /// The index of the region's first entry.
     pub base: u32,
-    /// The number of its entries.
+    /// The number of entries in the region.
     pub length: u32,
 }
 

@@ -19,12 +19,12 @@ use lb_common::load::PEAK_FRACTION_BITS;
 /// The state of a member of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberLoad {
-    /// Its open flows.
+    /// The member's open flows.
     pub flows: u64,
-    /// Its entries in the table. With `p2c` they are its share; with `least-loaded` all shares are
-    /// equal.
+    /// The member's entries in the table. With `p2c` they are the member's share; with
+    /// `least-loaded` all shares are equal.
     pub entries: u32,
-    /// Whether a connect may choose it.
+    /// Whether a connect may choose the member.
     pub is_usable: bool,
 }
 
@@ -33,7 +33,8 @@ pub struct MemberLoad {
 const SHARES: u128 = 4;
 
 impl MemberLoad {
-    /// Its share. The unit is arbitrary: only the ratio to the sum of all members' shares matters.
+    /// The member's share. The unit is arbitrary: only the ratio to the sum of all members' shares
+    /// matters.
     pub fn share(&self, policy: Policy) -> u64 {
         if policy == Policy::LeastLoaded { 1 } else { self.entries.into() }
     }

@@ -109,7 +109,7 @@ struct MemberHistory {
     decayed: Duration,
     /// The member's utilization, smoothed over [`SMOOTHED_LIVES`].
     used: Option<f64>,
-    /// Why its factor did not change, or may not rise.
+    /// Why the member's factor did not change, or may not rise.
     hold: Option<Hold>,
     is_at_clamp: bool,
     /// For how long the member has not been in the row; `None` if it is in the row.
@@ -167,11 +167,11 @@ pub fn gain(life: Duration, delay: Duration) -> f64 {
 /// A member that takes part in a step.
 struct Participant {
     address: SocketAddr,
-    /// Its structural weight times the acting factor, and times the current factor.
+    /// The member's structural weight times its acting factor, and times its current factor.
     acting: f64,
     weight: f64,
     structural: f64,
-    /// Its utilization, if it is known.
+    /// The member's utilization, if it is known.
     utilization: Option<f64>,
     may_rise: bool,
 }

@@ -13,7 +13,7 @@ pub const SETTLE: Duration = Duration::from_millis(200);
 /// The version of a file that a look or a reading found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version<S> {
-    /// Its stamp; `None` if no file was found.
+    /// The file's stamp; `None` if no file was found.
     pub stamp: Option<S>,
     /// Whether every later version will have another stamp.
     pub is_settled: bool,

@@ -32,7 +32,7 @@ impl OnBackendLoss {
     /// All values, in the order of the documentation.
     pub const ALL: [Self; 3] = [Self::Keep, Self::CloseIdle, Self::Close];
 
-    /// Its name in configurations.
+    /// The value's name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Keep => "keep",

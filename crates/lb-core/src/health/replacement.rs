@@ -37,7 +37,7 @@ pub struct InOrder<T> {
     pub replaced_since: Option<T>,
     /// Whether probes of the backend are configured and no probe has ended yet.
     pub is_unproven: bool,
-    /// Whether it is in the table.
+    /// Whether the backend is in the table.
     pub is_used: bool,
 }
 

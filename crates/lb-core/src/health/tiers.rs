@@ -8,11 +8,12 @@ use super::Health;
 /// The facts about a backend on which the tiers depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierCandidate {
-    /// Its health by the worst verdict.
+    /// The backend's health by the worst verdict.
     pub health: Health,
-    /// Whether any verdict declares it a lame duck.
+    /// Whether any verdict declares the backend a lame duck.
     pub is_lame_duck: bool,
-    /// Whether it accepts connections, as far as is known. This matters only for refusing backends.
+    /// Whether the backend accepts connections, as far as is known. This matters only for refusing
+    /// backends.
     pub accepts: bool,
 }
 
@@ -41,7 +42,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    /// Its name in tables and JSON.
+    /// The tier's name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",

@@ -46,7 +46,7 @@ fn shuffled(mut backends: Vec<u32>, seed: u64, number: u32) -> Vec<u32> {
 /// A client's slice of its round.
 struct Slice {
     round: u32,
-    /// Its first position in the shuffled backends.
+    /// The slice's first position in the shuffled backends.
     start: usize,
     /// The number of backends in all slices of a round.
     in_slices: u32,
