@@ -66,10 +66,10 @@ pub enum Fact {
     /// because these may become substitutes.
     Verdicts(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
     /// The factors of the members of the service at this position, by which their structural
-    /// weights are multiplied. They replace the earlier factors.
+    /// weights are multiplied. These factors replace the earlier factors.
     Factors(usize, Factors),
-    /// The factors that operators have set for members of the service at this position. The weights
-    /// are multiplied by these factors in addition to those of [`Fact::Factors`]. They replace the
+    /// The factors that operators have set for members of the service at this position. The
+    /// structural weights are multiplied by these factors, too. These factors replace the
     /// operators' earlier factors.
     OperatorWeights(usize, Factors),
     /// Services with recently established connections to a backend that is not ejected. Replaces

@@ -449,8 +449,8 @@ impl Control {
     }
 
     /// Evaluates the observations. Call this every [`TICK`]. Returns factors if they differ enough
-    /// from the factors in force to require a new table. They come into force when the caller
-    /// passes them to [`Control::publish`]; until then each tick proposes factors again.
+    /// from the factors in force to require a new table. The factors come into force when the
+    /// caller passes them to [`Control::publish`]; until then each tick proposes factors again.
     pub fn tick(&mut self, now: Duration, look: &Look) -> Option<Proposal> {
         if self.rules.slow_start.is_some() || self.rules.law == Some(Law::A58) {
             self.readiness.look(now, look.row.iter().map(|(address, seen)| (*address, seen.is_available)));
@@ -551,8 +551,8 @@ impl Control {
         self.in_force = factors;
     }
 
-    /// The factors for tables: the law's factors if tables follow the law, and otherwise 1. Each
-    /// factor is multiplied by the part of the full share that the member gets in slow start.
+    /// The factors for tables: the law's factors, or 1 if tables do not follow the law. Each factor
+    /// is multiplied by the part of the full share that the member gets in slow start.
     fn factors(&self, now: Duration, look: &Look) -> Factors {
         let law = if self.acts() { self.wanted.clone() } else { Factors::default() };
         match self.rules.slow_start.filter(|_| !look.is_panic) {

@@ -104,8 +104,8 @@ pub struct Feed<S, L, T = Instant> {
     in_force: Option<L>,
     /// A list that waits until the memberships of clients are computed.
     computing: Option<L>,
-    /// The newest list, if clients have no room for it. It is delivered again when there may be
-    /// room.
+    /// The newest list, if clients have no room for it. The list is delivered again when clients
+    /// may have room.
     refused: Option<L>,
     /// The clients without room for the newest list, each with the reason.
     refused_by: BTreeMap<String, String>,

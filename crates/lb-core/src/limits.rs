@@ -1,4 +1,5 @@
-//! Sizes of one client task's maps, which limit what the task may use.
+//! Sizes of one client task's maps. They limit the number of the task's schedule entries, flow
+//! records and backends.
 
 use lb_common::abi;
 

@@ -1,5 +1,5 @@
-//! Which of a service's endpoints this client task uses, why it does not use the others, and how
-//! much it sends to each member.
+//! Which of a service's endpoints this client task uses, why it does not use the other endpoints,
+//! and how much it sends to each member.
 //!
 //! The members are the first endpoints of the subset's order. Holes, and endpoints that should get
 //! no new connections according to the source, are skipped, so that the loss of one endpoint
@@ -124,8 +124,8 @@ impl Membership {
     }
 
     /// This membership with another size, if its size follows load: the members are the first
-    /// `size` endpoints of its members and its reserve. Growing by one adds the next endpoint of
-    /// the order, and shrinking by one removes the last member.
+    /// `size` endpoints of the present members and the reserve. Growing by one adds the next
+    /// endpoint of the order, and shrinking by one removes the last member.
     pub fn resized(&self, size: u32) -> Self {
         let in_order: Vec<&Member> = self.members.iter().chain(&self.reserve).collect();
         let (members, reserve) = in_order.split_at(in_order.len().min(size as usize));
@@ -364,8 +364,8 @@ impl<'a> Memberships<'a> {
         }
     }
 
-    /// The membership of a task with a size that follows its load. It has the members of a task
-    /// without load, and all other endpoints are in reserve.
+    /// The membership of a task with a size that follows its load. The result has the members of a
+    /// task without load, and all other endpoints are in reserve.
     fn of_load(&self, algorithm: Algorithm, position: Position) -> Membership {
         let all = Position { size: position.backends, ..position };
         let order = self.pool.order(algorithm, all);

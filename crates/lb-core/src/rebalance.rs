@@ -152,11 +152,11 @@ pub enum MemberState {
 /// Connections to close now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closing {
-    /// The member whose connections are closed.
+    /// The member to which connections are closed.
     pub address: SocketAddr,
     /// The most connections to close, at least 1.
     pub most: u32,
-    /// The ejected member whose trial must be the next connect. `most` is 1 then.
+    /// The ejected member for which the next connect must be the trial. `most` is 1 then.
     pub trial: Option<SocketAddr>,
 }
 
@@ -171,7 +171,7 @@ pub enum ClosingOutcome {
     Failed,
 }
 
-/// What a task does now, or why it closes nothing.
+/// The present activity of a task, or the reason why it closes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RebalanceState {
     /// No member has so few flows that flows of other members are closed.
@@ -239,9 +239,9 @@ pub struct ShortMember {
 /// The state of a task's decisions, as of the last tick.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RebalanceView {
-    /// What the task does, or why it closes nothing.
+    /// The activity of the task, or the reason why it closes nothing.
     pub state: RebalanceState,
-    /// The members that should gain flows, or the ejected member whose trial is due.
+    /// The members that should gain flows, or the ejected member with a due trial.
     pub short: Vec<ShortMember>,
     /// When the task tries again, if it waits until a certain time.
     pub retry_at: Option<Duration>,
@@ -263,14 +263,14 @@ pub struct Rebalance {
     /// The largest number of open flows that the refilled members have had together, and the number
     /// of closings since it was reached.
     progress: (u64, u64),
-    /// The closing whose outcome is not known yet.
+    /// The closing with an outcome that is not known yet.
     pending: Option<PendingClosing>,
     /// The number of open flows before the last closing, and a time. The next closing waits until
     /// the pool has that number of open flows again, or until that time.
     awaited: Option<(u64, Duration)>,
     /// The members without a flow that can be closed, each with the time until which it is skipped.
     skipped: BTreeMap<SocketAddr, Duration>,
-    /// The members for whose trials flows were closed.
+    /// For each member with a trial for which a flow was closed: the last of these closings.
     tried: BTreeMap<SocketAddr, LastTrial>,
     /// Why the task pauses, and until when.
     pause: (RebalanceState, Duration),
@@ -326,7 +326,7 @@ impl Rebalance {
         !self.refilled.is_empty()
     }
 
-    /// What the task does, or why it closes nothing, as of the last tick.
+    /// The activity of the task at the last tick, or the reason why it closes nothing.
     pub const fn view(&self) -> &RebalanceView {
         &self.view
     }
@@ -527,8 +527,8 @@ impl Rebalance {
         });
     }
 
-    /// The ejected member whose trial is due, and which would be far below its limit if it were
-    /// readmitted. If there are several, a member for which a flow may be closed now is preferred.
+    /// The ejected member with a due trial that would be far below its limit if it were readmitted.
+    /// If there are several, a member for which a flow may be closed now is preferred.
     fn due_trial<'m>(&self, members: &'m [MemberFlows]) -> Option<DueTrial<'m>> {
         let due = members.iter().filter_map(|member| {
             let MemberState::TrialDue { trials } = member.state else { return None };
@@ -541,7 +541,7 @@ impl Rebalance {
     }
 }
 
-/// A closing whose outcome is not known yet.
+/// A closing with an outcome that is not known yet.
 #[derive(Clone, Copy, Debug)]
 struct PendingClosing {
     closing: Closing,
@@ -551,7 +551,7 @@ struct PendingClosing {
     trials: u64,
 }
 
-/// An ejected member whose trial is due.
+/// An ejected member with a due trial.
 struct DueTrial<'m> {
     /// The pool that results if the member is readmitted.
     pool: PoolFlows<'m>,
@@ -807,7 +807,7 @@ mod tests {
         assert_eq!(seconds(ClosingOutcome::Postponed).len(), 799, "each closing is tried again");
     }
 
-    /// The state of an ejected member whose trial is due.
+    /// The state of an ejected member with a due trial.
     const DUE: MemberState = MemberState::TrialDue { trials: 0 };
 
     /// A pool with a member that is ejected and has no flows.

@@ -205,7 +205,7 @@ pub struct HealthRules {
     pub heeds_reports: bool,
     /// Whether connects may choose backends that an operator has drained, if there are no others.
     pub drain_fallback: bool,
-    /// What happens to the open connections of a lost backend.
+    /// The treatment of the open connections of a lost backend.
     pub on_backend_loss: OnBackendLoss,
 }
 

@@ -260,7 +260,7 @@ impl Host {
         row.members.iter().map(|(address, _)| index(*address)).collect()
     }
 
-    /// The daemon dies, and another one adopts the programs' maps.
+    /// The daemon dies, and another daemon adopts the programs' maps.
     fn restart(&mut self) {
         let next_generations: Vec<BackendRef> = Vec::new();
         let adopted = Adopted { plan: self.plan.clone(), next_generations };
@@ -502,8 +502,8 @@ proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(64) })]
 
     /// After the daemon has detected which backends do not accept connections, connects avoid these
-    /// while another backend may serve. This must hold after any history, including restarts of the
-    /// daemon.
+    /// while another backend may serve. The property must hold after any history, including
+    /// restarts of the daemon.
     #[test]
     fn with_a_daemon_connects_avoid_backends_known_to_refuse(history in histories()) {
         let mut host = host_with_a_lame_duck(true);
@@ -531,7 +531,7 @@ proptest! {
             let dead = is_alive[..BACKENDS - 1].iter().filter(|alive| !**alive).count();
             host.is_alive = is_alive;
             // If the programs have ejected all living backends, trials find them one after another.
-            // This test sets no bound for that.
+            // The test sets no bound for the failures until then.
             let serves = (0..BACKENDS - 1).any(|at| host.is_alive[at] && !host.is_ejected(at));
             let failed = host.run_without_daemon(seconds);
             let dead = u32::try_from(dead).expect("few");

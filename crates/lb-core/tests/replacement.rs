@@ -197,7 +197,8 @@ fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
     for slot in &members {
         assert_eq!(backend(&balancer.plan(), *slot).usable, Usable::EvenEjected);
     }
-    // The fourth backend serves, so this host is not the reason why the others are unreachable.
+    // The fourth backend serves, so this host is not the reason why the other backends are
+    // unreachable.
     let index = balancer.services().next().map(|(_, index, _)| index).expect("a service");
     assert_eq!(balancer.handle(at(102), Fact::Serving([index].into())), Ok(true));
     assert_eq!(look(&balancer), ((1, 4), false, Tier::Healthy));

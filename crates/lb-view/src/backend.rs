@@ -63,7 +63,7 @@ pub struct BackendStatus {
     pub active: u64,
     /// Flows with records that were reclaimed because their sockets no longer exist.
     pub reclaimed: u64,
-    /// Flows whose first SYN was sent.
+    /// Flows for which the first SYN was sent.
     pub connecting: u64,
     pub established: u64,
     /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name).

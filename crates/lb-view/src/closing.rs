@@ -55,10 +55,10 @@ pub struct ClientClosed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloseCounts {
     pub closed: u64,
-    /// Flows whose connections had ended, or whose processes had closed them.
+    /// Flows with connections that had ended, or that their processes had closed.
     pub gone: u64,
-    /// Flows whose connections were not idle. If the request has an idle time, all UDP sockets are
-    /// counted here.
+    /// Flows with connections that were not idle. If the request has an idle time, all UDP sockets
+    /// are counted here.
     pub not_idle: u64,
     /// Flows of UDP sockets that are not connected: they may have flows to other backends.
     pub unconnected: u64,
@@ -68,7 +68,7 @@ pub struct CloseCounts {
     pub unlisted: u64,
     /// Flows that the request has not processed yet.
     pub left: u64,
-    /// Flows whose connections the kernel did not close, by the kernel's error.
+    /// Flows with connections that the kernel did not close, by the kernel's error.
     pub failed: BTreeMap<String, u64>,
 }
 

@@ -19,7 +19,7 @@ pub enum Severity {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The thing that was examined.
+    /// The name of the check.
     pub check: String,
     pub state: Severity,
     pub text: String,

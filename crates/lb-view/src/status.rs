@@ -207,8 +207,8 @@ impl ClientStatus {
     }
 }
 
-/// The findings of the passes over the records of open flows. A pass searches for records whose
-/// socket is in none of the kernel's lists.
+/// The findings of the passes over the records of open flows. A pass searches for records of
+/// sockets that are in none of the kernel's lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
     /// Passes since the daemon started. The daemon makes no pass while no flow is open.
@@ -351,7 +351,7 @@ impl ServiceStatus {
 pub struct RebalanceStatus {
     /// The [name](lb_core::rebalance::RebalanceState::name) of the state.
     pub state: String,
-    /// The backends that should get connections, or the ejected backend whose trial is due.
+    /// The backends that should get connections, or the ejected backend with a due trial.
     pub backends: Vec<ShortBackend>,
     /// Seconds until the next attempt; `None` if the next attempt does not wait for a time.
     pub retry_s: Option<u64>,
@@ -481,8 +481,8 @@ pub struct RemoteStatus {
     /// The number of endpoints that the server's newest list removes, and that remain in force
     /// until the server repeats this list.
     pub pending_removals: u64,
-    /// What connects do while the server's list is suspended: `refuse` or `pass`; `None` if the
-    /// list is not suspended.
+    /// The treatment of connects while the server's list is suspended: `refuse` or `pass`; `None`
+    /// if the list is not suspended.
     pub suspension: Option<String>,
     /// The earliest expiry of the certificates that connections to the server require, in seconds
     /// since 1970; `None` without TLS, or before the first connection.

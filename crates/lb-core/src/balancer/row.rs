@@ -27,7 +27,7 @@ pub struct Row<T = Instant> {
     /// choose it, and its health.
     pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
     /// The lame duck that connects use after the programs have ejected every member, until the
-    /// daemon reacts. It is in no table.
+    /// daemon reacts. The backup is in no table.
     pub backup: Option<SocketAddr>,
     /// The tier that serves.
     pub tier: Tier,
@@ -46,7 +46,7 @@ pub struct Row<T = Instant> {
     is_fresh: bool,
 }
 
-/// The inputs of a row besides its membership and the evidence on the backends.
+/// The inputs of a row in addition to its membership and the evidence on the backends.
 #[derive(Clone, Debug)]
 pub struct Circumstances<T> {
     /// The service's configuration.
@@ -162,8 +162,8 @@ fn candidate_by<T: Copy + Ord>(
     }
 }
 
-/// The facts of a member's list entry. They are needed because the evidence on a backend without a
-/// slot does not include the list's verdict.
+/// The facts of a member's list entry. These facts are needed because the evidence on a backend
+/// without a slot does not include the list's verdict.
 fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
     let least = if is_unproven { Health::Unproven } else { Health::Healthy };
     let health = health::list_verdict::<()>(&member.endpoint).map_or(least, |verdict| verdict.health);

@@ -138,8 +138,8 @@ mod tests {
     }
 
     /// How many of 300 connects go to the first of three backends with the shares in `entries`. The
-    /// first fails each connect, while the others have the numbers of open flows in `held`. The
-    /// daemon reads the members every second.
+    /// first backend fails each connect, while the other backends have the numbers of open flows in
+    /// `held`. The daemon reads the members every second.
     fn failed(policy: Policy, entries: [u32; 3], held: [u64; 2], per_20_s: u64) -> u64 {
         const TICK_NS: u64 = 1 << 20;
         let decay = Duration::from_secs(5);

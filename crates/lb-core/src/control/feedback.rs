@@ -369,7 +369,7 @@ impl Feedback {
             actual += float(seen.weight) * remembered.factor;
         }
         // After members have left, the mean of the remaining factors may differ from 1. All factors
-        // are scaled so that the mean is 1 again. This changes no share.
+        // are scaled so that the mean is 1 again. The scaling changes no share.
         let scale = if actual > 0.0 { structural / actual } else { 1.0 };
         for remembered in self.members.values_mut() {
             remembered.factor *= scale;

@@ -7,8 +7,8 @@ use super::TICK;
 /// The behaviour of the flows of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flows {
-    /// The mean lifetime of a flow: open flows divided by connects per second. It matters because
-    /// weights act only on new flows.
+    /// The mean lifetime of a flow: open flows divided by connects per second. The lifetime matters
+    /// because weights act only on new flows.
     pub life: Duration,
 }
 

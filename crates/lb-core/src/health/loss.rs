@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
-/// What happens to the open connections of a lost backend.
+/// The treatment of the open connections of a lost backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBackendLoss {
     /// They remain open.

@@ -69,7 +69,7 @@ pub(super) fn overlaps(position: Position) -> impl Iterator<Item = u64> {
     (0..arc.length).map(move |offset| arc.overlap(position, offset))
 }
 
-/// `aperture`: the backends of the arc, then the others, clockwise.
+/// `aperture`: the backends of the arc, then the other backends, clockwise.
 pub(super) fn aperture(position: Position) -> impl Iterator<Item = u32> {
     let first = Arc::of(position).first;
     (first..position.backends).chain(0..first)

@@ -20,8 +20,8 @@ const ROTATION: u64 = 0xC1;
 
 /// The order, read from a table with ten rows. Each lot of backends is a shuffled column, and the
 /// columns are in the order in which the client's lot visits them. A client reads its own row
-/// across all columns, then the next row, and so on, once around. It skips the numbers of the last
-/// lot that have no backend.
+/// across all columns, then the next row, and so on, once around. The client skips the numbers of
+/// the last lot that have no backend.
 pub(super) fn order(position: Position) -> impl Iterator<Item = u32> {
     // Without the rotation by the seed, the first client lot of every job would begin with the same
     // backend lots. Many small jobs with the same backends would then all use these lots.
@@ -51,7 +51,7 @@ fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) ->
     });
     // The dealt lots, in the order in which the first row visits them. They are stored because the
     // order of a list without indexes has thousands of lots, and is read far beyond the first row:
-    // most of its numbers have no endpoint.
+    // most numbers of the order have no endpoint.
     let mut dealt = Vec::new();
     let backend = move |(row, visited, lot): (usize, usize, u32)| {
         if visited == dealt.len() {

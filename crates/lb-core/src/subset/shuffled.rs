@@ -8,7 +8,8 @@ use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
 
 /// `random` (the book's "random subset"): every client shuffles all backends for itself. Chance
-/// makes the load uneven unless there are very many clients. It is the reference for comparisons.
+/// makes the load uneven unless there are very many clients. `random` is the reference for
+/// comparisons.
 pub(super) fn random(position: Position) -> impl Iterator<Item = u32> {
     shuffled((0..position.backends).collect(), position.seed, position.client).into_iter()
 }
