@@ -110,7 +110,7 @@ pub enum UnusableList {
     Services,
 }
 
-/// Kernel state that a balancer takes over; empty on a first start.
+/// Kernel state that a balancer adopts; empty on a first start.
 #[derive(Clone, Debug, Default)]
 pub struct Adopted {
     /// The contents of the maps.

@@ -208,7 +208,7 @@ pub struct MemberObservation {
     pub is_overridden: bool,
 }
 
-/// The members of a row by their addresses.
+/// The observations of a row's members, by address.
 pub type SeenRow = ByAddress<MemberObservation>;
 
 /// The observations of a row at a tick.
@@ -221,7 +221,7 @@ pub struct Look {
     /// Whether the service is in panic: so few members are available that connects may choose
     /// unavailable members, too.
     pub is_panic: bool,
-    /// Whether this is an idle service. The daemon then rarely requests reports from its backends.
+    /// Whether the service is idle. The daemon then rarely requests reports from its backends.
     pub is_idle: bool,
     /// The number of entries in the table.
     pub entries: u32,

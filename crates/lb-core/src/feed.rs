@@ -311,7 +311,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.refused_by.get(client).or(self.fault.as_ref()).map(String::as_str)
     }
 
-    /// The time of the last reading with a usable result; `None` before the first.
+    /// The time of the last reading with a usable result; `None` before the first such reading.
     pub fn good_since(&self) -> Option<T> {
         self.good_since
     }

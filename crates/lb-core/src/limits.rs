@@ -6,11 +6,11 @@ use lb_common::abi;
 /// Sizes of one client task's maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The number of schedule entries of all the task's services together; a power of two.
+    /// The largest number of schedule entries of all the task's services together; a power of two.
     pub schedule_entries: u32,
-    /// The number of sockets with a stored backend; a power of two.
+    /// The largest number of sockets with a stored backend; a power of two.
     pub flow_records: u32,
-    /// The number of backends of all the task's services together.
+    /// The largest number of backends of all the task's services together.
     pub slots: u32,
 }
 

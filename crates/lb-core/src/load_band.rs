@@ -39,7 +39,8 @@ pub const SMOOTHING: Duration = Duration::from_secs(15);
 pub struct BandedSize {
     band: LoadBand,
     size: u32,
-    /// The smoothed number of open flows, and the time of the last update; `None` before the first.
+    /// The smoothed number of open flows, and the time of the last update; `None` before the first
+    /// update.
     seen: Option<(f64, Duration)>,
 }
 

@@ -50,8 +50,9 @@ impl MembershipVerdict {
 pub struct Member {
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// The weight for the schedule: the endpoint's own weight if shares follow the weights, else
-    /// proportional to the share. If the policy ignores weights, all members have the same weight.
+    /// The weight for the schedule: the endpoint's own weight if shares follow the weights; if not,
+    /// a number in proportion to the share. If the policy ignores weights, all members have the
+    /// same weight.
     pub weight: u64,
     /// The part of the task's connects that the member receives.
     pub share: f64,

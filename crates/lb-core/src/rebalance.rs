@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::service::Task;
 
-/// Younger flows are not closed. The connection that replaces a closed one is young, so no
+/// Younger flows are not closed. The connection that replaces a closed connection is young, so no
 /// connection of a client is closed twice within this time.
 pub const MIN_AGE: Duration = Duration::from_mins(1);
 
@@ -496,7 +496,7 @@ impl Rebalance {
         self.permits = (self.permits + rate * passed.as_secs_f64()).min(rate.max(1.0));
     }
 
-    /// Whether many closings have brought no flow to the refilled members.
+    /// Whether the refilled members have gained no flow after many closings.
     fn is_futile(&self, pool: &PoolFlows<'_>) -> bool {
         let entries = pool.sum(|member| self.refilled.contains(&member.address), |member| member.entries);
         u128::from(self.progress.1) * u128::from(entries) > FUTILE * pool.entries

@@ -43,10 +43,10 @@ pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     let mut weights_left: u128 = rising.iter().map(|&i| u128::from(weights[i])).sum();
     let mut entries_left = u128::from(entries);
     let mut small = 0;
-    // If a weight gets a whole entry for a smaller share, fewer entries are left for the others,
-    // and the next share may fall below one. A single pass from the lightest weight up finds all
-    // such weights. The pass ends before the heaviest weight, because at any time at least as many
-    // entries as weights are left.
+    // If a weight gets a whole entry for a smaller share, fewer entries are left for the other
+    // weights, and the next share may fall below one. A single pass from the lightest weight up
+    // finds all such weights. The pass ends before the heaviest weight, because at any time at
+    // least as many entries as weights are left.
     for &i in &rising {
         let weight = u128::from(weights[i]);
         if weight * entries_left >= weights_left {
@@ -61,7 +61,8 @@ pub fn apportion(weights: &[u64], entries: u32) -> Vec<u32> {
     counts
 }
 
-/// Divides `entries` among the weights at `members`, which sum to `sum`, by largest remainder.
+/// Divides `entries` by largest remainder among the weights at the positions `members`. `sum` is
+/// the sum of these weights.
 fn share(weights: &[u64], members: &[usize], sum: u128, entries: u128, counts: &mut [u32]) {
     let mut remainders = Vec::with_capacity(members.len());
     let mut entries_left = entries;

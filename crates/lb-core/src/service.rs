@@ -203,7 +203,8 @@ pub struct HealthRules {
     pub first_look: Option<Duration>,
     /// Whether reports of backends are used as evidence of their health.
     pub heeds_reports: bool,
-    /// Whether connects may choose backends that an operator has drained, if there are no others.
+    /// Whether connects may choose backends that an operator has drained, if there are no other
+    /// backends.
     pub drain_fallback: bool,
     /// The treatment of the open connections of a lost backend.
     pub on_backend_loss: OnBackendLoss,

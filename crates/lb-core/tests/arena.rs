@@ -1,6 +1,6 @@
 //! The schedule arena with a map that records its history. After any sequence of publications,
 //! moves and waits, tables that a reader may be reading are unchanged, and every table that fits
-//! the limit gets published.
+//! the limit is published.
 
 use std::collections::BTreeMap;
 

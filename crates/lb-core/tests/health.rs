@@ -84,7 +84,7 @@ fn a_backend_that_cannot_accept_is_chosen_last() {
             ALL.iter().enumerate().filter(|(at, _)| set >> at & 1 != 0).map(|(_, one)| *one).collect();
         for is_panic in [false, true] {
             let serves = tier(candidates.clone(), is_panic, false);
-            // Connects do not choose an ejected backend, unless its state word overrides this.
+            // Connects do not choose an ejected backend, unless its state word permits this.
             let is_chosen = |one: &&TierCandidate| match usable(**one, serves) {
                 Usable::No => false,
                 Usable::UnlessEjected => one.health != Health::Ejected,

@@ -21,7 +21,7 @@ fn backends() -> impl Strategy<Value = u32> {
     prop_oneof![4 => 0..64_u32, 3 => 0..1_000_u32, 1 => 0..=65_536_u32]
 }
 
-/// Any client of any job. A job has more tasks than the highest task number.
+/// Any client of any job. The client's number is below the number of tasks in the job.
 fn positions() -> impl Strategy<Value = Position> {
     let clients = prop_oneof![1..40_u32, 1..=65_536_u32];
     let clients = clients.prop_flat_map(|clients| (0..clients, Just(clients)));

@@ -81,8 +81,8 @@ pub struct BackendStatus {
     /// application gave up or that this host could not send are not included.
     #[serde(default)]
     pub failed_60s: Option<u64>,
-    /// Whether all connects of the last minute failed, and there were so many that chance is
-    /// excluded. `false` if connects may not choose the backend.
+    /// Whether all connects of the last minute failed, and there were so many connects that chance
+    /// is excluded. `false` if connects may not choose the backend.
     #[serde(default)]
     pub failing: bool,
     /// Round-trip times of the handshake.
@@ -99,7 +99,7 @@ pub struct BackendStatus {
     pub lifetime_s: f64,
     /// Bytes that ended flows received.
     pub bytes_received: u64,
-    /// Bytes that ended flows sent and the peers acknowledged.
+    /// Bytes that ended flows sent and their peers acknowledged.
     pub bytes_sent: u64,
     /// Segments that ended flows retransmitted.
     pub retransmits: u64,

@@ -36,7 +36,7 @@ pub enum FaultCode {
     RestartNeeded,
     /// The daemon's limit of open files is too low.
     OpenFiles,
-    /// The pins of another client cannot be read.
+    /// The daemon cannot read whether unconfigured clients have pins.
     Pins,
     NotStarted,
     /// A client's programs are not attached to its cgroup.

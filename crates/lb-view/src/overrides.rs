@@ -161,7 +161,8 @@ pub struct ClientEffect {
     pub is_settled: bool,
     /// The backend's active flows.
     pub open_flows: u64,
-    /// Flows to the backend so far that have no record, so that their ends are unknown.
+    /// The number of flows to the backend so far that have no record. The ends of these flows are
+    /// unknown.
     pub untracked: u64,
     /// The backend's part of the entries of the client's table, 0 to 1; 0 if it gets no
     /// connections.

@@ -434,7 +434,7 @@ pub struct SourceStatus {
     /// The file; `None` for a static list, and for a list that a server sends.
     pub file: Option<PathBuf>,
     /// Seconds since the last read of the file without faults, or since the server last confirmed a
-    /// list; `None` before the first.
+    /// list; `None` before the first such read or confirmation.
     pub good_for_s: Option<u64>,
     /// Why the last read of the list failed; `None` if the read succeeded.
     pub error: Option<String>,
@@ -468,10 +468,10 @@ pub struct RemoteStatus {
     pub origin: String,
     /// The version of the server's newest list, as the server reports it; empty if it reports none.
     pub version: String,
-    /// The number of endpoints of the server's newest list, even if it is not in force; `None`
-    /// before the first.
+    /// The number of endpoints of the server's newest list, even if the list is not in force;
+    /// `None` before the first list.
     pub endpoints: Option<u64>,
-    /// The number of different answers so far.
+    /// The number of different answers of the server since the daemon started.
     pub lists: u64,
     /// Seconds until the next query; `None` while a query is under way.
     pub next_s: Option<u64>,
@@ -530,8 +530,8 @@ pub struct NeighbourProgram {
     /// this is assumed if there is an unnamed program at every hook that socklb uses.
     #[serde(default)]
     pub is_socklb: bool,
-    /// Whether the program runs after socklb's program. It then reads the destination that socklb's
-    /// program has written, and may replace this destination.
+    /// Whether the program runs after socklb's program. That program then reads the destination
+    /// that socklb's program has written, and may replace this destination.
     pub runs_after_ours: bool,
 }
 

@@ -88,7 +88,7 @@ pub struct Feedback {
     members: ByAddress<MemberHistory>,
     /// The largest number of members that the row has ever had.
     most: usize,
-    /// The gain of the last step; `None` before the first.
+    /// The gain of the last step; `None` before the first step.
     gain: Option<f64>,
 }
 
@@ -107,7 +107,7 @@ struct MemberHistory {
     /// The time for which the factor has been returning to 1 because no report has arrived for
     /// [`HELD`].
     decayed: Duration,
-    /// The member's utilization, smoothed over [`SMOOTHED_LIVES`].
+    /// The member's utilization, smoothed over [`SMOOTHED_LIVES`] lifetimes of a flow.
     used: Option<f64>,
     /// Why the member's factor did not change, or may not rise.
     hold: Option<Hold>,
@@ -451,8 +451,8 @@ fn with_utilization(seen: &MemberObservation) -> Option<ReceivedReport> {
     seen.report.filter(|report| report.load.utilization.is_some())
 }
 
-/// Whether a backend may not gain weight because too many of its requests, or of this task's flows
-/// to it, fail.
+/// Whether too many of the backend's requests, or of this task's flows to the backend, fail. The
+/// backend may then not gain weight.
 fn fails(seen: &MemberObservation, now: Duration) -> bool {
     // A report that is too old does not prevent a factor from rising.
     let recent = seen.report.filter(|report| now.saturating_sub(report.at) < HELD);

@@ -62,7 +62,7 @@ impl Lives {
 const UNUSED: u32 = 15;
 const USED: u32 = 5;
 
-/// Measures whether a service is idle.
+/// Determines whether a service is idle.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Activity {
     /// Seconds with flows since the service was last idle, and seconds since the last flow.

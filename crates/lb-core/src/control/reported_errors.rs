@@ -12,7 +12,8 @@ use super::ReceivedReport;
 /// The reported errors of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReportedErrors {
-    /// The number of flows started to the backend until the last tick; `None` before the first.
+    /// The number of flows started to the backend until the last tick; `None` before the first
+    /// tick.
     chosen: Option<u64>,
     /// The fraction of an error that has not been added yet.
     rest: f64,

@@ -66,7 +66,7 @@ pub fn is_below_threshold(available: usize, tried: usize, panic_threshold: u8) -
 }
 
 /// The tier that serves among these candidates. `is_panic`: whether the service is in panic.
-/// `drain_fallback`: whether connects may choose drained backends if there are no others.
+/// `drain_fallback`: whether connects may choose drained backends if there are no other backends.
 pub fn tier(
     candidates: impl IntoIterator<Item = TierCandidate>,
     is_panic: bool,

@@ -150,8 +150,8 @@ fn open_flows_are_spread_within_each_policys_bound() {
     let equal = || weighted(&[1; 100]);
     let uneven = || weighted(&(0..100).map(|i| 1 + i % 4).collect::<Vec<_>>());
     // Each backend has 200 flows on average. With random choice the standard deviation is 14, so
-    // the most loaded of 100 backends has about 35 flows more than the mean. With two choices it
-    // has a few more than the mean.
+    // the most loaded of 100 backends has about 35 flows more than the mean. With two choices, the
+    // most loaded backend has a few flows more than the mean.
     let by_chance = seeds().map(|start| excess_from(start, Policy::Random, equal())).sum::<f64>() / 10.0;
     assert!((30.0..40.0).contains(&by_chance), "{by_chance}");
     assert!(excess(Policy::P2c, equal()) < 5.0);

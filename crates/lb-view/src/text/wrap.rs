@@ -69,7 +69,7 @@ pub fn is_escape(piece: &str) -> bool {
 }
 
 /// Splits a text into escape sequences and the text between them. Every sequence must end with `m`;
-/// this crate writes no others.
+/// this crate writes no other sequences.
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
