@@ -349,7 +349,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             if endpoints.get(known.address).is_none() {
                 // Another backend may have this address later.
                 standing.unprove();
-                // A drain by an operator also applies to a backend that the list names again.
+                // A drain by an operator also applies to a backend that a later list contains
+                // again.
                 let is_needed = slots.get(*known).is_some() || standing.is_drained_by_operator();
                 forgotten.extend((!is_needed).then_some(*known));
             }

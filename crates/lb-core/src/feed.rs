@@ -86,8 +86,8 @@ pub struct Reloaded<L> {
     /// The newest list so far, which the caller delivers again, because the reading of the reload
     /// failed or began before another reading that has ended.
     pub retained: Option<L>,
-    /// Whether to deliver the list that an earlier daemon has stored, if there is one, because no
-    /// other list exists.
+    /// Whether no list exists, so that the caller delivers the list that an earlier daemon has
+    /// stored, if there is one.
     pub wants_last_good: bool,
 }
 

@@ -8,7 +8,7 @@ use std::fmt;
 use lb_common::abi::{MAX_SERVICES, NO_SLOT};
 
 /// The place of a backend in the kernel's arrays: an index below
-/// [`MAX_SLOTS`](lb_common::abi::MAX_SLOTS), so never [`NO_SLOT`].
+/// [`MAX_SLOTS`](lb_common::abi::MAX_SLOTS), and therefore never [`NO_SLOT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(u16);
 

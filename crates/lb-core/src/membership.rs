@@ -99,7 +99,7 @@ pub struct Membership {
     /// All further endpoints of the order, if the size follows load. They become members when the
     /// subset grows ([`Membership::resized`]).
     pub reserve: Vec<Member>,
-    /// Lame ducks, which serve if no member does: the best in the order first, with the weights
+    /// Lame ducks, which serve if no member serves: the best in the order first, with the weights
     /// that they have when they serve.
     pub lame_ducks: Vec<Member>,
     /// The examined part of the algorithm's order: the index of each examined endpoint, and the

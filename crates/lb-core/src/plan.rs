@@ -237,7 +237,7 @@ impl Plan {
     }
 }
 
-/// The steps from the present kernel state to the desired one.
+/// The steps from the present kernel state to the desired kernel state.
 ///
 /// If the daemon is killed between any two steps, the maps work, and the next daemon can adopt
 /// them. The order of the steps ensures this:
@@ -359,8 +359,8 @@ fn set_states(index: ServiceIndex, changed: &Changed<'_>, steps: &mut Vec<Step>)
         }
         if before.daemon_state() != backend.daemon_state() {
             let step = Step::SetState(slot, backend.daemon_state());
-            // Backends become usable before others become unusable, so that fewer picks find an
-            // unusable backend.
+            // Backends become usable before other backends become unusable, so that fewer picks
+            // find an unusable backend.
             if backend.usable.is_usable() { steps.push(step) } else { unusable.push(step) }
         }
     }

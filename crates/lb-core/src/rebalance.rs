@@ -265,8 +265,8 @@ pub struct Rebalance {
     progress: (u64, u64),
     /// The closing with an outcome that is not known yet.
     pending: Option<PendingClosing>,
-    /// The number of open flows before the last closing, and a time. The next closing waits until
-    /// the pool has that number of open flows again, or until that time.
+    /// The number of open flows before the last closing, and a time limit. The next closing waits
+    /// until the pool has that number of open flows again, or until the time limit.
     awaited: Option<(u64, Duration)>,
     /// The members without a flow that can be closed, each with the time until which it is skipped.
     skipped: BTreeMap<SocketAddr, Duration>,
@@ -468,8 +468,7 @@ impl Rebalance {
     fn update_refilled(&mut self, pool: &PoolFlows<'_>, is_panic: bool) {
         let is_refilled = |member: &&&MemberFlows| {
             // A member remains refilled until it has reached the limit, even if it is no longer far
-            // below the limit. In small pools, the difference between the two is a large part of
-            // the share.
+            // below the limit. In small pools, [`MIN_DEFICIT`] flows are a large part of the share.
             let is_below = if self.refilled.contains(&member.address) {
                 u128::from(member.open) * pool.entries * 1000 < self.limit(pool, member)
             } else {
@@ -527,8 +526,8 @@ impl Rebalance {
         });
     }
 
-    /// The ejected member with a due trial that would be far below its limit if it were readmitted.
-    /// If there are several, a member for which a flow may be closed now is preferred.
+    /// The ejected member that has a due trial and would be far below its limit if it were
+    /// readmitted. If there are several, a member for which a flow may be closed now is preferred.
     fn due_trial<'m>(&self, members: &'m [MemberFlows]) -> Option<DueTrial<'m>> {
         let due = members.iter().filter_map(|member| {
             let MemberState::TrialDue { trials } = member.state else { return None };
@@ -750,7 +749,8 @@ mod tests {
     #[test]
     fn the_tasks_of_a_job_share_its_rate_and_do_not_close_together() {
         let rules = RebalanceRules { rate: ClosingRate::per_second(2), ..FAST };
-        // One task alone may close two per second; no permits are saved while the pool is even.
+        // One task alone may close two flows per second; no permits are saved while the pool is
+        // even.
         let mut rebalance = Rebalance::new(rules, ALONE);
         let even = members(&[6; 8]);
         assert_eq!(closings(&mut rebalance, 0..100, &even, ClosingOutcome::Closed(1)), []);

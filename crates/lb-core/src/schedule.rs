@@ -17,8 +17,8 @@ pub fn length_log2(backends: u32) -> u8 {
     (MIN_SCHEDULE_LOG2..MAX_SCHEDULE_LOG2).find(|&log2| 1_u64 << log2 >= wanted).unwrap_or(MAX_SCHEDULE_LOG2)
 }
 
-/// How many of `entries` entries each weight gets: in proportion, rounded by largest remainder, and
-/// at least one for every positive weight.
+/// How many of `entries` entries each weight gets: a number in proportion to the weight, rounded by
+/// largest remainder, and at least one entry for every positive weight.
 ///
 /// A weight of 0 gets no entry. The counts sum to `entries`, or to 0 if no weight is positive. A
 /// weight with a fair share below one entry gets exactly one entry; the other weights divide the

@@ -135,7 +135,7 @@ pub struct Service {
     /// The behaviour of a connect when all backends have reached `active_limit`.
     pub overflow: Overflow,
     /// The time in which the recent errors of a backend halve; `None` if errors do not affect
-    /// choices. Only policies that count errors use it.
+    /// choices. Only policies that count errors use this time.
     pub error_decay: Option<Duration>,
     /// The time after which a TCP connect fails; `None` for the kernel's default.
     pub connect_timeout: Option<Duration>,

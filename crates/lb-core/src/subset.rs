@@ -8,8 +8,8 @@
 //!
 //! Every version on every host must compute the same order: a silent change would make a whole
 //! fleet reconnect. So this module uses no floating point, and `tests/vectors.json` fixes the
-//! results. It does not use health, weights or addresses: each backend is represented by its index,
-//! and the caller skips holes.
+//! results. The module does not use health, weights or addresses: each backend is represented by
+//! its index, and the caller skips holes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -62,8 +62,8 @@ pub enum Algorithm {
     /// [`Algorithm::Ringsteady`] with lots of ten clients and lots of ten backends; a shuffle deals
     /// the backends of a lot to the clients of a lot (ACM Queue 2022). This is the default.
     Rocksteadier,
-    /// [`Algorithm::Rocksteadier`] as the article defines it: without the rotation by the seed, and
-    /// with evenly spaced lots.
+    /// [`Algorithm::Rocksteadier`] as the article (ACM Queue 2022) defines it: without the rotation
+    /// by the seed, and with evenly spaced lots.
     RocksteadierScaled,
     /// Arcs of a ring that may contain fractions of backends (Twitter 2019, Finagle).
     Aperture,

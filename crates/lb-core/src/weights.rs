@@ -217,7 +217,8 @@ fn normalise(graph: &Graph, factors: &[f64], weights: &mut [f64], loads: &mut [f
 }
 
 impl Solution {
-    /// The weights of one client's subset, in its order. `graph` must be the graph of the solution.
+    /// The weights of one client's subset, in the order of the subset. `graph` must be the graph of
+    /// the solution.
     ///
     /// # Panics
     /// If there is no such client.
@@ -232,8 +233,8 @@ impl Solution {
 }
 
 /// Raw utilization of loads, which may be counts of connections: the mean load divided by the
-/// largest, including backends without clients. This is the part of the capacity that can be used
-/// before the first backend is full. The result is 0 without load.
+/// largest load, including backends without clients. This is the part of the capacity that can be
+/// used before the first backend is full. The result is 0 without load.
 pub fn raw_utilization(loads: &[f64]) -> f64 {
     let largest = loads.iter().copied().fold(0.0, f64::max);
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]

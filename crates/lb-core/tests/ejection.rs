@@ -307,8 +307,8 @@ fn a_missing_answer_is_counted_only_while_other_backends_answer() {
     assert_eq!(service.report(1, UNANSWERED, 0, NO_JITTER), Judgement::Ejected);
 }
 
-/// A backend hangs. Clients send it a burst of three requests every 100 ms, and give up each
-/// request after a second. The other backends answer at once.
+/// A backend hangs. Clients send a burst of three requests to this backend every 100 ms, and give
+/// up each request after a second. The other backends answer at once.
 #[test]
 fn all_simultaneous_missing_answers_are_counted() {
     let service = service(RULES, 3);

@@ -106,8 +106,8 @@ pub struct BackendChange {
 }
 
 /// The keys that differ. If one of the two configurations does not have a key but has the key's
-/// table, the value is [`NONE`]. If it does not have the table either, the key is left out, because
-/// the pinned maps do not contain all keys.
+/// table, the value is [`NONE`]. If that configuration does not have the table either, the key is
+/// left out, because the pinned maps do not contain all keys.
 pub fn keys(before: &Keys, after: &Keys) -> Vec<KeyChange> {
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     let change = |key: &String| {

@@ -526,8 +526,9 @@ pub struct NeighbourProgram {
     pub program: u32,
     /// The program's name; `None` without the privilege to read it (CAP_SYS_ADMIN).
     pub name: Option<String>,
-    /// Whether the program belongs to a socklb, according to its name. If names cannot be read,
-    /// this is assumed if there is an unnamed program at every hook that socklb uses.
+    /// Whether the program belongs to a socklb, according to its name. If names cannot be read, the
+    /// program is assumed to belong to a socklb if there is an unnamed program at every hook that
+    /// socklb uses.
     #[serde(default)]
     pub is_socklb: bool,
     /// Whether the program runs after socklb's program. That program then reads the destination

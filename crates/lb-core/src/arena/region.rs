@@ -1,8 +1,8 @@
 //! Regions of the schedule map: the first free region for a new table, and which tables to move if
 //! no region is free.
 //!
-//! Lengths are powers of two, and a region begins at a multiple of its length. So either two
-//! regions are disjoint, or one contains the other.
+//! Lengths are powers of two, and a region begins at a multiple of its length. So two regions are
+//! disjoint, or one region contains the other region.
 
 /// A part of the schedule map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

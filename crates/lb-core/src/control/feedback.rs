@@ -70,13 +70,14 @@ const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// has a low utilization.
 const MOST_ERRORS: f64 = 0.05;
 
-/// If a backend's flows live this many times longer than the median of the row, it may not gain
-/// weight: a hung backend has a low utilization, and its flows remain open until clients give up.
+/// If a backend's flows live this many times longer than the median of the row, the backend may not
+/// gain weight: a hung backend has a low utilization, and its flows remain open until clients give
+/// up.
 const LONG_FLOWS: f64 = 4.0;
 
 /// The factors of members that have left are stored for four minutes. The number of these factors
-/// is at most the largest number of members that the row has ever had at one time, plus this
-/// number.
+/// is at most the largest number of members that the row has ever had at one time, plus
+/// `MOST_GONE`.
 const MOST_GONE: usize = 64;
 
 /// After this many time constants, a difference is a twentieth of its initial size.
@@ -454,7 +455,7 @@ fn with_utilization(seen: &MemberObservation) -> Option<ReceivedReport> {
 /// Whether too many of the backend's requests, or of this task's flows to the backend, fail. The
 /// backend may then not gain weight.
 fn fails(seen: &MemberObservation, now: Duration) -> bool {
-    // A report that is too old does not prevent a factor from rising.
+    // The errors in a report that is too old are ignored.
     let recent = seen.report.filter(|report| now.saturating_sub(report.at) < HELD);
     let reported = recent.and_then(|report| report.load.error_share());
     reported.into_iter().chain(seen.errors).any(|share| share > MOST_ERRORS)

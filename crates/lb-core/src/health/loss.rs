@@ -152,7 +152,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
     }
 
     /// The number of backends that were lost together, and the number of members before the loss;
-    /// `None` unless so many were lost that their connections are not closed.
+    /// `None` if so few were lost that their connections are closed.
     pub fn withheld(&self) -> Option<(usize, usize)> {
         self.withheld
     }

@@ -168,7 +168,8 @@ mod tests {
         check("uvuvhhhh", 4, &[1], &[4]);
         check("uh", 1, &[0], &[1]);
         check("uuuuuuuuhhhhhhhh", 8, &[0, 1], &[8, 9]);
-        // A replaced member remains replaced, although another has been unavailable for longer.
+        // A replaced member remains replaced, although another member has been unavailable for
+        // longer.
         check("UvUvhhhh", 4, &[0, 1, 2], &[4, 5, 6]);
         // In the end all members are replaced.
         check("UUUuhhhh", 4, &[0, 1, 2, 3], &[4, 5, 6, 7]);

@@ -35,7 +35,7 @@ pub(super) fn ringsteady(position: Position) -> impl Iterator<Item = u32> {
 }
 
 /// `ringsteady-scaled`: backends in the order of `ringsteady`, but evenly spaced on the ring. The
-/// load is more even, but every added backend moves all others a little.
+/// load is more even, but every added backend moves all other backends a little.
 pub(super) fn scaled(position: Position) -> impl Iterator<Item = u32> {
     from_scaled_point(position.backends, vdc(position.client.into()))
 }

@@ -4,8 +4,9 @@
 //! Clients and backends are cut into lots of ten by their numbers. Each lot of clients visits the
 //! lots of backends in an order of its own, and for each pair of lots a shuffle deals the ten
 //! backends to the ten clients, one to each. The dealing makes the load even, and a new backend
-//! enters an order at one position without moving the rest. The order depends neither on the number
-//! of clients nor on the size of the subset, so no client reconnects when one of these changes.
+//! enters an order at one position without moving the other backends. The order depends neither on
+//! the number of clients nor on the size of the subset, so no client reconnects when one of these
+//! changes.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};

@@ -1,9 +1,9 @@
-//! The van der Corput sequence: points on a ring of circumference 1 such that, for every n, the
-//! first n of them are nearly evenly spaced.
+//! The van der Corput sequence: points on a ring of circumference 1. For every n, the first n
+//! points are nearly evenly spaced.
 //!
-//! A task or backend can be added without moving any other, because point i does not depend on the
-//! number of points. The base is 2, so point i is the number i with its bits reversed, which takes
-//! one instruction.
+//! A task or backend can be added without moving any other point, because point i does not depend
+//! on the number of points. The base is 2, so point i is the number i with its bits reversed, which
+//! takes one instruction.
 
 /// The point of `i`, in units of 2^-64: the bits of `i` reversed. This function is its own inverse.
 pub const fn vdc(i: u64) -> u64 {

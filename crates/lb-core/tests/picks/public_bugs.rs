@@ -140,7 +140,8 @@ fn r28_rare_connects_move_no_weight_and_reports_move_it_slowly() {
         let (mut lives, mut of_late) = (Lives::default(), [OfLate::default(); BACKENDS as usize]);
         let mut tables = 0;
         for second in 0..3_600 {
-            // Each backend is dialled every four minutes, and every connect to the first fails.
+            // Each backend is dialled every four minutes, and every connect to the first backend
+            // fails.
             let dialled = (second % 60 == 0).then_some((second / 60) as usize % BACKENDS as usize);
             of_late.iter_mut().for_each(|of_late| of_late.tick(0.0));
             if let Some(at) = dialled {

@@ -159,7 +159,7 @@ fn open_flows_are_spread_within_each_policys_bound() {
     assert!(excess(Policy::RoundRobin, equal()) < 2.0);
     assert!(excess(Policy::WeightedRoundRobin, uneven()) < 2.0);
     // In tables of 4,096 entries for 100 backends, some backends have one entry more than others. A
-    // scan does not use the table, so this does not affect it.
+    // scan does not use the table, so this difference does not affect the scan.
     let mut host = equal();
     let cpu = cpu_at(11);
     for _ in 0..20_000 {

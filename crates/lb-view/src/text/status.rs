@@ -1,5 +1,5 @@
 //! The text form of the status. Each service has a table of its backends that fits the terminal. If
-//! connects to a backend fail, the line below the backend shows how.
+//! connects to a backend fail, the line below the backend shows how they fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
