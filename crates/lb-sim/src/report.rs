@@ -1,9 +1,9 @@
 //! The report: figures of three publications on subsets and load, computed again by socklb's own
-//! code. It is one page with its files.
+//! code. The report has one page, and a file for each figure.
 //!
 //! The modules in reading order: the elements of sections ([`palette`], [`numbers`], [`section`]),
-//! a room for each publication, then the page and its directory. The same build writes the same
-//! bytes: the report contains no dates and nothing about the machine.
+//! a module for each publication, then the page and its directory. The same build writes the same
+//! bytes: the report contains no dates and no properties of the machine.
 
 pub mod palette;
 
@@ -37,20 +37,21 @@ pub use section::Extent;
 use section::ReportSection;
 use sre_book::{book, load};
 
-/// How many steps of progress [`sections`] makes: one for each number of backends of a sweep, and
-/// more for sections that take longer.
+/// The number of progress steps of [`sections`]: one for each number of backends of a sweep, and
+/// several for each simulation of a scenario with load and for each other section.
 pub fn steps(extent: Extent) -> u64 {
     (utilization::SWEEPS + weights::SWEEPS) * u64::from(extent.most_tasks - utilization::SIZE + 1)
         + PLAY * load::plays(extent)
         + OTHER * OTHERS
 }
 
-/// The progress steps of one simulation of a scenario with load, and below, of a section without
-/// simulations and sweeps. A step takes one or two milliseconds of CPU time.
+/// The progress steps of one simulation of a scenario with load. A step takes one or two
+/// milliseconds of CPU time.
 const PLAY: u64 = 800;
+/// The progress steps of each other section that has no sweeps.
 const OTHER: u64 = 400;
 
-/// The number of sections that have neither simulations nor sweeps.
+/// The number of sections that have neither simulations of a scenario with load nor sweeps.
 const OTHERS: u64 = 9;
 
 /// All sections, in reading order.

@@ -2,7 +2,7 @@
 //!
 //! Every file of a report begins with a mark. A directory that is not empty must contain a file
 //! with the mark, and a file without the mark is never overwritten. Each file is written under
-//! another name and then renamed, so readers never see a part of a file.
+//! another name and then renamed, so other processes never read an incomplete file.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -52,8 +52,8 @@ impl ReportDirectory {
         Ok(Self { path: path.to_owned() })
     }
 
-    /// Writes the files; each pair is a name and a text. If one would replace a file without the
-    /// mark, writes none of them.
+    /// Writes the files; each pair is a name and a text. If any of them would replace a file
+    /// without the mark, writes no file.
     pub fn write(&self, files: &[(String, String)]) -> Result<()> {
         for (name, _) in files {
             let path = self.path.join(name);
@@ -93,7 +93,7 @@ fn is_unfinished(name: &OsStr) -> bool {
     name.to_string_lossy().starts_with(UNFINISHED)
 }
 
-/// Returns whether a regular file has the mark in its first lines.
+/// Whether the path is a regular file with the mark in its first [`HEAD`] bytes.
 fn is_marked(path: &Path) -> Result<bool> {
     if !fs::symlink_metadata(path).with_context(|| format!("inspect {}", path.display()))?.is_file() {
         return Ok(false);

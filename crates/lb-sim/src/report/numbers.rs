@@ -1,7 +1,7 @@
 //! Formats numbers for figures and tables.
 //!
 //! Each kind of number has one format, so a table and the text beside it never differ. This module
-//! must not know what the numbers measure.
+//! must not depend on the meaning of the numbers.
 
 /// A share in percent with one decimal. A line never breaks before the percent sign.
 pub fn percent(share: f64) -> String {

@@ -71,10 +71,10 @@ pub fn page(sections: &[ReportSection]) -> String {
          body{{font-family:{FONTS}}}\n{STYLE}{figures}\n</style>\n</head>\n<body>\n<header>\n\
          <h1>Subsets in pictures</h1>\n\
          <p class=\"lead\">Every client task of a job uses only some of a service\u{2019}s backends. The choice of backends decides \
-         how even the load is, how many connections it takes, and how many of them close when a job is resized. This page shows \
-         the figures of three publications on this question, computed with the decisions of socklb\u{2019}s daemon, each beside the \
-         numbers that its source has published.</p>\n\
-         <p>All job seeds are 0 unless the text states otherwise, so the same build gives the same page. A <em>client</em> is a \
+         how even the load is, how many connections the clients need, and how many connections close when a job is resized. This \
+         page shows the figures of three publications on this choice, computed with the decisions of socklb\u{2019}s daemon, each \
+         beside the numbers from its publication.</p>\n\
+         <p>All job seeds are 0 unless the text states otherwise, so the same build writes the same page. A <em>client</em> is a \
          task that connects, a <em>backend</em> is a task that accepts connections; each of M clients uses k of N backends.</p>\n\
          <nav aria-label=\"Contents\">\n<ol>\n{contents}</ol>\n</nav>\n</header>\n<main>\n{sections}</main>\n<footer>\n\
          <h2 id=\"sources\">Sources</h2>\n<ul>\n{sources}</ul>\n</footer>\n</body>\n</html>\n"
@@ -88,13 +88,13 @@ fn colours(scheme: usize) -> String {
     Paint::COMMON.iter().chain(&PAINTS).map(property).collect()
 }
 
-/// An address in short form for readers.
+/// The host name of an address.
 fn short(address: &str) -> &str {
     let bare = address.trim_start_matches("https://");
     bare.split('/').next().unwrap_or(bare)
 }
 
-/// Text with typographic apostrophes.
+/// Text for HTML: with typographic apostrophes, and escaped.
 fn prose(words: &str) -> String {
     escaped(&words.replace('\'', "\u{2019}"))
 }

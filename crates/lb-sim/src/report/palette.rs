@@ -1,13 +1,13 @@
 //! The meaning of the report's colours: one paint for each family of algorithms, which is the same
 //! in every figure.
 //!
-//! This module must not know how the colours look: `lb_svg::palette` decides that.
+//! This module must not define the colours themselves: `lb_svg::palette` does this.
 
 use lb_core::subset::Algorithm;
 use lb_svg::Paint;
 use lb_svg::palette::{BLUE, GREEN, OCHRE, RED, VIOLET};
 
-/// Random subsets and consistent subsetting, which leave evenness to chance.
+/// Random subsets and consistent subsetting: the evenness of the load depends on chance.
 pub const RANDOM: Paint = Paint::new("random", RED);
 /// Deterministic subsetting and the aperture.
 pub const DETERMINISTIC: Paint = Paint::new("deterministic", BLUE);

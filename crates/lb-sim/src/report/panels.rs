@@ -1,17 +1,18 @@
-//! Draws two scenarios side by side over the same axes, and traces in them, so that one figure
-//! contains everything to compare.
+//! Draws two plots side by side over the same axes, and traces in these plots, so that one figure
+//! shows everything that is compared.
 //!
-//! This module must not know what the numbers mean.
+//! This module must not depend on the meaning of the numbers.
 
 use lb_svg::{Anchor, Area, Axis, Drawing, Lettering, LineStyle, Paint, Plot, Scale};
 
 use crate::metrics::float;
 use crate::traffic::tally::{StepRow, Traces};
 
-/// Left and right edges of the two drawings. Both use the axis on the left.
+/// Left and right edges of the two plots. Both plots use the vertical axis of the left plot.
 const EDGES: [(f64, f64); 2] = [(50.0, 206.0), (228.0, 384.0)];
 
-/// Draws the axes of two drawings, with a name above each. The upper tenth of both must be empty.
+/// Draws the axes of two plots, with a name above each. The upper tenth of both plots must be
+/// empty.
 pub fn pair(
     drawing: &mut Drawing,
     (x, x_axis): (Scale, &Axis<'_>),

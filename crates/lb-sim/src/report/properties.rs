@@ -36,14 +36,14 @@ const BACKENDS: u32 = 100;
 const SIZE: u32 = 20;
 /// A tenth of the backends: the number of consecutive backends that are down at once.
 const BLOCK: u32 = BACKENDS / 10;
-/// Ten seeds are enough for whole percent.
+/// The maximum number of seeds: ten are enough for figures in whole percent.
 const MOST_SEEDS: u64 = 10;
 
 const fn fleet(algorithm: Algorithm, seed: u64) -> Fleet {
     Fleet { algorithm, clients: CLIENTS, backends: BACKENDS, size: SIZE, seed }
 }
 
-/// The part of its connections that a client loses.
+/// The part of a client's connections that the client loses.
 #[derive(Clone, Copy)]
 struct Loss {
     mean: f64,
@@ -131,17 +131,17 @@ pub fn section(extent: Extent) -> ReportSection {
     let reading = vec![
         format!(
             "{CLIENTS} clients have {SIZE} of {BACKENDS} backends each, and one property of the fleet \
-             changes at a time. A bar is the mean part of its connections that a client loses, over {seeds} \
-             seeds; the thin line reaches to the worst affected client."
+             changes at a time. A bar is the mean part of a client\u{2019}s connections that the client loses, \
+             over {seeds} seeds; the thin line reaches to the worst affected client."
         ),
         "In addition to the algorithms above: rendezvous ranks backends by a hash of client and backend; \
-         consistent hashes both to positions on a ring; round-robin lets each client begin where the \
-         previous client ended; ring spaces both evenly on a ring; ringsteady-both-scaled does the same, in \
-         the order in which ringsteady takes positions. An aperture is an arc of the evenly spaced ring, and \
-         aperture-shuffled shuffles the backends first."
+         consistent hashes clients and backends to positions on a ring; with round-robin each client begins \
+         where the previous client ended; ring spaces clients and backends evenly on a ring; \
+         ringsteady-both-scaled also spaces them evenly, in the order in which ringsteady uses positions. An \
+         aperture is an arc of the evenly spaced ring, and aperture-shuffled shuffles the backends first."
             .to_owned(),
         format!(
-            "Frontend churn is the part that existing clients close when their own job grows. It is zero if \
+            "Frontend churn is the part of their connections that existing clients close when their job grows. It is zero if \
              the position of a client does not depend on the number of clients. On a ring with evenly spaced \
              clients, every client moves: with ten additional clients at once an aperture closes {}, with \
              one additional client {} (mean of the ten steps from {CLIENTS} to {}).",
@@ -150,17 +150,17 @@ pub fn section(extent: Extent) -> ReportSection {
             CLIENTS + MORE_CLIENTS
         ),
         format!(
-            "Size churn is the part that clients close when each gets more backends, although none would \
-             have to close. Deterministic subsets are cut from a shuffle in pieces of the subset\u{2019}s \
-             size, so all cuts move: from {SIZE} to {} they close {}.",
+            "Size churn is the part of their connections that clients close when each gets more backends, \
+             although no connection would have to close. Deterministic subsets are cut from a shuffle in \
+             pieces of the subset\u{2019}s size, so all cuts move: from {SIZE} to {} clients close {}.",
             SIZE + 1,
             whole_percent(deterministic.one_larger.mean)
         ),
         format!(
             "Spread is the largest part of a client\u{2019}s backends within any {BLOCK} neighbours, which \
              are a tenth of all backends in the order of their numbers. It matters because backends are \
-             mostly restarted and replaced in order: a client with spread backends loses few of them at a \
-             time. The least possible value is {} (the short stroke). Rocksteadier has {} on average and {} \
+             mostly restarted and replaced in order: if a client\u{2019}s backends are spread, the client loses few of \
+             them at a time. The least possible value is {} (the short stroke). Rocksteadier has {} on average and {} \
              at worst, random subsets {} and {}, and an aperture {}.",
             whole_percent(f64::from(BLOCK) / f64::from(BACKENDS)),
             whole_percent(rocksteadier.tenth.mean),
@@ -192,7 +192,7 @@ pub fn section(extent: Extent) -> ReportSection {
         figure(
             &Bars {
                 id: "fig-spread",
-                title: "Spread: how much of a subset ten neighbours are",
+                title: "Spread: part of a subset within ten neighbours",
                 quantity: "largest share within ten neighbours",
                 least: Some(f64::from(BLOCK) / f64::from(BACKENDS)),
             },

@@ -1,8 +1,8 @@
 //! A section of the report: figures that answer one question, an explanation, and a table with the
 //! numbers of the source and of the planner.
 //!
-//! This module also defines how large the computations of a report are. It must not know what the
-//! questions are.
+//! This module also defines how large the computations of a report are. It must not depend on the
+//! questions.
 
 use lb_svg::Figure;
 

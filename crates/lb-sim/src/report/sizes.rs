@@ -65,8 +65,8 @@ fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
         let fleet = fleet(series, case, size);
         let graph = match series.algorithm {
             Algorithm::Deterministic => fleet.graph(),
-            // With each of the other algorithms, a subset is the first backends of an order that
-            // does not depend on the size. So the same order is used for all sizes.
+            // With each of the other algorithms, a subset consists of the first backends of an
+            // order that does not depend on the size. So all sizes use the same order.
             _ => Graph::of_rows(case.backends, whole.rows().map(|row| row[..size as usize].iter().copied())),
         };
         (f64::from(size), raw(series, &fleet, &graph))
@@ -93,15 +93,15 @@ pub fn section(extent: Extent) -> ReportSection {
     let random = fleet(&SERIES[0], &FIGURES[0], 225);
     let three_quarters = raw(&SERIES[0], &random, &random.graph());
     let reading = vec![
-        "The part of the backends' capacity that can be used (raw utilization: mean load over largest load), \
-         by the size of the subsets. Larger subsets cost more connections, so points further left are \
-         cheaper."
+        "The drawings show the part of the backends' capacity that can be used (raw utilization: mean load \
+         over largest load), by the size of the subsets. Larger subsets need more connections, so points \
+         further left are cheaper."
             .to_owned(),
         format!(
             "The book: \u{201c}for random subsetting to spread the load relatively evenly across all \
              available tasks, we would need subset sizes as large as 75%\u{201d}; here a random draw of 225 \
              of 300 backends uses {}. With structural weights, a few backends for each client give an even \
-             load, and the size can be chosen for its purpose: that enough backends are left when some fail. \
+             load, and the size can be chosen for another purpose: enough backends must be left when some fail. \
              The book\u{2019}s sizes are 20 to 100; socklb\u{2019}s automatic size is at least 12.",
             utilization(three_quarters)
         ),

@@ -219,7 +219,7 @@ fn reports_are_reproducible_and_progress_reaches_its_end() {
     assert_eq!(bar.position(), steps(LITTLE));
 }
 
-/// The cells of the table row whose first cell begins with these words.
+/// The table row of a section with this first cell, without the first cell.
 fn row<'a>(sections: &'a [ReportSection], section: &str, first: &str) -> Vec<&'a str> {
     let section = sections.iter().find(|known| known.id == section).unwrap();
     let row = section.table.rows.iter().find(|row| row[0] == first).unwrap();

@@ -16,8 +16,8 @@ use crate::fleet::{Fleet, Sharing};
 use crate::metrics::{Spread, mean};
 use crate::unequal::{Inequality, UnequalLoads};
 
-/// The size of a fleet that gives both published numbers of connections, "~280K" and "~25K". The
-/// post does not state the size of its fleet.
+/// The sizes of a fleet with both published numbers of connections, "~280K" and "~25K". The post
+/// does not state the size of its fleet.
 const LARGE_CLIENTS: u32 = 2_000;
 const LARGE_BACKENDS: u32 = 1_000;
 const RANDOM_SIZE: u32 = 140;
@@ -81,7 +81,7 @@ pub fn section(extent: Extent) -> ReportSection {
     ]);
     let less = percent(1.0 - unequal_even / unequal);
     table.row([
-        "the same, if client loads vary by 0.06",
+        "relative standard deviation of load, if client rates vary by 0.06",
         "\u{2212}78\u{a0}%",
         &format!("{} to {}, \u{2212}{less}", percent(unequal), percent(unequal_even)),
     ]);
@@ -89,13 +89,14 @@ pub fn section(extent: Extent) -> ReportSection {
         first.reading(),
         "Three clients are spaced evenly, and there are seven backends. On the discrete ring each client \
          uses the next three backends, so two backends get a second session. On the continuous ring clients \
-         and backends are slices. A backend that two clients share gets from each the part that its slice \
-         overlaps, so all loads are equal."
+         and backends are slices. If two clients share a backend, each sends the part of traffic by which \
+         its slice overlaps the backend's slice, so all loads are equal."
             .to_owned(),
         format!(
             "The post reports ~280,000 connections before and ~25,000 after, and 78 % less relative standard \
              deviation of load, measured in production; it states no sizes. {} clients with random subsets of \
-             {RANDOM_SIZE} of {} backends, and then with an aperture of {APERTURE_SIZE}, give both counts. If \
+             {RANDOM_SIZE} of {} backends, and then with an aperture of {APERTURE_SIZE}, have both numbers of \
+             connections. If \
              all clients send the same, random loads deviate by {deviation} in this model (mean of {} \
              seeds), and those of the aperture not at all. Real clients never send the same. If their rates \
              vary by 0.06 (standard deviation over mean), both loads deviate, and those of the aperture by \
@@ -182,7 +183,7 @@ fn topology() -> Figure {
         (RANDOM, LineStyle::Solid, random, sorted(loads(random))),
         (DETERMINISTIC, LineStyle::Solid, aperture, sorted(loads(aperture))),
     ];
-    // The position of each line's name, where there is room for it: x, y.
+    // The position (x, y) of each line's name; there the name crosses no line.
     let names = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];
     for ((paint, line, fleet, loads), (x, y)) in lines.into_iter().zip(names) {
         // Draws only every fourth backend: the line is equally smooth, and the file has a quarter

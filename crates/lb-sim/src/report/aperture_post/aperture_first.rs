@@ -1,10 +1,9 @@
 //! The section on the first change in Twitter's blog post "Deterministic Aperture": from a full
 //! mesh to random apertures.
 //!
-//! The job of the shipped scenario `aperture` is simulated in virtual time. Backends that equally
-//! many clients have chosen have about the same request rate, so their traces form a band. There
-//! are so few clients that the reader can distinguish the bands. The blog post states neither rates
-//! nor sizes.
+//! The job of the shipped scenario `aperture` is simulated in virtual time. Backends with the same
+//! number of clients have about the same request rate, so their traces form a band. There are so
+//! few clients that the bands are distinct. The blog post states neither rates nor sizes.
 
 use lb_core::service::Size;
 use lb_core::subset::Algorithm;
@@ -91,7 +90,7 @@ impl FirstChange {
         table.row(["connections, full mesh to random aperture", "over 99\u{a0}% fewer", &words]);
         for (name, post, RequestRates { steps, .. }) in [
             ("full mesh: requests per second at a backend", "\u{201c}neatly stacked\u{201d}", &self.mesh),
-            ("random aperture: the same", "almost none to nearly 400", &self.random),
+            ("random aperture: requests per second at a backend", "almost none to nearly 400", &self.random),
         ] {
             table.row([name, post, &format!("{:.0} to {:.0}", least(steps), most(steps))]);
         }
@@ -105,10 +104,10 @@ impl FirstChange {
              \u{201c}we succeeded in dramatically reducing our aggregate connection count by over \
              99%\u{201d}, but with \u{201c}distinct bands of load: some getting almost no requests and \
              others reaching nearly 400 rps\u{201d}. In the first drawing {CLIENTS} clients send to all of \
-             {} backends for {seconds:.0} s, and then for the same time to {SIZE} backends each, which takes \
-             {} fewer connections. Each trace is one of {} backends, evenly spaced by load. A backend that n \
-             clients chose gets n times {:.0} requests per second, so the traces form bands. Rates range \
-             from {:.0} to {:.0} requests per second; with the mesh, from {:.0} to {:.0}.",
+             {} backends for {seconds:.0} s, and then for the same time to {SIZE} backends each, which needs \
+             {} fewer connections. Each trace is one of {} backends, evenly spaced by load. A backend with n \
+             clients gets n times {:.0} requests per second, so the traces form bands. With random \
+             apertures, rates range from {:.0} to {:.0} requests per second; with the mesh, from {:.0} to {:.0}.",
             grouped(BACKENDS.into()),
             self.saved(),
             TRACES + 1,

@@ -1,5 +1,5 @@
 //! Requests per second at each backend, before and after the change from random apertures to the
-//! deterministic one, as in the picture of a blog post (Twitter, deterministic aperture).
+//! deterministic aperture, as in a figure of Twitter's blog post on the deterministic aperture.
 //!
 //! The shipped scenario `aperture` is simulated in virtual time. The blog post states neither rates
 //! nor sizes.
@@ -41,8 +41,8 @@ fn step_of(seconds: u64) -> u64 {
 pub struct RequestRates {
     /// For each step: its end in seconds, and the rates of the backends.
     pub steps: Vec<(f64, Spread)>,
-    /// For each step: its end in seconds, and the rate of each backend; empty if the scenario
-    /// records no traces.
+    /// For each step: its end in seconds, and the rate of each backend (no rates if the scenario
+    /// records no traces).
     pub traces: Vec<(f64, Vec<f64>)>,
     /// The rates over all steps.
     pub whole: Spread,
@@ -159,7 +159,7 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
     for ((RequestRates { steps, whole, .. }, (paint, name)), from) in
         runs.iter().zip(paints).zip([0.0, seconds])
     {
-        // A rate holds for the whole step, so the line has stairs.
+        // A rate applies to the whole step, so the line has stairs.
         let stairs = |rate: fn(&Spread) -> f64| {
             let mut begin = from;
             let mut points: Vec<Point> = Vec::new();
@@ -182,8 +182,8 @@ fn figure(runs: &[RequestRates; 2], seconds: f64) -> Figure {
         let mut edge = |word: &str, height: f64| {
             drawing.note(plot.point(middle, height), Anchor::Middle, word);
         };
-        // With shorter steps, chance makes the range larger. The limits hold the labels away from
-        // the text above and below.
+        // With shorter steps, chance makes the range larger. The limits prevent labels from
+        // overlapping the text above and below.
         edge("most", (most(steps) + 1.5).min(50.0));
         edge("least", (least(steps) - 4.5).max(1.5));
     }

@@ -45,13 +45,13 @@ pub fn section(extent: Extent) -> ReportSection {
     let reading = vec![
         "The article states about its Figure 1 that \u{201c}the connection distribution from random subsetting is \
          far from uniform\u{201d}; it prints no numbers and names no sizes. Here every client chooses 20 of \
-         256 backends at random. A bar shows how many backends got a number of connections; chance gives the \
-         bars the shape of a bell."
+         256 backends at random. The height of a bar is the number of backends with this number of connections; \
+         because of chance, the bars have the shape of a bell."
             .to_owned(),
         format!(
             "If every connection brings the same load and all backends are equally large, the busiest \
              backend is full first. With this draw only {} of the capacity can be used until then (over {} \
-             seeds {} on average, and {} to {} in nine of ten).",
+             seeds {} on average, and {} to {} in nine of ten seeds).",
             percent(usable),
             extent.trials,
             percent(mean(usual.iter().copied())),

@@ -1,7 +1,7 @@
-//! A cloud: too many points to draw each on a page, so it shows how dense they are, and a line of
-//! their means.
+//! A cloud: a figure with so many points that it does not draw each of them, but their density and
+//! a line of their means.
 //!
-//! This module must not know how the utilizations were computed.
+//! This module must not depend on the way in which the utilizations were computed.
 
 use lb_svg::palette::SHADES;
 use lb_svg::{

@@ -28,7 +28,7 @@ const UNLUCKY: u32 = 3;
 
 /// The first seed with which deterministic subsets replace the whole subset of client 3, and of no
 /// other client. With 73 of the first 200 seeds, the whole subset of some client is replaced. Seed
-/// 0 is not one of these 73, so the figure would not show the article's effect with it.
+/// 0 is not one of these 73 seeds, so with seed 0 the figure would not show the article's effect.
 pub const SEED: u64 = 381;
 
 /// The number of seeds from which the text computes how often this effect occurs.

@@ -1,8 +1,8 @@
 //! Figure 5 of the article: a job of backends that is resized step by step.
 //!
 //! Shows errors over time as in the article, from the shipped scenario `figure-5`. Also shows how
-//! many connections are closed at each step, which causes these errors, and how many must be closed
-//! at least.
+//! many connections are closed at each step, which causes these errors, and the smallest possible
+//! number of closed connections.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -69,9 +69,9 @@ pub fn section() -> ReportSection {
              \u{201c}Every time the backend size changed, the frontend job using deterministic subsetting \
              would see a spike of errors, whereas the frontend job using Rocksteadier Subsetting was largely \
              unaffected.\u{201d} Here {} of {} requests fail with deterministic subsets, and {} with \
-             Rocksteadier. The closed connections are the cause: in a mean step deterministic subsets close \
-             {theirs} of all, and {} when a single backend is added; Rocksteadier closes {ours} and {}. \
-             Evenness requires {evenness} in a mean step.",
+             Rocksteadier. The closed connections are the cause: on average over the steps deterministic subsets close \
+             {theirs} of all connections, and {} when a single backend is added; Rocksteadier closes {ours} \
+             and {}. An even load requires that {evenness} are closed on average.",
             of_deterministic.errors,
             grouped(of_deterministic.arrivals),
             played.total("rocksteadier").errors,
@@ -96,7 +96,7 @@ fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
     sizes.axes(&mut drawing, &none, &Axis::new("backends", &[0.0, 100.0, 200.0]));
     let mut stairs = Vec::new();
     for (step, &size) in (0_u32..).zip(&SIZES) {
-        // A size holds from one resize to the next. Resizes are in the middle of the bars.
+        // A size applies from one resize to the next. Resizes are in the middle of the bars.
         let from = (f64::from(step) - 1.0).max(-0.5);
         let to = f64::from(step).min(last - 0.5);
         stairs.push((from, f64::from(size)));

@@ -16,7 +16,7 @@ use crate::metrics::overlap::distinct;
 const CLIENTS: u32 = 4;
 const BACKENDS: u32 = 6;
 /// The article's Figure 4a has hashed positions, but the article does not state the hash function.
-/// With this seed, positions here are so far apart that they are readable, and client 0 meets the
+/// With this seed, the positions are far enough apart for readable labels, and client 0 meets the
 /// same two backends as in the article.
 const SEED: u64 = 5_337;
 
@@ -112,8 +112,8 @@ pub fn section() -> ReportSection {
          quarters, \u{2026}): gaps differ by at most a factor of two, and a new backend moves no other \
          backend or client. In 4c clients and backends are both spaced evenly: the balance is ideal, but \
          clients move when their own job is resized. On a ring the first backend determines all others, so \
-         there are no more subsets than backends. Therefore Rocksteadier deals the backends at each stop of \
-         such a ring to ten clients, in ten different ways."
+         there are no more subsets than backends. Therefore Rocksteadier places lots of ten backends on \
+         such a ring, and deals them to ten clients in ten different ways."
             .to_owned(),
     ];
     ReportSection {

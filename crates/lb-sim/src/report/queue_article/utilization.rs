@@ -82,9 +82,9 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
         format!(
             "Every point is a pair of job sizes with {SIZE} backends per client: {} pairs. Points further \
              right have more clients per backend, points further up more even connections. Adjusted \
-             utilization is the best largest count that whole connections allow, divided by the count of the \
-             busiest backend; 1 cannot be improved. A stronger colour means more pairs, and the line is the \
-             mean.",
+             utilization is the smallest possible maximum of connections per backend, divided by the \
+             connections of the busiest backend; it is at most 1. A stronger colour means more pairs, and \
+             the line is the mean.",
             grouped(sweep(extent, false).cells())
         ),
         format!(
@@ -92,7 +92,7 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
              than deterministic subsetting (see Figure 2b) but is significantly better than random \
              subsetting (see Figure 2a)\u{201d}. Here the means of 2c, 2b and 2a are {}, {} and {}. On the \
              right-hand side of 2c \u{201c}utilization does not converge toward the ideal\u{201d}: from four \
-             clients per backend on, its mean is {}, and that of 2b is {}. Backend scaling, 2d, raises it to \
+             clients per backend on, its mean is {}, and that of 2b is {}. Backend scaling, 2d, raises this mean to \
              {}, \u{201c}with only a small degradation when M < N\u{201d}: below one client per two \
              backends, the mean is {} instead of {}.",
             utilization(ringsteady.all),

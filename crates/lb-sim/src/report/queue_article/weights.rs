@@ -1,4 +1,4 @@
-//! Compares Rocksteadier with and without structural weights: the part of the capacity that stays
+//! Compares Rocksteadier with and without structural weights: the part of the capacity that is
 //! unused in the fleets of the article's sweep.
 //!
 //! No source has published this comparison.
@@ -82,18 +82,18 @@ pub fn section(extent: Extent, bar: &ProgressBar) -> ReportSection {
     }
     let [all_without, all_with] = [&without, &with].map(|cells| within(cells, 0.0, f64::INFINITY));
     let reading = vec![
-        "The same subsets twice, now by raw utilization: mean load over largest load. This also counts what \
-         whole connections waste, so no unweighted algorithm can reach 1 everywhere. Unweighted, each client \
-         spreads its traffic evenly over its 20 backends. Weighted, each client follows structural weights, \
-         which it computes by itself from the subsets of all clients. The connections are the same in both \
-         cases."
+        "Both drawings show the same subsets, now with raw utilization: mean load over largest load. Raw \
+         utilization is also below 1 if connections cannot be divided evenly, so no unweighted algorithm can \
+         reach 1 for all fleets. Without weights, each client spreads its traffic evenly over its 20 \
+         backends. With weights, each client follows structural weights, which it computes by itself from \
+         the subsets of all clients. The connections are the same in both cases."
             .to_owned(),
         format!(
             "Over all {} pairs the mean rises from {} to {}. From two connections per backend on, the worst \
              pair reaches {}. With fewer connections, some backends have no client at all or share too few \
-             clients. Weights cannot correct that, but larger subsets can. These numbers hold if all tasks \
-             of the one job are present, send the same, and know the same list. No source has published \
-             this: the article stops at unweighted connections.",
+             clients. Weights cannot correct this, but larger subsets can. These numbers apply if all tasks \
+             of the one job are present, send the same, and have the same list. No source has published \
+             this comparison: the article covers only unweighted connections.",
             grouped(without.len() as u64),
             utilization(all_without.mean),
             utilization(all_with.mean),

@@ -87,9 +87,9 @@ pub fn section(extent: Extent) -> ReportSection {
     figures.push(shuffles::figure());
     let reading = vec![
         "Each drawing shows the 300 backends in ascending order of connections. The height is the number of \
-         connections relative to the mean. A flat line means that every backend works equally hard. All \
-         backends must be as large as the busiest one, so whatever is above 100 % must be paid for on all of \
-         them."
+         connections relative to the mean. A flat line means that every backend has the same load. All \
+         backends must be as large as the busiest one, so the capacity above 100 % must be paid for at all \
+         backends."
             .to_owned(),
         format!(
             "Random subsets are uneven even if each client uses 90 of 300 backends, and more so with 30. The \
@@ -146,7 +146,7 @@ fn figure(subsets: &PublishedFigure, shares: &[f64]) -> Figure {
             let words = format!("book: {word} {}", counted(subsets, share));
             drawing.text(Paint::INK, Lettering::Small, middle.moved(0.0, down), Anchor::Middle, &words);
         }
-        // The label is outside of the book's lines, so that they do not cross it.
+        // The label is outside of the book's lines, so that these lines do not cross the label.
         let least = f64::min(spread.min, f64::from(subsets.published[0]) / f64::from(subsets.size));
         let low = plot.point(0.0, least);
         let words = counted(subsets, spread.min);
@@ -166,7 +166,8 @@ fn figure(subsets: &PublishedFigure, shares: &[f64]) -> Figure {
     Figure { id: subsets.id, title, description, drawing }
 }
 
-/// Draws one step for each backend.
+/// The corners of a line with stairs, one stair for each group of neighbouring backends with equal
+/// shares.
 fn steps(plot: &Plot, shares: &[f64]) -> Vec<Point> {
     let mut points = Vec::new();
     let mut before = f64::NAN;

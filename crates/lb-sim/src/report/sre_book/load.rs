@@ -1,6 +1,7 @@
 //! Figures 20-1, 20-2 and 20-6 of the book "Site Reliability Engineering": the CPU usage of tasks
-//! that receive equally many requests, over time and in total, and the capacity that stays unused
-//! because of the differences. For comparison, the same fleet with weights that follow load.
+//! that receive equally many requests, over time and in total, and the capacity that is unused
+//! because of the differences. For comparison, the figures also show the same fleet with weights
+//! that follow load.
 //!
 //! The shipped scenario `book-load` is simulated in virtual time. The book describes neither
 //! machines nor clients.
@@ -30,8 +31,9 @@ const PANELS: [(&str, &str, Paint); 2] =
 /// least-loaded.
 const RUNS: [&str; 4] = ["round-robin", "least-loaded", "a58", "feedback"];
 
-/// The shipped scenario of the book's fleet. The page uses it so that it has the numbers that
-/// `socklb-sim traffic` prints. A small report simulates only a part of its time.
+/// The shipped scenario of the book's fleet. The page uses this scenario, so its numbers equal
+/// those that `socklb-sim traffic` prints. A report with a small extent simulates only a part of
+/// the scenario's time.
 fn scenario(extent: Extent) -> Scenario {
     let mut scenario = shipped::scenario(SCENARIO);
     let most = Span { us: extent.load_seconds * 1_000_000 };
@@ -50,7 +52,7 @@ pub fn plays(extent: Extent) -> u64 {
     traffic::plays(&scenario(extent)) + 1
 }
 
-/// Computes the section. Calls `played` after each play.
+/// Computes the section. Calls `played` after each simulation.
 pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
     let scenario = scenario(extent);
     let (switched, report) = rayon::join(

@@ -1,6 +1,7 @@
-//! What the book "Site Reliability Engineering" states about shuffles: if all clients use one
-//! shuffle and some backends of a subset fail, their load goes to the other backends of this
-//! subset. If each round of clients has its own shuffle, their load goes to all other backends.
+//! The statement of the book "Site Reliability Engineering" about shuffles: if all clients use one
+//! shuffle and some backends of a subset fail, the load of these backends goes to the other
+//! backends of the subset. If each round of clients has its own shuffle, the load goes to all other
+//! backends.
 //!
 //! The book has no figure for this statement.
 
@@ -19,9 +20,9 @@ const SIZE: u32 = 10;
 /// The number of rounds of clients in the fleet.
 const ROUNDS: u32 = SIZE;
 
-/// The largest number of failed backends of one subset in the figure, and below, their number in
-/// the table and the text.
+/// The largest number of failed backends of one subset in the figure.
 const MOST_DOWN: usize = 8;
+/// The number of failed backends of one subset in the table and the text.
 const DOWN: usize = 5;
 
 #[derive(Clone, Copy)]
@@ -61,7 +62,7 @@ fn busiest(shuffles: Shuffles, seed: u64, down: usize) -> f64 {
     loads(shuffles, seed, down).last().copied().expect("other backends remain")
 }
 
-/// How many of the remaining backends have more load than before.
+/// How many of the remaining backends have more load than before the failure.
 fn bearers(shuffles: Shuffles) -> usize {
     loads(shuffles, 0, DOWN).into_iter().filter(|load| *load > 1.0 + 1e-9).count()
 }
