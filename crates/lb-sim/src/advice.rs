@@ -1,8 +1,8 @@
 //! Recommends a subset for a fleet, and compares it with the other choices.
 //!
-//! The recommendation is Rocksteadier with automatic size, with one exception. If a few clients use
-//! many backends, Rocksteadier may need more than twice as many connections as the fleet needs at
-//! least. Then the recommendation is an aperture, because its fractional edges waste no
+//! The recommendation is Rocksteadier with automatic size, with one exception: if a few clients use
+//! many backends, Rocksteadier may need more than twice the minimum number of connections. In this
+//! case the recommendation is an aperture, because the fractional edges of an aperture waste no
 //! connections. But if a backend is added, the clients of an aperture reconnect to most of their
 //! backends, so a smaller saving does not justify an aperture. If clients are unequal or absent,
 //! the recommended subsets are so large that most of the capacity is still usable.
@@ -59,7 +59,7 @@ pub struct Assessment {
     pub unequal: Option<UnequalLoads>,
 }
 
-/// The cost of a change of the fleet for its clients: the part of its subset that a client drops.
+/// The cost of a change of the fleet: the part of a client's subset that the client drops, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct ChangeCost {
     /// The mean over the clients.
@@ -74,11 +74,11 @@ impl From<Churn> for ChangeCost {
     }
 }
 
-/// A subset, and the fleet that uses it.
+/// The configured subset, and the fleet that uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsetChoice {
     pub subset: Subset,
-    /// The fleet, with the size that follows from the subset; `None` if every client uses all
+    /// The fleet, with the size that follows from `subset`; `None` if every client uses all
     /// backends.
     pub fleet: Option<Fleet>,
 }
@@ -88,8 +88,8 @@ pub struct SubsetChoice {
 pub struct Advice {
     pub answer: SubsetChoice,
     pub alternatives: Vec<SubsetChoice>,
-    /// The smallest sensible size: with it, subsets cover all backends, and a client can lose some
-    /// of its backends.
+    /// The smallest sensible size: the subsets together contain every backend, and a client can
+    /// lose some of its backends.
     pub least: u32,
     /// The smallest size that is enough for the unequal or absent clients; [`MIN_AUTO_SIZE`] if all
     /// clients are equal and present.
@@ -129,9 +129,9 @@ impl Advice {
 }
 
 impl SubsetChoice {
-    /// The smallest size at which the arcs of this choice would overlap, if its arcs only lie side
-    /// by side; otherwise `None`. Shares can follow unequal weights of backends only if arcs
-    /// overlap.
+    /// The smallest size at which the arcs of this choice would overlap. Returns `None` if they
+    /// overlap already, or if the subsets are not arcs. Shares can follow unequal weights of
+    /// backends only if arcs overlap.
     pub fn overlapping_size(&self, question: &AdviceRequest) -> Option<u32> {
         let fleet = self.fleet.filter(|fleet| fleet.algorithm.is_aperture())?;
         let is_side_by_side =
@@ -152,8 +152,8 @@ impl AdviceRequest {
         Fleet { algorithm, clients, backends, size, seed }
     }
 
-    /// Returns this subset as a choice, with the fleet that uses it and the size that the subset
-    /// has there.
+    /// Returns the choice for a configured subset: the subset, and the fleet with the size that
+    /// follows from it.
     fn choice(&self, subset: Subset) -> SubsetChoice {
         let size_of = |algorithm, size| match size {
             Size::Fixed(size) => size,
@@ -182,9 +182,8 @@ impl AdviceRequest {
             let unequal = inequality.map(|inequality| UnequalLoads::of(&fleet, &graph, &sharing, inequality));
             (raw_utilization(&sharing.loads(&graph)), unequal)
         };
-        // The changed fleet may have another automatic size. If this fleet already has the largest
-        // allowed number, there is no larger neighbour, so the fleet is compared with the next
-        // smaller one.
+        // The changed fleet may have another automatic size. If this fleet has the maximum number
+        // of backends or clients, it is compared with a fleet that has one fewer.
         let dropped = |other: Self| {
             let Some(other) = other.choice(choice.subset).fleet else {
                 return ChangeCost { mean: 0.0, worst: 0.0 };
@@ -213,8 +212,8 @@ impl AdviceRequest {
         }
     }
 
-    /// The quality if every client uses every backend. It follows without a computation, and large
-    /// fleets would have too many connections to store.
+    /// The quality if every client uses every backend. It needs no graph. The graph of a large
+    /// fleet would have too many connections to store.
     fn assess_all(&self) -> Assessment {
         let nothing = ChangeCost { mean: 0.0, worst: 0.0 };
         Assessment {
@@ -255,7 +254,7 @@ mod tests {
         check(300, 300, Some((Algorithm::Rocksteadier, 12)));
         check(300, 1_000, Some((Algorithm::Rocksteadier, 12)));
         check(60, 1_000, Some((Algorithm::Rocksteadier, 32)));
-        // With few clients, most rows of their lot stay unused, so Rocksteadier needs too many
+        // With few clients, most rows of their lot are unused, so Rocksteadier needs too many
         // connections.
         check(3, 1_000, Some((Algorithm::ApertureShuffled, 12)));
         check(7, 200, Some((Algorithm::ApertureShuffled, 12)));

@@ -1,8 +1,9 @@
-//! A fleet: one job of client tasks and the backends of one service. The module has the subsets of
-//! the tasks, and how the tasks divide their traffic among their subsets.
+//! A fleet: one job of client tasks and the backends of one service. This module computes the
+//! subsets of the tasks, and the shares of traffic that the tasks send to the backends of their
+//! subsets.
 //!
-//! The planner computes everything else from this module. It must not know how even the loads of
-//! subsets are.
+//! The planner computes its other results for numbered fleets from these subsets and shares. This
+//! module must not evaluate how even the loads are.
 
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::subset::{self, Algorithm, Position};
@@ -15,12 +16,13 @@ pub const MAX_CLIENTS: u32 = 65_536;
 /// The maximum number of backends of a service: subsetting algorithms support no more indexes.
 pub const MAX_BACKENDS: u32 = MAX_INDEXES;
 
-/// The largest size that may be wanted. A subset never exceeds the number of backends. The daemon
+/// The maximum wanted size. A subset never has more members than there are backends. The daemon
 /// accepts fixed sizes of at most 256, or all backends.
 pub const MAX_SIZE: u32 = MAX_BACKENDS;
 
-/// The maximum number of connections of a fleet. Each connection takes four bytes, so all take at
-/// most 128 MiB. A fleet with subsets of at most 500 backends never has more connections than this.
+/// The maximum number of connections of a fleet. Each connection takes four bytes, so all
+/// connections take at most 128 MiB. A fleet with subsets of at most 500 backends never has more
+/// connections than this.
 pub const MAX_CONNECTIONS: u64 = 1 << 25;
 
 /// One job and one service. All client tasks and all backends run, and their indexes have no gaps.
@@ -56,7 +58,7 @@ impl Fleet {
         Position { client, clients, backends, size, seed }
     }
 
-    /// K: the size of a subset that consists of whole backends.
+    /// K: the number of members of a subset. The arcs of aperture algorithms may have more members.
     pub fn wanted(&self) -> u32 {
         self.size.min(self.backends)
     }
@@ -76,8 +78,8 @@ impl Fleet {
         u64::from(self.clients) * u64::from(self.backends)
     }
 
-    /// The number of connections of the fleet if each client opens one to each backend of its
-    /// subset.
+    /// The number of connections of the fleet if each client opens one connection to each backend
+    /// of its subset.
     pub fn connections(&self) -> u64 {
         let length = |client| u64::from(subset::length(self.algorithm, self.position(client)));
         if self.algorithm.is_aperture() {
@@ -107,7 +109,7 @@ pub enum Sharing {
     Even,
     /// Each backend gets an amount in proportion to its overlap with the client's arc.
     Arcs(Fleet),
-    /// Each backend gets an amount by its structural weight, as in the daemon.
+    /// Each backend gets an amount in proportion to its structural weight, as in the daemon.
     Structural(Solution),
 }
 
@@ -125,8 +127,8 @@ impl Sharing {
         }
     }
 
-    /// The share of its traffic that a client sends to each backend of its `subset`, in the order
-    /// of the subset. The sum is 1. `graph` is the graph that was passed to [`Self::of`].
+    /// For each backend of `subset`, the share of the client's traffic that goes to the backend, in
+    /// the order of the subset. The sum is 1. `graph` is the graph that was passed to [`Self::of`].
     pub fn weights(&self, graph: &Graph, client: u32, subset: &[u32]) -> Vec<f64> {
         match self {
             #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
@@ -146,16 +148,17 @@ impl Sharing {
     pub fn loads(&self, graph: &Graph) -> Vec<f64> {
         match self {
             Self::Even => {
-                // Subsets of whole backends all have the same length, so backends with equal counts
-                // get exactly equal loads.
+                // Only aperture algorithms give clients subsets of different lengths, and they do
+                // not divide traffic evenly. So backends with equal numbers of connections get
+                // exactly equal loads.
                 let length = graph.rows().next().map_or(0, <[u32]>::len).max(1);
                 #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
                 let length = length as f64;
                 graph.connections().into_iter().map(|clients| f64::from(clients) / length).collect()
             }
             Self::Arcs(fleet) => {
-                // The sum is computed in whole units, so that equal loads are exactly equal as
-                // floating-point numbers too.
+                // Integer sums of ring units are exact, so backends with equal loads get equal
+                // floating-point numbers.
                 let mut units = vec![0_u64; fleet.backends as usize];
                 for (client, row) in (0..fleet.clients).zip(graph.rows()) {
                     for (&backend, overlap) in row.iter().zip(overlaps(fleet, client)) {
@@ -172,10 +175,10 @@ impl Sharing {
     }
 }
 
-/// How much the arc of one client overlaps with each of its backends.
+/// The overlap of one client's arc with each backend of its subset, in units of the ring.
 fn overlaps(fleet: &Fleet, client: u32) -> Vec<u64> {
     subset::overlaps(fleet.algorithm, fleet.position(client))
-        .expect("only aperture forms share by arcs")
+        .expect("only aperture algorithms divide traffic by arcs")
         .collect()
 }
 

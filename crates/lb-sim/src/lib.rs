@@ -82,16 +82,17 @@ enum PlannerCommand {
     Subset(commands::subset::SubsetOptions),
     /// Shows how Rocksteadier deals backends to ten clients (the ACM article's Tables 2 to 5)
     Lots(commands::lots::LotsOptions),
-    /// Measures how even the subsets are, and how much they have in common
+    /// Measures how even the load of the subsets is, and how much the subsets have in common
     Balance(commands::balance::BalanceOptions),
-    /// Shows the cost in connections of one more client or backend, or of another size
+    /// Shows how many connections clients drop if clients or backends are added, or if the size
+    /// changes
     Churn(commands::churn::ChurnOptions),
-    /// Measures how even an algorithm is for all numbers of clients and backends (the ACM article's
-    /// Figure 2)
+    /// Measures how even the load of an algorithm is for all numbers of clients and backends (the
+    /// ACM article's Figure 2)
     Sweep(commands::sweep::SweepOptions),
     /// Recommends a subset for a fleet, and compares it with the alternatives
     Advise(commands::advise::AdviseOptions),
-    /// Simulates a fleet in virtual time: load, errors and moved connections through restarts and
+    /// Simulates a fleet in virtual time: load, errors and moved connections during restarts and
     /// resizes
     Traffic(commands::traffic::TrafficOptions),
     /// Simulates pools of long connections after the restart of a backend, with `rebalance`

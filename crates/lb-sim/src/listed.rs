@@ -2,7 +2,7 @@
 //! have weights, and some may be lame ducks.
 //!
 //! The daemon's own code, [`Memberships`], computes which backends the tasks use, so the result
-//! equals the daemon's decision. This module must not know where the list comes from.
+//! equals the daemon's decision. This module must not depend on the source of the list.
 
 use lb_core::endpoint::EndpointList;
 use lb_core::membership::{Membership, Memberships};
@@ -77,8 +77,8 @@ impl ListedJob {
         ListedSubsets { graph, shares }
     }
 
-    /// The capacities of the endpoints that request connections, by index; 0 for other endpoints
-    /// and for missing indexes.
+    /// The weights of the endpoints that should get connections (`Endpoint::is_wanted`), by index;
+    /// 0 for other endpoints and for missing indexes.
     pub fn capacities(&self) -> Vec<u16> {
         let mut capacities = vec![0; self.list.index_space() as usize];
         for endpoint in self.list.as_slice().iter().filter(|endpoint| endpoint.is_wanted()) {
@@ -89,8 +89,8 @@ impl ListedJob {
 }
 
 impl ListedSubsets {
-    /// For each backend with a capacity, in the order of indexes: its load divided by its capacity,
-    /// if the tasks send at these rates.
+    /// For each backend with a capacity above 0, in the order of indexes: its load divided by its
+    /// capacity, if the tasks send at these rates.
     pub fn loads(&self, capacities: &[u16], rates: &[f64]) -> Vec<f64> {
         let mut loads = vec![0.0; capacities.len()];
         for ((row, shares), rate) in self.graph.rows().zip(&self.shares).zip(rates) {
@@ -102,7 +102,7 @@ impl ListedSubsets {
         wanted.map(|(load, capacity)| load / f64::from(*capacity)).collect()
     }
 
-    /// For each backend with a capacity, in the order of indexes: how many tasks use it.
+    /// For each backend with a capacity above 0, in the order of indexes: how many tasks use it.
     pub fn connections(&self, capacities: &[u16]) -> Vec<u32> {
         let all = self.graph.connections();
         all.into_iter()

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use lb_core::weights::Graph;
 use serde::Serialize;
-// The daemon chooses automatic sizes with this function too, so there is only one definition.
+// The daemon uses the same function when it chooses automatic sizes.
 pub use lb_core::weights::raw_utilization;
 
 pub mod overlap;
@@ -17,7 +17,7 @@ pub mod churn;
 pub mod interval;
 
 /// The smallest, mean and largest of some numbers, and their relative standard deviation. The
-/// numbers count as the whole population, not as a sample.
+/// standard deviation is that of a whole population, not the estimate from a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
     pub min: f64,
@@ -69,8 +69,8 @@ pub fn percentile(values: &[f64], percent: usize) -> f64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0.0)
 }
 
-/// Adjusted utilization (ACM Queue 2022): the best possible largest count of connections at a
-/// backend, which is ceil(M K / N), divided by the actual largest count.
+/// Adjusted utilization (ACM Queue 2022): the smallest possible maximum of connections of a
+/// backend, which is ceil(M K / N), divided by the actual maximum.
 pub fn adjusted_utilization(connections: &[u32]) -> f64 {
     let largest = connections.iter().copied().max().unwrap_or(0);
     if largest == 0 {
@@ -110,8 +110,9 @@ pub fn block_share(subset: &[u32], block: u32) -> f64 {
     part(most, sorted.len())
 }
 
-/// [`block_share`] of every client's subset. The mean is the part that a client loses on average at
-/// its worst moment of a restart. The maximum is the part that the worst affected client loses.
+/// [`block_share`] of every client's subset. The mean is the average over the clients of the part
+/// that a client loses at the worst moment of a rolling restart. The maximum is this part for the
+/// worst affected client.
 pub fn block_shares(graph: &Graph, block: u32) -> Spread {
     Spread::of(&graph.rows().map(|subset| block_share(subset, block)).collect::<Vec<f64>>())
 }

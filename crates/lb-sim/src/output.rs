@@ -1,7 +1,7 @@
 //! Writes results to standard output: text for people, or one line of JSON for programs.
 //!
-//! A reader that closes the pipe early is no error. This module must not know the meaning of the
-//! results.
+//! It is no error if the reader closes the pipe early. This module must not depend on the meaning
+//! of the results.
 
 use std::io::{self, BufWriter, Write};
 

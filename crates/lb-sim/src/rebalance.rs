@@ -1,11 +1,11 @@
 //! Pools of long connections after the restart of a backend, in virtual time: how fast `rebalance`
-//! gives the backend its share again, and at what cost.
+//! restores the backend's share, and how many connections it closes.
 //!
-//! Each task holds a pool with a fixed number of connections, all of them idle, and dials again at
-//! once when one is closed. No backend is ejected: the restarted one is unavailable while it is
-//! away, and then returns. The daemon's own code decides: [`lb_core::rebalance`] selects the
-//! connections to close; the tables and the kernel's choice (in [`SimulatedClient`]) select the
-//! backends of new connections.
+//! Each task has a pool with a fixed number of connections, all of them idle. When a connection is
+//! closed, the task opens another one at once. No backend is ejected: the restarted backend is
+//! unavailable while it is away, and then returns. The daemon's own code decides:
+//! [`lb_core::rebalance`] selects the connections to close; the tables and the kernel's choice (in
+//! [`SimulatedClient`]) select the backends of new connections.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ use crate::traffic::client::{LinkState, SERVICE, SimulatedClient, SlotConnection
 /// The part of its share, summed over all pools, that the restarted backend is expected to reach.
 pub const GOAL: f64 = 0.75;
 
-/// How long the pools are open before the backend stops. A daemon that closes connections although
-/// the pools are even would show this within this time.
+/// The number of seconds between the opening of the pools and the stop of the backend. If the law
+/// closed connections of even pools, it would do so in this time.
 const EVEN: u64 = 3 * MIN_AGE.as_secs();
 
-/// How long the backend is away.
+/// The number of seconds for which the backend is away.
 const AWAY: u64 = 10;
 
-/// How long the simulation continues after the bound. In this time, all connections become old
-/// enough to be closed.
+/// The number of seconds for which the simulation continues after the bound. In this time, all
+/// connections become old enough to be closed.
 const QUIET: u64 = 10 * MIN_AGE.as_secs();
 
 /// The backend that restarts.
@@ -45,27 +45,28 @@ pub struct Pools {
     /// The number of CPUs on which each task dials.
     pub cpus: u32,
     pub rules: RebalanceRules,
-    /// Decides where each pool's first connection goes.
+    /// Decides to which backend each pool opens its first connection.
     pub seed: u64,
 }
 
-/// What happened. Times are in seconds since the backend's return.
+/// The result of a simulation. Times are in seconds since the backend's return.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Course {
     /// The connections closed before the restart.
     pub closed_before: u64,
     /// The restarted backend's part of its share when it returned, over all pools.
     pub at_return: f64,
-    /// When it reached [`GOAL`]; `None` if it did not.
+    /// When the restarted backend reached [`GOAL`]; `None` if it did not.
     pub goal_reached: Option<u64>,
-    /// When the last member of a pool was refilled; `None` if some still are.
+    /// When the last pool stopped refilling members ([`Rebalance::is_refilling`]); `None` if a pool
+    /// is still refilling at the end.
     pub settled: Option<u64>,
-    /// The connections closed after the restart, and the time of the last closing.
+    /// The connections closed since the backend stopped, and the time of the last closing.
     pub closed: u64,
     pub last_closing: u64,
     /// The restarted backend's part of its share at the end.
     pub at_end: f64,
-    /// The smallest part of its share that another backend had after the return, and the largest.
+    /// The smallest and the largest part of its share that any other backend had after the return.
     pub lowest_other: f64,
     pub highest_other: f64,
 }
@@ -77,13 +78,14 @@ impl Pools {
     }
 
     /// The time in which the restarted backend reaches [`GOAL`] and closings end, in seconds since
-    /// its return. `None` if the pools are so small that a backend without connections is no
-    /// reason to close any. With more than 16 CPUs it may take longer.
+    /// its return. `None` if the pools are so small that `rebalance` closes no connections even for
+    /// a backend without connections. With more than 16 CPUs, the backend may reach [`GOAL`] later.
     ///
-    /// One of `backends` connections that are dialled again goes to the restarted backend. Each
-    /// task closes at its part of the rate, and in small pools at most one per second, because few
-    /// connections are above the others' shares. It waits until connections are old enough: at
-    /// first, and again if it has closed many.
+    /// Of every `backends` connections that are dialled again, one goes to the restarted backend.
+    /// Each task closes connections at its part of the rate. In small pools it closes at most one
+    /// per second, because the other backends have few connections above their shares. The task
+    /// closes only connections that are old enough. It waits for this at first, and again after it
+    /// has closed many connections.
     pub fn bound(&self) -> Option<u64> {
         let below = f64::from(self.rules.below_thousandths) / 1000.0;
         let limit = below * self.share();
@@ -93,7 +95,8 @@ impl Pools {
         }
         let closings = (limit.ceil() + 1.0) * f64::from(self.backends);
         let per_second = self.rules.rate.of_task(self.tasks).min(1.0);
-        // Cursors of many CPUs are not in step, so their choices together are like chance.
+        // The cursors of many CPUs advance independently, so their choices together resemble random
+        // choices.
         let chance = if self.policy == Policy::Random || self.cpus > 4 { 3.0 } else { 1.25 };
         let seconds = chance * closings / per_second + 3.0 * MIN_AGE.as_secs_f64();
         #[expect(
@@ -104,7 +107,7 @@ impl Pools {
         Some(seconds.ceil() as u64)
     }
 
-    /// The number of decisions of a run: a measure of its time.
+    /// The number of decisions of a run, to which its CPU time is proportional.
     pub fn cost(&self) -> u64 {
         let seconds = EVEN + AWAY + self.bound().unwrap_or(0) + QUIET;
         seconds.saturating_mul(self.tasks.into()).saturating_mul(self.backends.into())
@@ -168,7 +171,8 @@ impl Pools {
 struct Pool {
     client: SimulatedClient,
     rebalance: Rebalance,
-    /// The slot of each connection, and the second in which it was dialled. In the order of age.
+    /// The slot of each connection, and the second in which it was dialled; the oldest connection
+    /// is first.
     connections: Vec<(u32, u64)>,
     /// Whether the restarted backend is away.
     is_away: bool,
@@ -191,7 +195,7 @@ impl Pool {
         let membership = Memberships::new(&service, pools.tasks, &list).of(index);
         let mut client = SimulatedClient::new(service, (0, "job"), index, pools.cpus, pools.backends, false);
         client.apply_list(Duration::ZERO, 1, list, membership);
-        // Earlier connects of the task have moved the cursors.
+        // These choices stand for earlier connects of the task, which have advanced its cursors.
         let mut rng = SplitMix64::new(pools.seed.wrapping_mul(0x1_0001).wrapping_add(index.into()));
         for _ in 0..rng.below(1024) {
             let _ = client.pick(0);
@@ -211,8 +215,9 @@ impl Pool {
         self.connections.push((slot, second));
     }
 
-    /// Closes the oldest connections to a slot that began before a second, at most `most`, and
-    /// dials as many. Returns their number.
+    /// Closes at most `most` connections of `slot`, the oldest first, and opens the same number.
+    /// Closes only connections that were dialled before the second `before`. Returns the number of
+    /// closed connections.
     fn close(&mut self, slot: u32, before: u64, most: u32, second: u64) -> u32 {
         let mut closed = 0;
         self.connections.retain(|(at, begun)| {
@@ -227,7 +232,7 @@ impl Pool {
         closed
     }
 
-    /// The slots with a backend, each with the backend.
+    /// Each slot that has a backend, and this backend.
     fn slots(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         (0..).zip(&self.client.slots).filter_map(|(slot, backend)| Some((slot, (*backend)?.backend)))
     }
@@ -237,7 +242,8 @@ impl Pool {
         slot.and_then(|(slot, _)| self.client.links[slot as usize]).map_or(0, |link| link.flows)
     }
 
-    /// The restarted backend stops, and its connections end, or it returns.
+    /// If `is_away` is true, the restarted backend stops, and its connections end. Otherwise it
+    /// returns.
     fn restart(&mut self, second: u64, is_away: bool) {
         self.is_away = is_away;
         self.reports += 1;
@@ -248,7 +254,6 @@ impl Pool {
         }
     }
 
-    /// Returns the number of closed connections.
     fn tick(&mut self, second: u64) -> u32 {
         let member = |(slot, backend): (u32, u32)| MemberFlows {
             address: address(backend),

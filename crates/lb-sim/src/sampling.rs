@@ -3,7 +3,7 @@
 //! The standard library's logarithm may differ in its last bit between platforms, and one bit can
 //! change the order of events in a whole run. So this module computes the logarithm for times
 //! itself, bit by bit. Other logarithms and powers come from the `libm` crate. This module must not
-//! know the purpose of the draws.
+//! depend on the purpose of the draws.
 
 use lb_core::subset::random::{SplitMix64, shuffle};
 use serde::Deserialize;
@@ -26,8 +26,7 @@ pub fn sample(distribution: Distribution, mean_us: u64, rng: &mut SplitMix64) ->
     match distribution {
         Distribution::Even => mean_us,
         Distribution::Random if mean_us == 0 => {
-            // Uses the same number of random numbers as with any other mean, but computes no
-            // logarithm.
+            // Takes one random number, as with any other mean, but computes no logarithm.
             rng.next_u64();
             0
         }

@@ -1,6 +1,6 @@
 //! The sweep of the ACM article's Figure 2: one algorithm with one size, for every number of
-//! clients and backends up to a maximum. It covers every fleet, because an algorithm that is even
-//! for one fleet may be uneven for the next.
+//! clients and backends up to a maximum. It covers every fleet, because an algorithm with an even
+//! load for one fleet may have an uneven load for the next.
 //!
 //! The result must not depend on the number of threads.
 
@@ -19,9 +19,9 @@ pub mod summary;
 pub const MAX_MAX: u32 = 1_024;
 
 /// The maximum number of subset members that a sweep may examine. A sweep with this number takes
-/// some minutes. If an additional client does not change the subsets of the existing ones, the
-/// sweep examines each member once, otherwise once for every fleet that contains it. With an
-/// algorithm of the second kind, the article's sweep examines 2^27 members.
+/// some minutes. If an additional client does not change the subsets of the existing clients, the
+/// sweep examines each member once. If it changes them, the sweep examines the members of every
+/// fleet separately; the article's sweep then examines 2^27 members.
 pub const MAX_LOOKS: u64 = 1 << 34;
 
 /// The maximum for a sweep with structural weights, which examines each member many times.
@@ -59,7 +59,7 @@ impl Cell {
     }
 }
 
-/// Why a sweep is refused.
+/// The reason why a sweep is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SweepError {
     /// The size is larger than the maximum number of backends.
@@ -121,8 +121,8 @@ impl Sweep {
         Ok(())
     }
 
-    /// Returns all fleets, by backends and then by clients, computed on all processors. Calls
-    /// `done` after each number of backends.
+    /// Returns all fleets, sorted by the number of backends and then of clients, computed on all
+    /// processors. Calls `done` after all fleets with one number of backends are computed.
     pub fn run(&self, algorithm: Algorithm, done: impl Fn() + Sync) -> Vec<Cell> {
         let column = |backends| {
             let cells = self.column(algorithm, backends);

@@ -1,8 +1,8 @@
 //! Tables for terminals: the first column is aligned to the left, numbers to the right, and there
 //! are no colours or lines.
 //!
-//! This module also formats parts and ratios for the commands. It must not know what the numbers
-//! mean.
+//! This module also formats parts and ratios for the commands. It must not depend on the meaning of
+//! the numbers.
 
 use std::fmt;
 

@@ -4,10 +4,12 @@
 //! The modules in reading order: the keys of a scenario file ([`values`], [`document`]) and their
 //! meaning ([`scenario`], [`shipped`]); the cost of requests ([`demand`]); the order of events
 //! ([`queue`]); the decisions for all tasks of a job ([`assignments`]), and how one task applies
-//! them ([`client`]); how much of its machine a backend may use ([`quota`], [`machine`]); the
-//! events ([`world`]); the counts of these events ([`tally`], [`ejections`]); and figures over
-//! several seeds ([`figures`]). A run is a pure function of a scenario and a seed: virtual time is
-//! in whole microseconds, and CPU time in whole femtoseconds.
+//! them ([`client`]); the machine of a backend, and the part of it that the backend may use
+//! ([`quota`], [`machine`]); the events ([`world`]); the counts of these events ([`tally`],
+//! [`ejections`]); and figures over several seeds ([`figures`]).
+//!
+//! A run is a pure function of a scenario and a seed: virtual time is in whole microseconds, and
+//! CPU time in whole femtoseconds.
 
 pub mod values;
 
@@ -50,8 +52,8 @@ use tally::{StepRow, Total};
 pub struct TrafficReport {
     pub schema: u32,
     pub scenario: String,
-    /// The first seed of everything random, in decimal. The counts are those of this seed; only the
-    /// figures cover the other seeds.
+    /// The first seed of all random numbers, in decimal. The counts are those of this seed; only
+    /// the figures cover the other seeds.
     pub seed: String,
     /// The number of seeds that were simulated: this seed and the following ones.
     pub seeds: u32,
@@ -98,8 +100,8 @@ pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> Traf
     let plays: Vec<(usize, u64)> =
         (0..scenario.runs.len()).flat_map(|run| (0..seeds).map(move |number| (run, number))).collect();
     let played = plays.into_par_iter().map(|(run, number)| {
-        // The first seed uses the subsets of the file or of the daemon. Each later seed uses other
-        // subsets.
+        // With the first seed, subsets have the seed that a daemon would use. With each later seed,
+        // they have another seed, unless the file sets the seed of the subsets.
         let subset_seed = (number > 0).then_some(number);
         let mut played = world::play(scenario, &scenario.runs[run], seed.wrapping_add(number), subset_seed);
         if number > 0 {

@@ -1,8 +1,8 @@
 //! How unequal or absent clients change the loads of subsets that are even for equal clients.
 //!
-//! Two results hold for every algorithm and every way to divide traffic, so they are stronger than
-//! random draws: [`deviation`] and [`guarantee`]. The size that subsets need follows from the first
-//! result: [`size_for`].
+//! Two results follow from formulas, which need no random draws and hold for every algorithm:
+//! [`deviation`] and [`guarantee`]. [`size_for`] computes the necessary size of subsets from the
+//! first formula.
 
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 use lb_core::weights::{Graph, RUNGS};
@@ -24,14 +24,14 @@ pub struct Inequality {
 /// How even the backends' loads are if clients are unequal or absent.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct UnequalLoads {
-    /// The mean load divided by the largest.
+    /// The mean load divided by the largest load.
     pub raw: Interval,
     /// The standard deviation of the loads divided by their mean.
     pub rsd: Interval,
-    /// The deviation that the formula of [`deviation`] gives.
+    /// The result of [`deviation`].
     pub law: f64,
-    /// The lower bound of [`guarantee`]; `None` if clients are unequal, or if they divide their
-    /// traffic without weights.
+    /// The result of [`guarantee`], a lower bound of `raw`; `None` if clients are unequal, or if
+    /// they divide their traffic without weights.
     pub guarantee: Option<f64>,
 }
 
@@ -44,8 +44,8 @@ impl Inequality {
         self.skew == 0.0 && self.missing == 0
     }
 
-    /// The standard deviation of the clients' rates divided by their mean. Absent clients count
-    /// with a rate of 0.
+    /// The standard deviation of the clients' rates divided by their mean. Absent clients are
+    /// included, with a rate of 0.
     pub fn variation(self, clients: u32) -> f64 {
         let present = 1.0 - self.absent_part(clients);
         ((1.0 + self.skew * self.skew) / present - 1.0).sqrt()
@@ -56,7 +56,7 @@ impl Inequality {
         f64::from(absent(clients, self.missing)) / f64::from(clients)
     }
 
-    /// The rates of all clients, for one draw after the other.
+    /// For each of [`DRAWS`] draws, the rates of all clients.
     pub fn draws(self, clients: u32, seed: u64) -> impl Iterator<Item = Vec<f64>> {
         (0..DRAWS)
             .map(move |number| self.rates(clients, &mut SplitMix64::new(mix64(&[seed, 9, number.into()]))))
@@ -80,15 +80,16 @@ pub fn absent(clients: u32, percent: u32) -> u32 {
 }
 
 /// The formula for the deviation of loads. If the clients' rates have the variation `cv`, loads
-/// have the deviation `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`. It holds for every algorithm with
-/// its weights, if loads are even for equal clients.
+/// have the deviation `cv * sqrt(N / (M k)) * sqrt(1 - k / N)`. The formula holds for every
+/// algorithm with its weights, if loads are even for equal clients.
 pub fn deviation(fleet: &Fleet, variation: f64) -> f64 {
     let (clients, backends, size) = (f64::from(fleet.clients), f64::from(fleet.backends), size(fleet));
     variation * (backends / (clients * size)).sqrt() * (1.0 - size / backends).sqrt()
 }
 
-/// How many backends' capacity a client uses. An arc consists of whole parts, each one client's
-/// part of the ring, and may be much longer than the configured size.
+/// The size of one client's subset, in backends; it need not be a whole number. The ring is divided
+/// into one part for each client. An arc consists of whole parts, and may be much longer than the
+/// configured size.
 fn size(fleet: &Fleet) -> f64 {
     if !fleet.algorithm.is_aperture() {
         return fleet.wanted().into();
@@ -98,9 +99,10 @@ fn size(fleet: &Fleet) -> f64 {
     float(parts * backends) / float(clients)
 }
 
-/// The guarantee: if a part of the clients is lost, utilization falls at most by this part, because
-/// no backend's load can rise. This holds if the shares of the remaining clients stay the same. If
-/// all clients have equal rates, it is the part of the clients, otherwise the part of the traffic.
+/// The guarantee: if a part of the traffic is lost with absent clients, utilization falls at most
+/// by this part, because no backend's load can rise. The shares of the remaining clients must not
+/// change. If all clients have equal rates, `missing` is also the part of the clients that is
+/// absent.
 pub fn guarantee(raw: f64, missing: f64) -> f64 {
     raw * (1.0 - missing)
 }
@@ -110,8 +112,8 @@ pub fn guarantee(raw: f64, missing: f64) -> f64 {
 pub const WANTED_UTILIZATION: f64 = 0.9;
 
 /// An estimate of the part of the capacity that is usable. The largest of N normal samples is on
-/// average less than `sqrt(2 ln N)` deviations above the mean. Rates can be farther from their mean
-/// than normal samples, so this estimate is only roughly right.
+/// average less than `sqrt(2 ln N)` deviations above the mean. Lognormal rates can be farther from
+/// their mean than normal samples, so the estimate is rough.
 pub fn expected_utilization(fleet: &Fleet, inequality: Inequality) -> f64 {
     let largest = (2.0 * libm::log(f64::from(fleet.backends))).sqrt();
     let by_law = 1.0 / (1.0 + largest * deviation(fleet, inequality.variation(fleet.clients)));
@@ -182,8 +184,8 @@ mod tests {
         assert!((third - 1000.0 / 3.0).abs() < 1e-9, "{third}");
         assert_eq!(size(&fleet(Algorithm::ApertureShuffled, 700)), 1000.0);
         assert_eq!(size(&fleet(Algorithm::Rocksteadier, 12)), 12.0);
-        // Each backend has one client, so loads deviate as the clients' rates do. There are only
-        // three clients, which needs a correction.
+        // Each backend has one client, so loads deviate like the clients' rates. The factor
+        // sqrt(2/3) is a correction for the small number of clients.
         let law = deviation(&fleet(Algorithm::Aperture, 12), 0.3);
         assert!((law - 0.3 * (2.0_f64 / 3.0).sqrt()).abs() < 1e-9, "{law}");
     }

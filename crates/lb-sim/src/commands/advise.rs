@@ -57,8 +57,8 @@ struct AdviceDocument {
     seed: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     inequality: Option<Inequality>,
-    /// The number of neighbouring backends that restart together; the field `restart` is about such
-    /// a block.
+    /// The number of neighbouring backends that restart together. The field `restart` of each
+    /// choice refers to a block of this size.
     block: u32,
     advice: ChoiceDocument,
     alternatives: Vec<ChoiceDocument>,
@@ -70,9 +70,9 @@ struct AdviceDocument {
 struct ChoiceDocument {
     /// `null` if the choice is that every client uses all backends.
     algorithm: Option<&'static str>,
-    /// The size to configure: a number, "auto", or a minimum size.
+    /// The size to configure: a number, "auto", "all", or a minimum size.
     size: SizeSetting,
-    /// The size that this setting gives for this fleet. Arcs of an aperture may be longer: see
+    /// The size that follows from `size` for this fleet. Arcs of an aperture may be longer: see
     /// `connections`.
     size_now: u32,
     connections: ConnectionCounts,
@@ -193,14 +193,14 @@ fn text(question: &AdviceRequest, advice: &Advice) -> String {
 each, all: connections of each client (maximum), and of all clients.
 even, weighted: part of the capacity that is usable before the first backend is full,
   with equal shares and with the daemon's weights.
-+backend, +client: mean part of its connections that a client drops when one more is added.
++backend, +client: mean part of connections that clients drop if a backend or client is added.
 restart: largest part of a subset within {block} neighbouring backends, a tenth of all.
 "
     );
     if !inequality.is_none() {
         let _ = writeln!(
             text,
-            "unequal: as weighted, but with these clients; mean of {DRAWS} draws. rsd: standard deviation of\n  \
+            "unequal: like weighted, with these clients (mean of {DRAWS} draws). rsd: standard deviation of\n  \
              loads over their mean, by the formula in docs/reference/subsets.md."
         );
     }
@@ -232,18 +232,21 @@ fn why_so_large(question: &AdviceRequest, advice: &Advice) -> String {
     if let Some(usual) = advice.alternatives.iter().find(|choice| choice.subset == usual) {
         let size = usual.size(question);
         let (deviation, used) = of_size(size);
-        let _ =
-            write!(text, " With {size} they would deviate by {deviation}: {} could be used.", percent(used));
+        let _ = write!(
+            text,
+            " With {size}, loads would deviate by {deviation}: {} could be used.",
+            percent(used)
+        );
     }
     if expected < WANTED_UTILIZATION {
-        let _ = write!(text, "\nNo size that `auto` supports, below all backends, reaches {wanted}.");
+        let _ = write!(text, "\nNo size of `auto` below the number of backends reaches {wanted}.");
     }
     text.push('\n');
     if missing > 0 {
         let part = question.inequality.absent_part(question.clients);
         let _ = writeln!(
             text,
-            "Absent clients with {} of the traffic leave at least {} of the usable capacity, at any size.",
+            "Although {} of the traffic is absent, at least {} of the capacity is usable at any size.",
             percent(part),
             percent(guarantee(1.0, part))
         );
@@ -277,13 +280,13 @@ fn why(question: &AdviceRequest, answer: &SubsetChoice, least: u32, assessment: 
             let mut use_it = format!(
                 "Use {algorithm} with size {size} if backends are seldom added. With other algorithms, so few\n\
                  clients would need much larger subsets or leave backends unused; arcs of an aperture fit together.\n\
-                 But one more backend drops {} of the connections.",
+                 But if a backend is added, clients drop {} of their connections.",
                 percent(assessment.backend.mean)
             );
             if let Some(size) = answer.overlapping_size(question) {
                 use_it.push_str(&format!(
                     "\nIf backends have unequal weights, write size = {size}: shares can follow weights only\n\
-                     if arcs overlap, as they do with this size."
+                     if arcs overlap, and arcs of this size overlap."
                 ));
             }
             use_it
@@ -317,8 +320,8 @@ fn row(subset: Subset, mark: &str, assessment: &Assessment) -> Vec<String> {
     row
 }
 
-/// The deviation that the formula gives. The formula holds only if loads are even for equal
-/// clients.
+/// The deviation by the formula. The result is "-" if loads are uneven even for equal clients,
+/// because the formula does not apply then.
 fn law(assessment: &Assessment, unequal: &UnequalLoads) -> String {
     if assessment.weighted < 0.99 { "-".to_owned() } else { percent(unequal.law) }
 }

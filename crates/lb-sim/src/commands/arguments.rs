@@ -1,7 +1,6 @@
-//! Arguments that several commands share: parses text to values, and checks their bounds.
+//! Parses the arguments that several commands share, and checks the bounds of the values.
 //!
-//! Error messages contain the bounds. This module must not know what the commands do with the
-//! values.
+//! Error messages contain the bounds. This module must not depend on the use of the values.
 
 use std::str::FromStr;
 
@@ -32,7 +31,7 @@ pub fn variation(text: &str) -> Result<f64, String> {
     number.ok_or_else(|| "write a number from 0 to 10".into())
 }
 
-/// The text is not a number, or out of bounds.
+/// The text is not a number, or the number is out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("write a number from 1 to {most}")]
 pub struct OutOfRange {
@@ -98,7 +97,7 @@ pub struct NumberRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RangeError {
     /// The text is neither a number nor two numbers, or a number is out of bounds.
-    #[error("write a number from 1 to {most}, or a range of them as in 100..110")]
+    #[error("write a number from 1 to {most}, or a range such as 100..110")]
     Form {
         /// The largest allowed number.
         most: u32,
@@ -142,7 +141,7 @@ impl NumberRange {
 }
 
 /// The numbers and the seed of a fleet, without its algorithm. If a list or a configuration is
-/// given, some of them may be left out.
+/// given, it may replace some of these arguments.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct FleetArguments {
     /// Client tasks of the job, 1 to 65536
@@ -163,7 +162,7 @@ impl FleetArguments {
     /// The fleet with this algorithm.
     ///
     /// # Panics
-    /// The number of clients, of backends, or the size is missing.
+    /// `clients`, `backends` or `size` is missing.
     pub fn fleet(&self, algorithm: Algorithm) -> Fleet {
         let Self { clients, backends, size, seed } = *self;
         let [clients, backends, size] =

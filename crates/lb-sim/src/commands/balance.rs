@@ -32,7 +32,7 @@ pub struct BalanceOptions {
     job: FleetArguments,
     #[command(flatten)]
     list: ListArguments,
-    /// Use structural weights, as the daemon does; aperture algorithms always have their own
+    /// Use structural weights, as the daemon does; aperture algorithms always use their own weights
     #[arg(long, conflicts_with_all = ["endpoints", "config"])]
     weighted: bool,
     /// Neighbouring backends that a rolling restart takes down at once [default: a tenth of the
@@ -72,10 +72,10 @@ struct Balance {
     utilization: MeasuredUtilization,
     distinct: u32,
     overlap: Overlap,
-    /// The part of its subset that a client has within one block, at most: the maximum over all
+    /// The largest part of a client's subset that lies within one block: the maximum over all
     /// clients.
     spread: f64,
-    /// The same part as in `spread`: the mean over all clients.
+    /// The largest part of a client's subset that lies within one block: the mean over all clients.
     spread_mean: f64,
     /// Loads with unequal or absent clients.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -165,13 +165,14 @@ struct ListedBalanceDocument {
     results: Vec<ListedBalance>,
 }
 
-/// How even the load is for a job with a list. Only endpoints that request connections count.
+/// How even the load is for a job with a list. Only endpoints that are healthy in the list and have
+/// a weight above 0 are included.
 #[derive(Serialize)]
 struct ListedBalance {
     algorithm: &'static str,
     connections: BackendConnections,
-    /// The mean load divided by the largest. A load is relative to the share that the endpoint's
-    /// weight gives.
+    /// The mean load divided by the largest load. A load is relative to the share that follows from
+    /// the endpoint's weight.
     raw: f64,
     /// The same ratio as `raw`, with unequal or absent clients.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -216,16 +217,16 @@ impl ListedBalanceDocument {
         }
         format!(
             "{}, {}, seed {seed}\n\n{table}\n\
-             All columns: only endpoints that request connections. min, mean, max, rsd: connections of an endpoint. raw: mean load over largest\n\
-             load, relative to weights. unequal: raw with unequal or absent clients.\n",
+             All columns: only healthy endpoints with a weight above 0. min, mean, max, rsd: connections of an endpoint. raw: mean load over largest\n\
+             load, relative to weights. unequal: the ratio raw with unequal or absent clients.\n",
             counted(*clients, "client"),
             counted(*endpoints, "endpoint")
         )
     }
 }
 
-/// The part of the total capacity that is usable before the first backend is full. `loads` are
-/// loads over capacity.
+/// The part of the total capacity that is usable before the first backend is full. `loads` contains
+/// the load of each backend divided by its capacity.
 fn capacity_utilization(loads: &[f64], capacities: &[u16]) -> f64 {
     let capacities = capacities.iter().filter(|capacity| **capacity > 0).map(|capacity| f64::from(*capacity));
     let (all, sum) = capacities
@@ -293,7 +294,7 @@ impl BalanceDocument {
         let mut text = format!(
             "{}, {}, size {size}, seed {seed}{weighted}\n\n{table}\n\
              min, mean, max, rsd: connections of a backend. raw: mean load over largest load. \
-             adjusted: best possible largest count of connections over the actual one.\n\
+             adjusted: smallest possible maximum of connections of a backend over the actual maximum.\n\
              overlap, largest: the part that two subsets share, mean and largest. \
              spread: largest part of a subset within {block} neighbouring backends.\n",
             counted(*clients, "client"),

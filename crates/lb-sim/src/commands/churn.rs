@@ -1,7 +1,8 @@
 //! `socklb-sim churn`: the cost of a change of a fleet, compared with the minimum cost.
 //!
-//! One of the fleet's three numbers takes every value of a range. Each step is one value, compared
-//! with the previous value. The command refuses a run that would take too long.
+//! One of the fleet's three numbers (clients, backends, size) takes every value of a range. Each
+//! step compares the fleets of two successive values. The command rejects a run that would take too
+//! long.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -15,8 +16,9 @@ use crate::metrics::mean;
 use crate::output;
 use crate::table::{TextTable, percent};
 
-/// The maximum number of backends in orders and of members in subsets that a run may examine, over
-/// all steps and algorithms together. A run with this number takes about a minute.
+/// The maximum number of entries that a run may examine in all steps and algorithms together. An
+/// entry is a backend in a client's order, or a member of a subset. A run with this number takes
+/// about a minute.
 const MAX_LOOKS: u64 = 1 << 33;
 
 /// The options of `socklb-sim churn`.
@@ -79,8 +81,8 @@ struct ChurnStep {
     minimum: f64,
 }
 
-/// The cost of the whole change as one step, from the first number to the last, and the mean costs
-/// of the steps.
+/// The cost of the whole change as one step, from the first number to the last, and a summary of
+/// the single steps: the means of their mean and minimum costs, and the largest worst cost.
 #[derive(Serialize)]
 struct Overall {
     #[serde(flatten)]
@@ -145,7 +147,7 @@ fn check(largest: impl Iterator<Item = Fleet>, range: NumberRange) -> Result<()>
     Ok(())
 }
 
-/// Returns whether every client shuffles or sorts all backends with this algorithm.
+/// Whether, with this algorithm, every client shuffles or sorts all backends.
 const fn looks_at_all(algorithm: Algorithm) -> bool {
     match algorithm {
         Algorithm::Random

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
-/// The bytes of a file; `None` if it has more than `most`.
+/// The bytes of a file; `None` if the file has more than `most` bytes.
 ///
 /// # Errors
 /// The file cannot be read.

@@ -1,8 +1,7 @@
-//! Reads a list of endpoints that a daemon would use, and makes it the fleet of a command. The list
-//! comes from `--endpoints FILE`, or from a service of `--config FILE`.
+//! Reads a list of endpoints that a daemon would use, for the commands that accept a list instead
+//! of numbers. The list comes from `--endpoints FILE`, or from a service of `--config FILE`.
 //!
-//! The daemon's own code parses the texts. This module must not know what the commands do with the
-//! list.
+//! The daemon's own code parses the files. This module must not depend on the use of the list.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -43,7 +42,7 @@ pub struct ListArguments {
 
 impl ListArguments {
     /// The job and its list, once for each of these algorithms, or once for the configured
-    /// algorithm if none is given. `None` if the command has no list.
+    /// algorithm if `algorithms` is `None`. Returns an empty vector if the arguments name no list.
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
@@ -51,7 +50,7 @@ impl ListArguments {
                 let parsed = file.parse(&read(path, endpoints::MAX_FILE_BYTES)?, None, &[])?;
                 let list = without_hosts(parsed, path)?;
                 let Some((clients, size)) = fleet.clients.zip(fleet.size) else {
-                    bail!("--endpoints gives only the backends: add --clients and --size");
+                    bail!("--endpoints specifies only the backends: add --clients and --size");
                 };
                 let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(size) };
                 let service = Service::new("service", unused_address(&list), subset, fleet.seed.unwrap_or(0));
@@ -164,7 +163,7 @@ impl ProcessEnvironment for AnyTask {
     }
 }
 
-/// The list of a file, if it has no host names.
+/// Returns the list of a file, or an error if the file contains host names.
 fn without_hosts(parsed: Parsed, path: &Path) -> Result<EndpointList> {
     if let Some(host) = parsed.hosts.first() {
         bail!(

@@ -1,7 +1,8 @@
 //! `socklb-sim lots`: shows step by step how Rocksteadier deals backends to a lot of ten clients,
 //! as in Tables 2 to 5 of the article.
 //!
-//! The module reads the lots from the clients' subsets. It must not know how lots are dealt.
+//! This module derives the lots from the clients' subsets. It must not contain the dealing
+//! algorithm.
 
 use std::fmt;
 
@@ -76,8 +77,8 @@ impl LotsDocument {
         let algorithm = if scaled { Algorithm::RocksteadierScaled } else { Algorithm::Rocksteadier };
         let (first, lots) = (LOT * lot, backends.div_ceil(LOT));
         let fleet = Fleet { algorithm, clients: first + LOT, backends, size, seed };
-        // If the padding counts as backends, a client reads all rows and begins with its own. The
-        // first client's own row is the first one.
+        // If padding is counted as backends, a client reads all rows, beginning with its own row.
+        // The own row of the first client is the first row.
         let padded = Fleet { backends: LOT * lots, size: LOT * lots, ..fleet };
         let rows: Vec<Vec<u32>> = padded.subset(first).chunks(lots as usize).map(<[u32]>::to_vec).collect();
         let clients = (first..first + LOT).map(|client| {

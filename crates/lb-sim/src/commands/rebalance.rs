@@ -28,10 +28,10 @@ pub struct RebalanceOptions {
     /// Backends of each pool
     #[arg(long, value_name = "N", default_value = "8", value_parser = backends)]
     backends: u32,
-    /// The most closings of all tasks together, as in the configuration
+    /// Maximum rate of closings of all tasks together, as in the configuration
     #[arg(long, value_name = "RATE", default_value_t = RebalanceRules::DEFAULT.rate, value_parser = rate)]
     rate: ClosingRate,
-    /// The part of its share below which a backend gets connections, 0.1 to 0.95
+    /// Part of a backend's share, 0.1 to 0.95; backends with fewer connections are refilled
     #[arg(long, value_name = "PART", default_value = "0.8", value_parser = below)]
     below: u32,
     /// Policy of the service
@@ -40,7 +40,7 @@ pub struct RebalanceOptions {
     /// CPUs on which each task dials
     #[arg(long, value_name = "CPUS", default_value = "2", value_parser = |text: &str| within(text, 1_024))]
     cpus: u32,
-    /// Decides to which backends the first connections go
+    /// Seed of the random choice of backends for the first connections
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
     /// Print JSON
@@ -153,7 +153,7 @@ impl RebalanceDocument {
         ];
         match self.bound {
             None => lines.push(
-                "the pools are too small: a backend without connections is no reason to close any".to_owned(),
+                "the pools are too small: even a backend without connections causes no closings".to_owned(),
             ),
             Some(bound) => lines.extend([
                 format!(
@@ -169,7 +169,7 @@ impl RebalanceDocument {
                 ),
                 format!("at the end it has           {} of its share", percent(self.at_end)),
                 format!(
-                    "other backends had          {} to {} of theirs",
+                    "other backends had          {} to {} of their shares",
                     percent(self.lowest_other),
                     percent(self.highest_other)
                 ),

@@ -1,7 +1,7 @@
 //! `socklb-sim report`: writes the figures of [`crate::report`] as files.
 //!
-//! Checks the destination before it computes the figures, because that takes a while. This module
-//! must not know the content of the figures.
+//! Checks the destination before it computes the figures, because the computation takes a while.
+//! This module must not depend on the content of the figures.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,7 +24,6 @@ pub struct ReportOptions {
 }
 
 pub fn run(options: &ReportOptions) -> Result<()> {
-    // Checks the directory first, because the figures take a while.
     let directory = ReportDirectory::open(&options.out)?;
     let extent = Extent::default();
     let bar = ProgressBar::new(steps(extent));

@@ -2,7 +2,7 @@
 //!
 //! If only one client is requested and its weights do not depend on other clients, only the subset
 //! of this client is computed. So the command works for fleets of any size. This module must not
-//! know how subsets are chosen.
+//! contain a subsetting algorithm.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -52,8 +52,8 @@ pub fn run(options: &SubsetOptions) -> Result<()> {
     check_client(options, fleet.clients)?;
     let structural = options.weights && !fleet.algorithm.is_aperture();
     let subsets = match options.client {
-        // Structural weights depend on all subsets; everything else about a client depends only on
-        // its own subset.
+        // Structural weights depend on all subsets. All other values of a client can be computed
+        // from its own subset.
         Some(client) if !structural => {
             let mut graph = Graph::new(fleet.backends);
             graph.push(fleet.subset(client));
@@ -128,9 +128,9 @@ struct ListedMember {
     address: SocketAddr,
     /// The part of the client's connects that goes to the member.
     share: f64,
-    /// How many clients of the job use it.
+    /// How many clients of the job use the member.
     connections: u32,
-    /// The endpoint's load from all clients, divided by the share that its weight gives.
+    /// The endpoint's load from all clients, divided by the share that follows from its weight.
     load: f64,
 }
 
@@ -224,8 +224,7 @@ impl<'a> SubsetDocument<'a> {
     }
 }
 
-/// The rows, which are serialized one by one: all rows together may be many times larger than the
-/// graph.
+/// Serializes the rows one by one: all rows together may need many times the memory of the graph.
 struct SubsetRows<'a>(&'a Subsets);
 
 impl Serialize for SubsetRows<'_> {
@@ -243,7 +242,6 @@ impl fmt::Display for Subsets {
             counted(clients, "client"),
             counted(backends, "backend")
         )?;
-        // Each column is as wide as the largest number in it.
         let client_width = "client".len();
         let width = backends.saturating_sub(1).to_string().len();
         writeln!(f, "client  {}", if self.sharing.is_some() { "backends:weights" } else { "backends" })?;

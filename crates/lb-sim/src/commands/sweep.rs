@@ -30,7 +30,7 @@ pub struct SweepOptions {
     /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Use structural weights, as the daemon does; aperture algorithms always have their own
+    /// Use structural weights, as the daemon does; aperture algorithms always use their own weights
     #[arg(long)]
     weighted: bool,
     /// Print JSON

@@ -1,7 +1,7 @@
 //! `socklb-sim traffic`: simulates a scenario and prints its counts, as tables or as JSON.
 //!
-//! A scenario is either a file or the name of a shipped scenario. This module must not know how
-//! scenarios are simulated.
+//! A scenario is either a file or the name of a shipped scenario. This module must not simulate
+//! anything itself.
 
 use std::path::Path;
 
@@ -127,7 +127,7 @@ fn of_load(scenario: &Scenario, figures: &Figures) -> String {
     let overloaded = figures.runs.iter().filter(|figures| figures.asked.mean > 1.0);
     let notes = overloaded.map(|RunFigures { run, asked, .. }| {
         format!(
-            "note: {run} needs {:.2} times the capacity of all machines: requests wait until a machine has {}, and further requests are rejected\n",
+            "note: {run} needs {:.2} times the capacity of all machines: each machine queues up to {} requests, and rejects further ones\n",
             asked.mean, scenario.machines.queue
         )
     });
@@ -200,7 +200,7 @@ fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
         ]);
     }
     format!(
-        "\nfailed connects; the largest number of them, without trials, from one client to one backend; the largest part of a client's members\n\
+        "\nfailed connects; the largest number of failed connects, without trials, from one client to one backend; the largest part of a client's members\n\
          that was ejected, the fewest members that were left, and the time from the last failure until no backend was ejected\n{table}"
     )
 }
@@ -208,7 +208,7 @@ fn comparison(report: &TrafficReport, runs: &[EjectionTotal]) -> String {
 fn line(row: &StepRow) -> String {
     let StepRow { backends, clients, connections, load, utilization, counts, .. } = row;
     let percent = |part: f64| format!("{:.2}%", 100.0 * part);
-    // There is no value if nothing arrived, or if no backend was present throughout.
+    // There is no value if nothing arrived, or if no backend was present during the whole step.
     let (rsd, utilization) =
         if load.max > 0.0 { (percent(load.rsd), percent(*utilization)) } else { ("-".into(), "-".into()) };
     format!(
@@ -237,7 +237,7 @@ fn clock(us: u64) -> String {
 fn summary(total: &Total) -> String {
     let Total { run, counts, connections, load, utilization, .. } = total;
     let errors = counts.errors;
-    // Kinds of errors that only some scenarios have.
+    // Kinds of errors that occur only in some scenarios.
     let more = [
         (errors.limited, "at the limit"),
         (errors.rejected, "rejected"),
@@ -413,8 +413,8 @@ summary
         );
         let scenario = Scenario::read("two", "two.toml", &costly).unwrap();
         let shown = text(&scenario, &play(&scenario, 5));
-        let note = "note: as written needs 2.00 times the capacity of all machines: requests wait until a machine has 10000, and further \
-                    requests are rejected\n";
+        let note = "note: as written needs 2.00 times the capacity of all machines: each machine queues up to 10000 \
+                    requests, and rejects further ones\n";
         assert!(shown.ends_with(note), "{shown}");
         assert!(
             !text(&scenario, &play(&Scenario::read("two", "two.toml", TEXT).unwrap(), 5)).contains("note:")

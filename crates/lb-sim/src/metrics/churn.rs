@@ -1,13 +1,14 @@
-//! The cost of a change of a fleet: how much of their subsets the clients drop.
+//! The cost of a change of a fleet: the part of each client's subset that the client drops.
 //!
-//! For each dropped member a client closes a connection, and usually opens one to another backend.
+//! For each dropped member, a client closes a connection, and usually opens a connection to another
+//! backend.
 
 use lb_core::weights::Graph;
 
 use crate::fleet::Fleet;
 
-/// How much of their subsets clients drop in a change. Only clients that exist both before and
-/// after the change count.
+/// The parts of their subsets that clients drop because of a change. Only clients that exist both
+/// before and after the change are included.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Churn {
     /// The mean part of a subset that is dropped.
@@ -18,7 +19,7 @@ pub struct Churn {
     pub replaced: u32,
 }
 
-/// The churn from one fleet's subsets to another's.
+/// The churn from the subsets of one fleet to the subsets of another fleet.
 pub fn churn(old: &Graph, new: &Graph) -> Churn {
     let indexes = old.connections().len().max(new.connections().len());
     // For each backend: one more than the number of the last client that has the backend in its new
@@ -39,15 +40,17 @@ pub fn churn(old: &Graph, new: &Graph) -> Churn {
     Churn { mean: sum / f64::from(clients.max(1)), worst, replaced }
 }
 
-/// The mean part of a subset that clients must drop if the fleet is even before and after the
+/// The mean part of a subset that clients must drop if the load is even before and after the
 /// change.
 ///
-/// S backends exist both before and after. Before, a client's K connections are spread evenly over
-/// N backends, so a part S/N of them goes to backends that stay. After, the client has K'
-/// connections spread evenly over N' backends, so it has K' S/N' connections to backends that stay.
-/// It can retain at most the smaller number, so it drops at least 1 - min(1, (K'/N') / (K/N)) S/N.
-/// This is 1/(N+1) for one more backend, and nothing for a larger size or for another number of
-/// clients. An uneven algorithm may drop less.
+/// S backends remain, that is, exist both before and after the change. Before the change, a
+/// client's K connections are spread evenly over N backends, so K S/N of them go to remaining
+/// backends. After the change, K' connections are spread evenly over N' backends, so K' S/N' of
+/// them go to remaining backends. The client can retain at most the smaller of these two numbers,
+/// so it drops at least the part 1 - min(1, (K'/N') / (K/N)) S/N.
+///
+/// The minimum is 1/(N+1) if one backend is added. It is 0 if the size grows, or if only the number
+/// of clients changes. With an algorithm that spreads load unevenly, clients may drop less.
 pub fn minimum(old: &Fleet, new: &Fleet) -> f64 {
     let stay = f64::from(old.backends.min(new.backends));
     let before = f64::from(old.wanted()) / f64::from(old.backends);

@@ -1,5 +1,6 @@
-//! How similar the subsets of a fleet are. Clients with the same subset lose all of it together,
-//! and a misbehaving client affects all clients whose subsets overlap with its own.
+//! How similar the subsets of a fleet are. If all backends of a subset fail, each client with the
+//! same subset loses all its backends. A misbehaving client affects all clients with subsets that
+//! overlap its own subset.
 
 use std::collections::HashSet;
 
@@ -12,8 +13,8 @@ use serde::Serialize;
 /// with subsets of 20 of 1,000 backends, or of 1,000 clients that all use the same 1,000 backends.
 const MAX_MEETINGS: u64 = 1 << 30;
 
-/// What two subsets have in common, as a part of a subset, over all pairs. Arcs of an aperture are
-/// longer than the configured size, and their lengths differ by one backend.
+/// The part of a subset that two subsets have in common, over all pairs of clients. Arcs of an
+/// aperture are longer than the configured size, and their lengths differ by one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Overlap {
     /// The mean over all pairs of clients, relative to the mean size of their subsets; 0 with fewer
@@ -22,13 +23,13 @@ pub struct Overlap {
     /// The largest overlap of the compared pairs, relative to the size of the smaller subset of a
     /// pair.
     pub max: f64,
-    /// How many clients, at equal steps in their order, were compared with every other client. If
-    /// all clients were compared, the largest overlap is exact. The mean is always exact.
+    /// How many clients were compared with every other client. Their numbers have equal distances.
+    /// If all clients were compared, `max` is exact. `mean` is always exact.
     pub compared: u32,
 }
 
-/// The number of different sets of backends that the clients use. The function compares hashes of
-/// 128 bits, so it need not store the sets.
+/// The number of different sets of backends that the clients use. The function stores and compares
+/// only hashes of 128 bits, not the sets.
 pub fn distinct(graph: &Graph) -> u32 {
     // The hash of a subset is a sum, because a sum does not depend on the order of its terms.
     let hash = |subset: &[u32], salt| {
@@ -42,7 +43,7 @@ pub fn distinct(graph: &Graph) -> u32 {
 pub fn overlap(graph: &Graph) -> Overlap {
     let connections = graph.connections();
     let clients = graph.clients();
-    // Each backend counts once for every pair of clients that share it.
+    // Each backend is counted once for every pair of clients that share it.
     let shared: u64 = connections.iter().map(|&clients| pairs(clients)).sum();
     let meetings: u64 = connections.iter().map(|&clients| u64::from(clients).pow(2)).sum();
     let step =

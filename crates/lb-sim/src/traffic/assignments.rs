@@ -1,4 +1,4 @@
-//! Assignments: a list of endpoints, and which of its members each task of a job uses.
+//! Assignments: a list of endpoints, and which of these endpoints each task of a job uses.
 //!
 //! [`Memberships`] makes the decisions. This module stores only the data that a task's balancer
 //! needs, because in a large fleet several lists are on their way to many tasks at the same time.
@@ -9,15 +9,15 @@ use lb_core::membership::{Member, Membership, Memberships};
 use lb_core::service::Service;
 use serde::Deserialize;
 
-/// The rule that decides how much of its traffic a task sends to each member.
+/// The rule that decides which part of a task's traffic goes to each member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShareModel {
     /// Shares follow from the subsets of the whole job, as in the daemon: they are structural
-    /// weights. For an aperture they are the weights of its arcs.
+    /// weights or, with an aperture, the weights of its arcs.
     #[default]
     Structural,
-    /// Shares follow only from the members' own weights, as in balancers that do not know their
+    /// Shares follow only from the members' own weights, as in balancers without data about their
     /// peers. This rule is for comparison.
     Equal,
 }
@@ -38,7 +38,7 @@ struct BackendTotals {
     target: f64,
 }
 
-/// A list, and the members of it that every task of a job uses.
+/// A list, and for each task of a job, the members of the list that the task uses.
 #[derive(Debug)]
 pub struct JobAssignments {
     list: EndpointList,
@@ -84,8 +84,8 @@ impl JobAssignments {
         Self { list, edges, ends, columns, size }
     }
 
-    /// The number of members that one task uses. If its size follows load, the largest number that
-    /// it may use.
+    /// The number of members that one task uses. If the size of its subset follows load, this is
+    /// the largest number that it may use.
     ///
     /// # Panics
     /// The job has no such task.
@@ -99,9 +99,9 @@ impl JobAssignments {
         &self.edges[start..self.ends[task]]
     }
 
-    /// One task's assignment: its members, and a list that contains only these members, because its
-    /// balancer needs no others. If the size follows load, `size` is given, and the assignment has
-    /// only the first `size` members.
+    /// One task's assignment: its members, and a list that contains only these members, because the
+    /// task's balancer needs no others. If the size follows load, `size` is given, and the
+    /// assignment has only the first `size` members.
     ///
     /// # Panics
     /// The job has no such task.

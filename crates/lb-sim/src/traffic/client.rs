@@ -3,8 +3,8 @@
 //!
 //! The controller is a real [`Balancer`]. The kernel's own [`pick`] decides each connect, with a
 //! cursor for each CPU on which the task runs. An [`Ejector`] ejects failing backends. If the
-//! policy considers errors, they also count as load. The caller decides when anything happens. This
-//! module must not know anything about backends except their indexes.
+//! policy considers errors, recent errors are added to a backend's load. The caller decides when
+//! events occur. This module must not depend on any property of a backend except its index.
 
 mod load;
 
@@ -45,9 +45,9 @@ use load::Following;
 use size::GrowingSize;
 use tables::ClientTables;
 
-/// A client's connections to the backend in one slot. If the client holds connections for its
-/// requests, this is one connection. Otherwise these are the connections that its arrivals have
-/// opened.
+/// A *link*: a client's connections to the backend in one slot. With traffic `requests` this is the
+/// one connection that carries the requests. With traffic `connections` these are the connections
+/// that arrivals have opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotConnections {
     /// The index of the backend.
@@ -55,7 +55,7 @@ pub struct SlotConnections {
     /// A number that distinguishes this link from all earlier links in this slot.
     pub serial: u32,
     pub state: LinkState,
-    /// The number of requests that have not ended, or of open connections.
+    /// The number of requests that have not ended, or the number of open connections.
     pub flows: u32,
 }
 
@@ -99,15 +99,16 @@ pub struct SimulatedClient {
     pub version: u64,
     /// Draws the times of the client's arrivals, and their lifetimes.
     pub rng: SplitMix64,
-    /// Draws events on connections that stay open. Arrivals do not use it, so arrivals are the same
-    /// in all runs.
+    /// Draws the events of connections that carry several requests. Arrivals use only `rng`, so
+    /// they are the same in all runs.
     pub lasting_rng: SplitMix64,
     /// The daemon's controller, with the scenario's clock.
     balancer: Balancer<Duration>,
     schedule: Arc<[Slot]>,
     /// The number of schedule entries of each slot.
     entries: Vec<u32>,
-    /// The slots that the schedule contains, each once; `None` if there are too many for a list.
+    /// The slots that the schedule contains, each once; `None` if there are more than
+    /// [`MAX_SUBSET`].
     members: Option<Vec<u32>>,
     fallback: u32,
     rules: Rules,
@@ -117,8 +118,8 @@ pub struct SimulatedClient {
     scheduler: SplitMix64,
     /// The recent errors of the backend in each slot.
     errors: Vec<RecentErrors>,
-    /// For the backend in each slot, whether its own report marks it as a lame duck, as
-    /// connects see it.
+    /// For the backend in each slot, whether its own report marks it as a lame duck. Connects read
+    /// this value.
     lame: Vec<bool>,
     /// The backends that are lame ducks by their own reports.
     lame_ducks: BTreeSet<u32>,
@@ -144,8 +145,8 @@ pub struct SimulatedClient {
     ejector: Option<Ejector>,
     ejection_rules: EjectionRules,
     serial: u32,
-    /// Whether the client holds a connection to every member. If so, it chooses only members with
-    /// an established connection.
+    /// Whether the client has a connection to every member (traffic `requests`). Such a client
+    /// chooses only members with an established connection.
     needs_links: bool,
 }
 
@@ -163,8 +164,8 @@ impl SimulatedClient {
         most_backends: u32,
         needs_links: bool,
     ) -> Self {
-        // The limits give room for one table of the maximum length, and for a slot for every
-        // backend that the client can ever receive.
+        // The limits permit one table of the maximum length, and a slot for every backend that the
+        // client can ever receive.
         let limits =
             Limits { schedule_entries: 1 << MAX_SCHEDULE_LOG2, slots: most_backends, ..Limits::default() };
         let task = format!("{}/{index}", job.1);
@@ -228,9 +229,9 @@ impl SimulatedClient {
         self.start_slowly(now);
     }
 
-    /// Handles a backend's report that it is a lame duck, or no longer one. Connects use the report
-    /// at once, and the daemon builds its tables accordingly. Returns false if the report is not
-    /// newer than the newest received one.
+    /// Handles a backend's report that it is a lame duck, or that it no longer is. Connects use the
+    /// report at once, and the daemon builds its tables accordingly. Returns false if the report is
+    /// not newer than the newest received one.
     pub fn on_report(&mut self, now: Duration, backend: u32, report: u32, is_lame: bool) -> bool {
         let newest = self.newest_reports.entry(backend).or_default();
         if report <= *newest {
@@ -252,7 +253,7 @@ impl SimulatedClient {
         true
     }
 
-    /// Copies the plan into the data that picks read.
+    /// Copies the plan into the data that [`Self::pick`] reads.
     fn publish(&mut self) {
         let plan = self.balancer.plan();
         let service = plan.services.values().next().expect("the plan has the service");
@@ -315,7 +316,7 @@ impl SimulatedClient {
             None => pick::pick(&tables, &self.cursors[cpu], table, self.rules, now),
         };
         let is_lame = |slot: u32| self.lame[slot as usize];
-        // This applies to every choice, including trials and the fallback.
+        // Every choice of a lame duck is diverted, including trials and the fallback.
         if self.lame.get(picked.slot as usize) == Some(&true) {
             let limit = pick::limit_of_diversion(picked.how, self.rules);
             let other = pick::other_than_lame(&tables, table, sample, limit, picked.slot, is_lame);
@@ -330,8 +331,8 @@ impl SimulatedClient {
         self.links[slot as usize].map_or(0, |link| link.flows) + self.pending[slot as usize]
     }
 
-    /// Resets the count of begun flows. The life of a flow is estimated from this count, and flows
-    /// that existed before the first tick would distort the estimate.
+    /// Resets the count of begun flows. The mean lifetime of a flow is estimated from this count,
+    /// and flows that existed before the first tick would distort the estimate.
     pub fn forget_begun(&mut self) {
         self.following.iter_mut().for_each(Following::forget_begun);
     }
@@ -353,9 +354,10 @@ impl SimulatedClient {
         judgement
     }
 
-    /// Counts an error of a flow to the backend in a slot. The error counts as load for a while.
-    /// The daemon does two things that the planner leaves out: it delays halvings while connects
-    /// are rare, and it limits errors when other flows end.
+    /// Counts an error of a flow to the backend in a slot. For a while, the error adds to the
+    /// backend's load. The daemon does two things that the planner leaves out: it delays the
+    /// halving of errors while connects are rare, and it limits the number of errors when other
+    /// flows end.
     pub fn count_error(&mut self, slot: u32, now: u32) {
         self.following.iter_mut().for_each(|following| following.fail(slot));
         let half_life = self.rules.error_half_life;
@@ -377,8 +379,7 @@ impl SimulatedClient {
         }
     }
 
-    /// Returns two numbers: of the members that may be chosen or are ejected, and of the ejected
-    /// members.
+    /// Returns the number of members that are usable or ejected, and the number of ejected members.
     pub fn count_ejected(&self) -> (u32, u32) {
         let Some(ejector) = &self.ejector else { return (0, 0) };
         let states = (0..).zip(&self.slots).map(|(slot, _)| ejector.state(slot));

@@ -1,8 +1,8 @@
 //! The demand of tasks: the CPU time of requests, and bursts in which all tasks send more.
 //!
 //! Logarithms and powers come from the `libm` crate, which gives the same results on every machine.
-//! The four basic operations follow IEEE 754, so they do too. This module must not know which
-//! backend serves a request.
+//! The four basic operations follow IEEE 754, so their results are also the same everywhere. This
+//! module must not depend on the backend that serves a request.
 
 use lb_core::subset::random::SplitMix64;
 
@@ -32,7 +32,7 @@ pub enum Cost {
 const PS_PER_S: f64 = 1e12;
 
 impl Cost {
-    /// A lognormal cost. The mean is that before the cap applies.
+    /// A lognormal cost. `mean_us` is the mean before the cap is applied.
     pub fn lognormal(mean_us: u64, sigma: f64, cap_us: u64) -> Self {
         let mu = libm::log(float(mean_us) / 1e6) - sigma * sigma / 2.0;
         Self::Lognormal { mu, sigma, cap_ps: cap_us.saturating_mul(PS_PER_US) }
@@ -86,8 +86,8 @@ pub struct Bursts {
 }
 
 impl Bursts {
-    /// Returns when an arrival comes that is due `gap_us` after `now_us` at the normal rate. During
-    /// a burst the gap passes `factor` times as fast.
+    /// The time of an arrival that would be due `gap_us` after `now_us` at the normal rate. During
+    /// a burst, the gap passes `factor` times as fast.
     pub fn due(self, now_us: u64, gap_us: u64) -> u64 {
         let (mut at, mut left) = (now_us, float(gap_us));
         // Bound: each iteration advances to the next start or end of a burst.
@@ -134,8 +134,7 @@ mod tests {
     #[test]
     fn costs_have_the_configured_mean_and_cap() {
         let cost = Cost::lognormal(15_000, 2.0, 10_000_000);
-        // The part of costs above the cap adds 0.18 ms to the mean. With the cap, 0.11 ms of these
-        // remain.
+        // Without a cap, costs above 10 s add 0.18 ms to the mean. With the cap, they add 0.11 ms.
         assert!((cost.mean() - 0.014_92).abs() < 0.000_02, "{}", cost.mean());
         let mut rng = rng();
         let samples: Vec<f64> = (0..1_000_000).map(|_| float(cost.sample(&mut rng)) / PS_PER_S).collect();
@@ -151,11 +150,11 @@ mod tests {
     #[test]
     fn in_a_burst_time_passes_faster() {
         let bursts = Bursts { factor: 4.0, every_us: 100, lasts_us: 10 };
-        assert_eq!(bursts.due(0, 50), 50, "none yet");
+        assert_eq!(bursts.due(0, 50), 50, "before the first burst");
         assert_eq!(bursts.due(100, 20), 105);
-        assert_eq!(bursts.due(90, 30), 105, "ten before it, twenty within");
-        assert_eq!(bursts.due(105, 40), 130, "twenty within, twenty after");
-        assert_eq!(bursts.due(150, 90), 210, "fifty before, forty within, and the pause begins");
+        assert_eq!(bursts.due(90, 30), 105, "10 us of the gap before the burst, 20 us within it");
+        assert_eq!(bursts.due(105, 40), 130, "20 us of the gap within the burst, 20 us after it");
+        assert_eq!(bursts.due(150, 90), 210, "50 us of the gap before the burst, 40 us until its end");
         assert!((bursts.mean_factor() - 1.3).abs() < 1e-9);
     }
 

@@ -1,8 +1,8 @@
 //! A scenario file as written: its keys, their defaults, and the bounds of each value.
 //!
 //! `crates/lb-sim/scenarios/README.md` describes the file for users. [`scenario`](super::scenario)
-//! checks whether values fit together. Its messages need the positions of some values in the file;
-//! these values are [`Spanned`].
+//! checks whether the values are consistent. Its messages contain the positions of some values in
+//! the file; these values are [`Spanned`].
 
 pub mod size;
 
@@ -119,9 +119,9 @@ pub struct ReportsTable {
     /// The time over which load is measured.
     #[serde(default = "one_second")]
     pub window: Span,
-    /// Whether the reported utilization includes waiting, as an agent's report does. Then it is the
-    /// use of the cores plus the share of time in which a request waited for a core or for more
-    /// quota.
+    /// Whether the reported utilization includes waiting, as in an agent's report. If it does,
+    /// utilization is the use of the cores plus the share of time in which a request waited for a
+    /// core or for more quota.
     #[serde(default = "yes")]
     pub pressure: bool,
     /// Whether reports include requests and errors per second. In production, an application must
@@ -148,7 +148,8 @@ pub struct BackendsTable {
     /// The speed of the cores.
     #[serde(default = "as_costs_are_counted")]
     pub speed: Spanned<Speed>,
-    /// How much of its machine each backend may use. Without it, each may use all of the machine.
+    /// The part of its machine that each backend may use. If it is left out, each backend may use
+    /// its whole machine.
     pub quota: Option<Spanned<QuotaTable>>,
     /// Neighbours, which make the machines of backends slower at times.
     pub antagonist: Option<Spanned<AntagonistTable>>,
@@ -168,7 +169,7 @@ pub struct WeightTable {
     pub from: Within<0, { MAX_BACKENDS - 1 }>,
     /// The last index.
     pub to: Within<0, { MAX_BACKENDS - 1 }>,
-    /// Capacity relative to the other backends. With 0, the backend requests no traffic.
+    /// Capacity relative to the other backends. Backends with weight 0 get no new traffic.
     pub weight: Within<0, 65_535>,
 }
 
@@ -178,8 +179,8 @@ pub struct WeightTable {
 pub enum Traffic {
     /// Each arrival is a connect, and its connection does not depend on other connections.
     Connections,
-    /// Each task holds a connection to every member, and each arrival is a request over one of
-    /// these connections.
+    /// Each task has a connection to every member, and each arrival is a request over one of these
+    /// connections.
     Requests,
 }
 
@@ -187,7 +188,7 @@ pub enum Traffic {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Closing {
-    /// The client lets the requests of the connection end.
+    /// The client closes the connection after its last request has ended.
     #[default]
     Drain,
     /// The client closes the connection at once; its requests fail.
@@ -249,9 +250,9 @@ pub struct JobTable {
     #[serde(default)]
     pub error_decay: ErrorDecay,
     /// The maximum number of open requests or connections of one task to one backend. A task skips
-    /// a backend at which it has this many open.
+    /// a backend to which it has this number of open requests or connections.
     pub active_limit: Option<ActiveLimit>,
-    /// What a task does if all members are at that limit.
+    /// What a task does if all members are at `active_limit`.
     #[serde(default = "least_loaded")]
     pub overflow: OverflowName,
     /// The number of CPUs on which each task runs. Each CPU has its own cursor.
@@ -342,6 +343,7 @@ pub struct FailTable {
     pub mode: FailMode,
     /// In mode `slow`: how many times slower the backends are.
     pub slowdown: Option<f64>,
+    /// In mode `lies`: the utilization that the backends report.
     pub utilization: Option<f64>,
     /// The time after which a client gives up an unanswered connect.
     pub timeout: Option<Span>,
@@ -376,8 +378,7 @@ pub enum FailMode {
 }
 
 impl FailMode {
-    /// Returns whether connections to a backend that fails in this way can be established and stay
-    /// open.
+    /// Whether connections to a backend that fails in this way can be established and remain open.
     pub const fn is_up(self) -> bool {
         match self {
             Self::Refuse | Self::Blackhole | Self::ResetAtOnce => false,
@@ -416,7 +417,7 @@ pub struct RunTable {
     pub active_limit: Option<ActiveLimit>,
     /// The number of arrivals per second at each task, in all jobs that have a rate.
     pub rate: Option<ArrivalRate>,
-    /// How unequal the tasks of all jobs are.
+    /// How unequal the rates of the tasks are, in all jobs.
     pub skew: Option<SkewChoice>,
     /// The mean time of a request in addition to its CPU time, in all jobs. Only for requests with
     /// a cost.

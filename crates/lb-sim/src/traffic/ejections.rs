@@ -12,14 +12,15 @@ pub struct EjectionCounts {
     /// Connects that failed at their backend: refused, not answered, or reset at once. Trials are
     /// included.
     pub failed: u64,
-    /// How often a client ejected a backend. If a failed trial prolongs an ejection, this counts
-    /// as another ejection.
+    /// How often a client ejected a backend. If a failed trial prolongs an ejection, this is
+    /// counted as another ejection.
     pub ejections: u64,
     /// Connects that were trials of an ejected backend.
     pub trials: u64,
     /// How often a client readmitted a backend.
     pub readmissions: u64,
-    /// How often a failing backend was not ejected, because it was the client's last available one.
+    /// How often a failing backend was not ejected, because it was the client's last available
+    /// backend.
     pub withheld: u64,
 }
 
@@ -67,8 +68,8 @@ pub struct EjectionTotal {
     pub well_after_us: Option<u64>,
 }
 
-/// The largest counts of any pair of a client and a backend. Each of them may come from another
-/// pair.
+/// The largest counts of any pair of a client and a backend. Different counts may be those of
+/// different pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Most {
     /// Failed connects that were not trials, of a pair without a withheld ejection.

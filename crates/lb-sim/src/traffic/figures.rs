@@ -1,7 +1,7 @@
 //! How even the load was and how long requests took: figures over several seeds, each with its
 //! confidence interval.
 //!
-//! This module must not know how a scenario is simulated.
+//! This module must not simulate anything itself.
 
 use serde::Serialize;
 
@@ -81,7 +81,8 @@ pub struct RunFigures {
     pub capacity: Vec<f64>,
 }
 
-/// [`RunFigures::usable`] for one seed. Each machine counts in proportion to its capacity.
+/// [`RunFigures::usable`] for one seed. The utilization of each machine is weighted by its
+/// capacity.
 pub fn usable(cpu: &[f64], capacity: &[f64]) -> f64 {
     let used: f64 = cpu.iter().zip(capacity).map(|(cpu, capacity)| cpu * capacity).sum();
     used / capacity.iter().sum::<f64>() / cpu.iter().copied().fold(0.0, f64::max)

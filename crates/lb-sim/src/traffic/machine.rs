@@ -1,12 +1,12 @@
-//! A backend's machine: the cores that requests share, what makes them slower, and the part of the
-//! machine that the backend may use.
+//! A backend's machine: the cores that requests share, slowdowns of these cores, and the part of
+//! the machine that the backend may use.
 //!
 //! The model is processor sharing. With `n` requests on `c` cores, each request has a whole core
 //! while there are enough cores, and otherwise `c / n` of a core, as with the time slices of an
 //! operating system's scheduler. When a quota is used up, all requests pause until the end of the
 //! period. CPU time is counted in whole numbers, so that a run is the same on every machine: costs
 //! are in picoseconds of a core of speed 1, and progress is in femtoseconds. This module must not
-//! know which clients sent the requests.
+//! depend on the clients that sent the requests.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,8 +17,8 @@ use crate::metrics::float;
 /// The CPU time that a core of speed 1 provides in a microsecond, in picoseconds.
 pub const PS_PER_US: u64 = 1_000_000;
 
-/// The number of internal units of CPU time in a picosecond. The unit is this small because
-/// thousands of requests on a slow core receive little CPU time each.
+/// The number of internal units of CPU time in a picosecond. The unit is this small because each of
+/// thousands of requests on a slow core receives little CPU time per microsecond.
 const FINER: u64 = 1_000;
 
 /// The cores of one backend and the requests on them.
@@ -44,7 +44,7 @@ pub struct Machine {
 
 impl Machine {
     /// Creates a machine without requests. Each of its cores has `speed` times the speed of the
-    /// cores for which costs are stated. The quota limits their use.
+    /// cores for which costs are stated. `quota` limits the time for which the cores may work.
     pub fn new(cores: u32, speed: f64, quota: Option<Quota>) -> Self {
         let speed = scaled(PS_PER_US * FINER, speed);
         Self {
@@ -77,7 +77,7 @@ impl Machine {
         self.waited_us
     }
 
-    /// The number of cores that may work all the time under the quota.
+    /// The average number of cores that may work: all cores, or fewer because of the quota.
     pub fn usable_cores(&self) -> f64 {
         let cores = f64::from(self.cores);
         self.bandwidth.map_or(cores, |bandwidth| bandwidth.quota.cores().min(cores))
@@ -89,8 +89,8 @@ impl Machine {
         float(self.full_speed) / float(PS_PER_US * FINER) * self.usable_cores()
     }
 
-    /// Lets time pass until `now_us`. Finished requests stay until [`Machine::next_done`] removes
-    /// them.
+    /// Simulates the time until `now_us`. Finished requests remain until [`Machine::next_done`]
+    /// removes them.
     pub fn advance(&mut self, now_us: u64) {
         let passed = now_us - self.at_us;
         self.at_us = now_us;
@@ -123,7 +123,7 @@ impl Machine {
     pub fn next_end(&self) -> Option<u64> {
         let Reverse((end, _)) = self.ends.peek()?;
         let (left, speed) = (end.saturating_sub(self.served), self.speed_of_each());
-        // Divides in 64 bits if possible, because that takes a tenth of the time.
+        // Divides in 64 bits if possible, because a division in 128 bits takes ten times as long.
         let left_us = match u64::try_from(left) {
             Ok(left) => left.div_ceil(speed),
             Err(_) => u64::try_from(left.div_ceil(speed.into())).unwrap_or(u64::MAX),
@@ -156,8 +156,8 @@ impl Machine {
         (self.ends.len() as u64).clamp(1, self.cores.into())
     }
 
-    /// The CPU time that each request receives in a microsecond in which cores work. It is at least
-    /// 1, because with 0 the request would never end.
+    /// The CPU time that each request receives in a microsecond in which cores work, in
+    /// femtoseconds. It is at least 1, because with 0 the request would never end.
     fn speed_of_each(&self) -> u64 {
         let requests = self.ends.len().max(1) as u64;
         let cores = u64::from(self.cores);

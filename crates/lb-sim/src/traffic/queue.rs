@@ -2,9 +2,9 @@
 //! insertion.
 //!
 //! The order of insertion makes a run a function of its seed. Nearly all events are due within a
-//! tenth of a second, so the queue holds them in buckets of a few events each, and sorts only the
+//! tenth of a second, so the queue stores them in buckets of a few events each, and sorts only the
 //! current bucket. A single heap of all events would take a third of a run's time. This module must
-//! not know what the events are.
+//! not depend on the content of events.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -187,7 +187,7 @@ mod tests {
                 queue.push(at_us, serial);
                 sorted.insert((at_us, serial), ());
                 // Sometimes no event is due at `end`. Then the next inserted event may be earlier
-                // than all existing ones.
+                // than all events in the queue.
                 let end = now + rng.below(span);
                 while let Some((at_us, event)) = queue.pop_before(end) {
                     assert_eq!(sorted.pop_first().map(|(key, ())| key), Some((at_us, event)));

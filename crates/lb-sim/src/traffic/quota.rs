@@ -1,10 +1,10 @@
-//! How much of its machine a backend may use, by the rules of Linux (`cpu.max`; CFS bandwidth
+//! The part of its machine that a backend may use, by the rules of Linux (`cpu.max`; CFS bandwidth
 //! control, `Documentation/scheduler/sched-bwc.rst`): a fixed amount of core time in each period.
 //! When this amount is used up, nothing runs until the period ends.
 //!
 //! The model is simpler than the kernel in two respects. In the kernel, a period begins when
 //! something runs again after a pause. Here, periods follow each other without a gap from time 0.
-//! In the kernel, each CPU reserves a part of the quota in advance. Here, all cores use one
+//! In the kernel, each CPU reserves a part of the quota in advance. Here, all cores share one
 //! account.
 
 use crate::metrics::float;
@@ -55,8 +55,8 @@ impl Bandwidth {
         Self { quota: self.quota, left_us: runtime_us, ends_us: (now_us / period_us + 1) * period_us }
     }
 
-    /// Lets `cores` cores that have work use the quota, from `now_us` on, for `passed_us`. Returns
-    /// how long they run in this time.
+    /// Simulates `cores` cores that have work, from `now_us` on, for `passed_us`, and subtracts
+    /// their time from the quota. Returns for how many microseconds each of these cores runs.
     pub fn run(&mut self, now_us: u64, passed_us: u64, cores: u64) -> u64 {
         *self = self.at(now_us);
         let first = passed_us.min(self.ends_us - now_us);

@@ -1,8 +1,8 @@
-//! A scenario that can be simulated: its values fit together, it fits into memory, and simulating
-//! it takes at most a minute or two.
+//! A scenario that can be simulated: its values are consistent, it fits into memory, and a
+//! simulation takes at most a minute or two.
 //!
-//! `cost` computes the cost of a simulation, before memory is allocated for it; `fails` reads which
-//! backends fail, and when. An error names the file, the line, the value and the correction.
+//! `cost` computes the cost of a simulation, before memory is allocated for it; `fails` reads the
+//! failures of backends. An error names the file, the line, the value and the correction.
 
 mod cost;
 
@@ -118,7 +118,7 @@ impl ScenarioRun {
     }
 }
 
-/// Why a file is not a valid scenario.
+/// The reason why a file is not a valid scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{file}:{line}:{column}: {message} (in: {text})")]
 pub struct ScenarioError {
@@ -133,8 +133,8 @@ pub struct ScenarioError {
     pub text: String,
 }
 
-/// The span of an error in the text, and its message. The line and the column follow from the span
-/// later.
+/// The span of an error in the text, and its message. [`fault`] computes the line and the column
+/// from the span.
 type SpannedFault = (Range<usize>, String);
 
 impl Scenario {
@@ -270,8 +270,8 @@ impl Scenario {
         Ok(weights)
     }
 
-    /// Refuses a restart that begins before another one has ended, because each would start
-    /// backends that the other has stopped.
+    /// Rejects a restart that begins before the previous restart has ended, because each of the two
+    /// would start backends that the other one has stopped.
     fn check_restarts(&self, tables: &[Spanned<RestartTable>]) -> Result<(), SpannedFault> {
         for run in &self.runs {
             let mut free = 0;
@@ -323,7 +323,7 @@ fn check_reports(table: ReportsTable) -> Result<(), String> {
     Ok(())
 }
 
-/// Refuses ejection for jobs that make no connects, because only failed connects lead to ejection.
+/// Rejects ejection for jobs that make no connects, because only failed connects lead to ejection.
 fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     let of_requests = |job: &&Spanned<JobTable>| job.get_ref().traffic == Traffic::Requests;
     let has_ejection = |job: &&Spanned<JobTable>| job.get_ref().ejection.is_some();

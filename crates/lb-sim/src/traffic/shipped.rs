@@ -1,6 +1,7 @@
 //! The scenarios that come with the program. Users select one by its name.
 //!
-//! They are compiled in, so the program needs no files. This module must not know what they mean.
+//! The scenarios are compiled into the program, so it needs no files. This module must not depend
+//! on the content of the scenarios.
 
 use super::scenario::Scenario;
 

@@ -129,13 +129,13 @@ pub struct StepRow {
     /// Running clients at the end of the step.
     pub clients: u32,
     /// The numbers of open connections of the backends at the end of the step. Only running
-    /// backends for which the source requests traffic count, so lame ducks do not.
+    /// backends that should get traffic are included: no lame ducks, and no backends with weight 0.
     pub connections: Spread,
-    /// The loads of the backends during the step: arrivals divided by capacity. Only backends count
-    /// that were healthy and listed during the whole step.
+    /// The loads of the backends during the step: arrivals divided by capacity. Only backends that
+    /// were healthy and listed during the whole step are included.
     pub load: Spread,
-    /// The mean load divided by the largest: the part of the capacity that is usable before the
-    /// first backend is full.
+    /// The mean load divided by the largest load: the part of the capacity that is usable before
+    /// the first backend is full.
     pub utilization: f64,
     /// CPU utilization of the same backends during the step: the time that cores worked, divided by
     /// the time that they were usable. `None` if requests cost no CPU time.
@@ -187,18 +187,17 @@ pub struct Total {
     pub jobs: Vec<JobCounts>,
     /// Arrivals that had not ended at the end of the run.
     pub under_way: u64,
-    /// The number of connections that were open at the start, before any event. Clients hold them
-    /// for their requests.
+    /// The number of connections that were open at the start, before any event. These are
+    /// connections of jobs with traffic `requests`.
     pub connections_at_start: u64,
     /// Connections that were open at the end.
     pub connections_at_end: u64,
-    /// The numbers of open connections at the end, of running backends for which the source
-    /// requested traffic.
+    /// The numbers of open connections at the end, of running backends that should get traffic.
     pub connections: Spread,
     /// Arrivals divided by capacity, of the backends that were part of the service from start to
     /// end.
     pub load: Spread,
-    /// The mean load divided by the largest.
+    /// The mean load divided by the largest load.
     pub utilization: f64,
     /// The utilization that chance alone would give: each arrival goes to a backend that is drawn
     /// in proportion to weight. `None` if nothing arrived.

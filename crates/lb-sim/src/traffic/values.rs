@@ -1,7 +1,7 @@
-//! The words and numbers of a scenario file, as types that can hold only allowed values.
+//! The words and numbers of a scenario file, as types that can contain only allowed values.
 //!
-//! Each type refuses other values with a message that contains the value and the correction. The
-//! TOML reader adds line and column. This module must not know the purpose of the values.
+//! Each type rejects other values with a message that contains the value and the correction. The
+//! TOML reader adds line and column. This module must not depend on the purpose of the values.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads a value from a text. The field is the expectation that the error message states for a
+/// Reads a value from a text. The field describes the expected value, for the error message about a
 /// value that is not a text.
 struct TextVisitor<T>(&'static str, PhantomData<T>);
 
@@ -32,8 +32,8 @@ impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
     }
 }
 
-/// Makes these types readable from a text, through their `TryFrom<String>`. The expectation is for
-/// the error message about a value that is not a text.
+/// Makes these types readable from a text, through their `TryFrom<String>`. The literal describes
+/// the expected value, for the error message about a value that is not a text.
 macro_rules! read_from_text {
     ($($value:ty: $expected:literal,)*) => { $(
         impl<'de> Deserialize<'de> for $value {
@@ -263,7 +263,7 @@ fn seconds_or_off(key: &str, text: String) -> Result<Option<Span>, String> {
         .ok_or_else(|| format!("{key} is \"{span}\": write \"1s\" to \"1h\", or \"off\""))
 }
 
-/// The half-life of an error; `"off"` if errors do not count as load.
+/// The half-life of an error; `"off"` if errors do not add to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorDecay(pub Option<Span>);
 

@@ -1,12 +1,12 @@
-//! The events of virtual time: backends come, go and restart, and clients learn of this with a
-//! delay, while they connect all the time.
+//! The events of virtual time: backends are added, removed and restarted, and clients receive these
+//! changes with a delay, while they continue to connect.
 //!
 //! The parts in reading order: the whole state, in this file; changes of the `backends`; operator
 //! actions on `daemons`; the `jobs`; the lists, reports and connections of their `clients`; the
 //! `requests` that the clients send; the work of the machines (`serving`); how clients react to
 //! failures (`judging`); the backends' reports of their load (`loads`); rows and totals
 //! (`measures`); and the effect of chance alone (`floor`). This module must not choose a backend:
-//! the [`SimulatedClient`] does.
+//! the [`SimulatedClient`] chooses it.
 
 mod backends;
 
@@ -93,7 +93,7 @@ pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Opti
     Played { rows, total, load, ejections: (ejections, world.ejection_total()) }
 }
 
-/// An event at a point of virtual time. Large and rare parts are boxed, because a heap moves its
+/// An event at a point of virtual time. Large and rare parts are boxed, because the queue moves
 /// events often.
 #[derive(Debug)]
 enum SimulationEvent {
@@ -124,7 +124,7 @@ enum SimulationEvent {
     ReceiveReport { client: u32, backend: u32, report: u32, is_lame: bool },
     /// A connect or request begins.
     Arrive(u32),
-    /// A user's request has ended, so the user pauses until its next one.
+    /// A user's request has ended, so the user pauses until the next request.
     Think(u32),
     /// A client retries a request.
     TryAgain(RequestRef),
@@ -138,9 +138,9 @@ enum SimulationEvent {
     TimeOut(RequestRef),
     /// A machine may have finished a request.
     Wake(u32),
-    /// The neighbours of a machine begin to use another part of it.
+    /// The neighbours of a machine begin to use another part of its CPU time.
     Antagonize(u32),
-    /// The time after a start in which a backend is slower ends.
+    /// A started backend has its full speed from now on.
     WarmedUp(u32),
     /// A backend reports its load.
     ReportLoad(u32),
@@ -198,18 +198,19 @@ struct SimulatedBackend {
     stops_at: Option<u64>,
     /// The time since which the backend belongs to the service.
     exists_since: u64,
-    /// The time since which the backend runs and the source requests traffic for it; `None` if it
-    /// does not.
+    /// The time since which the backend has been running and [`Self::is_wanted`]; `None` if it is
+    /// not.
     wanted_since: Option<u64>,
     connections: u64,
-    /// The links to the backend: the client, and the slot in that client.
+    /// The links to the backend: for each, the client, and the slot in this client.
     holders: BTreeSet<(u32, u32)>,
     /// Arrivals since the last row.
     step_load: u64,
-    /// Three counts of arrivals: all of them, those that the backend answered with an error or
-    /// rejected, and those that came while the backend hung.
+    /// All arrivals.
     load: u64,
+    /// Arrivals that the backend answered with an error or rejected.
     errors: u64,
+    /// Arrivals while the backend hung.
     hung: u64,
 }
 
@@ -248,8 +249,9 @@ struct Simulation<'a> {
     /// The counts when measuring began.
     counts_before: TrafficCounts,
     at_last_row: (u64, TrafficCounts),
-    /// The current counts of each job of the file, and below, the counts at the last row.
+    /// The current counts of each job of the file.
     by_job: Vec<JobCounts>,
+    /// The counts of each job of the file at the last row.
     by_job_at_last_row: Vec<JobCounts>,
     connections_at_start: u64,
     /// Tables that clients have built since the last row because factors had changed.
@@ -286,7 +288,7 @@ impl<'a> Simulation<'a> {
         let machines: Vec<Machine> = speeds.iter().enumerate().map(machine).collect();
         let at_start = scenario.backends as usize;
         let weights: Vec<f64> = scenario.weights[..at_start].iter().copied().map(f64::from).collect();
-        // A backend that requests no traffic contributes nothing to the capacity.
+        // A backend with weight 0 contributes nothing to the capacity.
         let capacity_of =
             |(machine, weight): (&Machine, &f64)| if *weight > 0.0 { machine.capacity() } else { 0.0 };
         let capacities: Vec<f64> = machines[..at_start].iter().zip(&weights).map(capacity_of).collect();
@@ -314,8 +316,8 @@ impl<'a> Simulation<'a> {
             lie: 0,
             switch: Switch::On,
             judged: Judged::default(),
-            // The histogram has a precision of three digits, and longer latencies count as its
-            // maximum.
+            // The histogram has a precision of three digits. Latencies above its maximum are
+            // recorded as the maximum.
             latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
             floor,
             counts: TrafficCounts::default(),
@@ -331,8 +333,8 @@ impl<'a> Simulation<'a> {
             world.set_tasks(job, world.jobs[job].table.tasks.0);
         }
         world.connections_at_start = world.open();
-        // Connections that are open at the start count as opened before the run, not as opened by a
-        // client during it.
+        // Connections that are open at the start are not included in the counts of opened
+        // connections.
         world.counts = TrafficCounts::default();
         world.by_job.clone_from(&world.by_job_at_last_row);
         for client in 0..world.clients.len() {
@@ -374,7 +376,8 @@ impl<'a> Simulation<'a> {
         world
     }
 
-    /// The counts of the job at this position in the file.
+    /// The counts of the job at this position in `Scenario::jobs`. All copies of a job have the
+    /// same counts.
     fn counts_of_job(&mut self, job: usize) -> &mut JobCounts {
         &mut self.by_job[self.scenario.named[job]]
     }
@@ -437,7 +440,8 @@ impl<'a> Simulation<'a> {
 const MAX_LATENCY_US: u64 = 24 * 3600 * 1_000_000;
 
 impl SimulatedBackend {
-    /// Returns whether the source requests traffic for the backend.
+    /// Whether the backend should get new traffic, according to the source and the backend's own
+    /// reports.
     fn is_wanted(&self) -> bool {
         self.weight > 0 && self.reported == Some(EndpointState::Healthy) && !self.is_lame
     }
@@ -447,7 +451,7 @@ impl SimulatedBackend {
         self.running && (self.failing.is_none() || matches!(self.failing, Some(how) if how.is_up()))
     }
 
-    /// Returns whether the backend belonged to the service from the start and requests traffic.
+    /// Whether the backend has belonged to the service since the start, and has a weight above 0.
     const fn is_lasting(&self) -> bool {
         self.exists && self.exists_since == 0 && self.weight > 0
     }

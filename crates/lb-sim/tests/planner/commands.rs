@@ -1,5 +1,5 @@
 //! The program's commands as a person or a script runs them: their output, the fields of their
-//! JSON, and the refusal of every kind of bad input. `figures.rs` checks the figures themselves.
+//! JSON, and the rejection of every kind of bad input. `figures.rs` checks the figures themselves.
 
 use std::process::{Command, Output};
 
@@ -310,18 +310,22 @@ fn advise_accounts_for_unequal_and_absent_clients() {
     let of = |rest: &str| text(&format!("advise --clients 300 --backends 300 {rest}"));
     let skewed = of("--skew 0.5");
     let paragraph = "With these clients (skew 0.5, 0 % absent) and subsets of 192, loads deviate by 2.2 %: about\n\
-                     93.2 % of the capacity can be used. With 12 they would deviate by 14.1 %: 67.7 % could be used.\n";
+                     93.2 % of the capacity can be used. With 12, loads would deviate by 14.1 %: 67.7 % could be used.\n";
     assert!(skewed.contains(paragraph), "{skewed}");
     assert!(
         skewed.ends_with("subset = { algorithm = \"rocksteadier\", size = { min = 192 } }\n"),
         "{skewed}"
     );
     let absent = of("--missing 10");
-    let floor = "Absent clients with 10.0 % of the traffic leave at least 90.0 % of the usable capacity, at any size.\n";
+    let floor =
+        "Although 10.0 % of the traffic is absent, at least 90.0 % of the capacity is usable at any size.\n";
     assert!(absent.contains(floor), "{absent}");
-    assert!(absent.ends_with("size = \"auto\" }\n"), "as many as the guarantee allows: {absent}");
+    assert!(
+        absent.ends_with("size = \"auto\" }\n"),
+        "the guarantee allows this number of absent clients: {absent}"
+    );
     let both = of("--skew 2 --missing 30");
-    assert!(both.contains("No size that `auto` supports, below all backends, reaches 90.0 %."), "{both}");
+    assert!(both.contains("No size of `auto` below the number of backends reaches 90.0 %."), "{both}");
     let all = text("advise --clients 300 --backends 12 --skew 0.5");
     assert!(all.contains("loads are even however much each client sends"), "{all}");
     for text in
@@ -330,7 +334,7 @@ fn advise_accounts_for_unequal_and_absent_clients() {
         assert!(text.lines().count() <= 36, "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
     }
-    // If no clients are unequal or absent, the output does not mention this.
+    // If all clients are equal and present, the output does not mention inequality.
     assert_eq!(of("--skew 0 --missing 0"), of(""));
 
     let answer = document("advise --clients 300 --backends 300 --skew 0.5 --missing 10 --json");
@@ -427,7 +431,7 @@ fn descending_and_misplaced_ranges_are_refused() {
     check_refused(
         &churn("10", "10..", "3"),
         2,
-        "write a number from 1 to 65536, or a range of them as in 100..110",
+        "write a number from 1 to 65536, or a range such as 100..110",
     );
     let one =
         "write exactly one of --clients, --backends and --size as a range of several numbers, as in 100..110";

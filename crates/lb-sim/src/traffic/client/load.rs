@@ -1,7 +1,7 @@
 //! Adjusts a client's weights once a second, to load and for slow start, with the daemon's own
 //! laws.
 //!
-//! This module must not know how reports reach the client.
+//! This module must not depend on how reports reach the client.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -54,7 +54,7 @@ impl Following {
         &mut self.of_late[slot]
     }
 
-    /// Forgets the flows of a slot, because another backend has the slot now.
+    /// Clears the recent flows of a slot, because another backend may get the slot.
     pub(super) fn forget(&mut self, slot: u32) {
         *self.at(slot) = OfLate::default();
     }
@@ -68,7 +68,7 @@ impl Following {
 
 impl SimulatedClient {
     /// Evaluates the newest received reports, and updates the tables if the change is large enough.
-    /// Returns whether it has updated them.
+    /// Returns whether the tables were updated.
     pub fn follow_load(&mut self, now: Duration, report_of: impl Fn(u32) -> Option<ReceivedReport>) -> bool {
         let Some(mut following) = self.following.take() else { return false };
         let open: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
@@ -93,7 +93,7 @@ impl SimulatedClient {
         self.publish();
     }
 
-    /// Applies an operator's setting of the law. It takes effect at the next tick.
+    /// Applies an operator's setting of the law. The setting takes effect at the next tick.
     pub fn switch(&mut self, switch: Switch) {
         self.following.iter_mut().for_each(|following| following.control.set_switch(switch));
     }
@@ -105,8 +105,8 @@ impl SimulatedClient {
             .for_each(|following| following.saved = Some((following.control.snapshot(now), now)));
     }
 
-    /// Replaces the daemon. The law of the new daemon loads the saved state, if there is one, but
-    /// knows no recent flows.
+    /// Replaces the daemon. The law of the new daemon loads the saved state, if there is any, but
+    /// has no data about recent flows.
     pub fn replace_daemon(&mut self, now: Duration, is_saved: bool, switch: Switch) {
         let Some(before) = self.following.take() else { return };
         let mut following = Following::new(before.control.rules());
@@ -130,8 +130,8 @@ impl SimulatedClient {
         members.map(|(address, _)| in_force.of(*address).number()).collect()
     }
 
-    /// Handles members that are new or have changed their availability. This cannot wait for the
-    /// next tick, because their slow starts begin at once.
+    /// Handles members that are new or have changed their availability. The slow starts of these
+    /// members begin now, not at the next tick.
     pub(super) fn start_slowly(&mut self, now: Duration) {
         let Some(mut following) = self.following.take() else { return };
         let row = self.look(&following, |_| None);
@@ -143,7 +143,7 @@ impl SimulatedClient {
         self.following = Some(following);
     }
 
-    /// What this client knows about its members, for the law.
+    /// The client's observations of its members, which are the input of the law.
     fn look(&self, following: &Following, report_of: impl Fn(u32) -> Option<ReceivedReport>) -> Look {
         let slots: BTreeMap<u32, u32> =
             (0..).zip(&self.slots).filter_map(|(slot, of)| Some((of.as_ref()?.backend, slot))).collect();

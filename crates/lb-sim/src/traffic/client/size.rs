@@ -18,7 +18,7 @@ pub(super) struct GrowingSize {
 }
 
 impl SimulatedClient {
-    /// Makes the client's size follow its load from now on.
+    /// Makes the size of the client's subset follow the client's load from now on.
     pub fn follow_flows(&mut self, band: LoadBand) {
         self.growing = Some(GrowingSize { banded: BandedSize::new(band), assignments: None });
     }
@@ -31,8 +31,8 @@ impl SimulatedClient {
         Some(growing.banded.size())
     }
 
-    /// Compares the size with the client's open flows. If this changes the size, returns the
-    /// assignments.
+    /// Adjusts the size of the client's subset to the client's open flows. If the size changes,
+    /// returns the assignments.
     pub fn look_at_flows(&mut self, now: Duration) -> Option<Rc<JobAssignments>> {
         let established: u32 = self.links.iter().flatten().map(|link| link.flows).sum();
         let open = established + self.pending.iter().sum::<u32>();

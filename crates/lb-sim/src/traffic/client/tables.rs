@@ -1,8 +1,9 @@
-//! The data that a client's picks read: the client's tables as the kernel would have them.
+//! The input of [`SimulatedClient::pick`]: the client's tables with the content of the kernel's
+//! maps.
 //!
-//! If a service ejects backends, the state words and the members come from the ejector. If the
-//! client holds connections, it can choose only backends with an established connection. The module
-//! only reads the client's state; the exception is that it begins trials.
+//! If a service ejects backends, the state words and the members come from the ejector. With
+//! traffic `requests`, the client can choose only backends with an established connection. This
+//! module reads the client's state, and changes it only when a trial begins.
 
 use lb_common::abi::{BackendState, EjectionState, RecentErrors, StateWord, TableRef};
 use lb_common::pick::Tables;

@@ -1,4 +1,4 @@
-//! The keys of the backends that define how fast they are, and what makes them slower.
+//! The keys of the backends that define the speed of their machines, and slowdowns of the machines.
 
 use serde::{Deserialize, Deserializer};
 
@@ -9,7 +9,7 @@ use crate::traffic::values::{Span, Within};
 pub enum Speed {
     /// The same for all backends.
     All(f64),
-    /// One speed for each backend, in order.
+    /// One speed for each backend, in the order of indexes.
     List(Vec<f64>),
     /// A list of speeds that the backends get in turn.
     Alternate(Vec<f64>),
@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for Speed {
     }
 }
 
-/// How much of its machine each backend may use, as with a container's CPU limit.
+/// The part of its machine that each backend may use, as with a container's CPU limit.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuotaTable {
@@ -88,17 +88,17 @@ const fn a_tenth_of_a_second() -> Span {
 pub enum QuotaCores {
     /// The same for each backend.
     All(f64),
-    /// One number for each backend, in order.
+    /// One number for each backend, in the order of indexes.
     List(Vec<f64>),
 }
 
-/// Neighbours on the same machine that make it slower. In each time slice they use another part of
-/// it.
+/// Neighbours that slow a backend's machine down. In each time slice they use a different part of
+/// the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AntagonistTable {
-    /// The largest part of the machine that neighbours use, in percent. Every part up to it is
-    /// equally likely.
+    /// The largest part of the machine that neighbours use, in percent. In half of the time slices
+    /// they use nothing; in the others, every part up to this one is equally likely.
     pub share: Within<1, 99>,
     /// The length of a time slice.
     pub every: Span,

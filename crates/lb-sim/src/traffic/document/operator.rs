@@ -1,5 +1,5 @@
-//! The keys for what operators do while clients send: they change weights in the list, switch a
-//! law, and replace daemons.
+//! The keys for operator actions while clients send: to change weights in the list, to switch a
+//! law, and to replace daemons.
 
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
@@ -15,7 +15,7 @@ pub struct ReweightTable {
     pub from: Within<0, { MAX_BACKENDS - 1 }>,
     /// The last index.
     pub to: Within<0, { MAX_BACKENDS - 1 }>,
-    /// Capacity relative to the other backends. With 0, the backend requests no traffic.
+    /// Capacity relative to the other backends. Backends with weight 0 get no new traffic.
     pub weight: Within<0, 65_535>,
 }
 
@@ -28,11 +28,11 @@ pub struct SwitchTable {
     pub load: SwitchName,
 }
 
-/// The replacement of every client task's daemon, at once. Connections stay open.
+/// The replacement of every client task's daemon, at once. Connections remain open.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpgradeTable {
     pub at: Span,
-    /// The age of the state of its laws that the previous daemon had saved.
+    /// The age of the saved state that the new daemon loads.
     pub kept: SavedStateAge,
 }

@@ -1,7 +1,7 @@
 //! The size of a subset in a scenario: the forms that the configuration accepts, with their bounds.
 //!
 //! The forms are a number, `"auto"`, `{ min = 20 }`, and `{ low = 0.875, high = 1.125 }` for a size
-//! that follows load. This module must not know what sizes do.
+//! that follows load. This module must not depend on the use of sizes.
 
 use std::fmt;
 

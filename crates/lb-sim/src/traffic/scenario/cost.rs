@@ -1,8 +1,8 @@
-//! The cost of playing a scenario: the numbers of its clients, members and arrivals, and of the
-//! notices that its clients receive.
+//! The cost of the simulation of a scenario: the numbers of its clients, members and arrivals, and
+//! of the notices that its clients receive.
 //!
-//! The cost follows from the file, so the planner refuses a scenario that is too large before it
-//! allocates memory for it. A scenario at the limits takes a few minutes on a laptop.
+//! The cost follows from the file, so the planner can reject a scenario that is too large before it
+//! allocates memory for the simulation. A scenario at the limits takes a few minutes on a laptop.
 
 use std::ops::Range;
 
@@ -31,14 +31,14 @@ const MAX_NOTICES: u64 = 500_000;
 /// The maximum number of subset members that are sent to clients with these notices, in all runs
 /// together.
 const MAX_SENT_MEMBERS: u64 = 20_000_000;
-/// The maximum number of endpoints in all lists that jobs receive in one run. A list stays in
-/// memory until its last client has received it.
+/// The maximum number of endpoints in all lists that jobs receive in one run. A list remains in
+/// memory until the last client of the job has received it.
 const MAX_LISTED: u64 = 5_000_000;
 /// The maximum number of steps for computing subsets, in all runs together. This number is lists
 /// times clients times backends; there is one list at the start, and one for each change.
 const MAX_ORDERED: u64 = 2_000_000_000;
 
-/// The maximum number of times that neighbours of machines come or go, in all runs together.
+/// The maximum number of changes of the neighbours of machines, in all runs together.
 const MAX_NEIGHBOURS: u64 = 20_000_000;
 /// The maximum number of lame-duck reports that clients receive, in all runs together.
 const MAX_REPORTS: u64 = 5_000_000;
@@ -85,7 +85,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
         rows.saturating_mul(scenario.runs.len() as u64),
         MAX_ROWS,
     )?;
-    // Playing one more seed costs as much as one more run.
+    // One more seed takes as much time as one more run.
     let runs = scenario.runs.len() as u64 * u64::from(scenario.seeds);
     let (mut most, mut started, mut arrivals, mut all_alive, mut members) = (0u64, 0u64, 0u64, 0u64, 0u64);
     let mut resized = 0u64;
@@ -226,8 +226,8 @@ fn demand(
     });
     let Some(per_second) = interval.or(rate).or(users) else { return Demand { each: 0, alive: 0 } };
     let tries = f64::from(1 + run.retries.unwrap_or(job.retries).0);
-    // A connection that stays open carries many requests. At the start as many connections are open
-    // as arrive in one lifetime.
+    // With `connection_life`, a connection carries many requests. At the start, as many connections
+    // are open as arrive in one lifetime.
     let life_us = job.connection_life.map_or(0.0, |life| float(life.us));
     let on_each = 1.0 + life_us / (least_us + float(job.pause.us)).max(1.0);
     let each = (float(scenario.duration.us) + life_us) / 1e6 * per_second * bursts * tries * on_each;
@@ -289,7 +289,7 @@ fn follows_load(job: &JobTable, ScenarioRun { differs: run, .. }: &ScenarioRun) 
     matches!(run.size.unwrap_or(job.size).0, Size::Band(_))
 }
 
-/// Refuses a number above its limit.
+/// Rejects a number above its limit.
 fn limit(span: &Range<usize>, what: &str, wanted: u64, allowed: u64) -> Result<(), SpannedFault> {
     if wanted <= allowed {
         return Ok(());

@@ -1,6 +1,6 @@
 //! Backends that fail while they are listed: how many, how, when and how often.
 //!
-//! This module must not know which backends fail: the simulation decides that.
+//! This module must not choose the backends that fail: the simulation chooses them.
 
 use toml::Spanned;
 
@@ -68,8 +68,8 @@ pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail
     let mut fails: Vec<Fail> = Vec::with_capacity(tables.len());
     for spanned in by_time {
         let fail = fail(spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
-        // Refuses a failure that begins before the previous one has ended, because the end of each
-        // would also restore the backends of the other.
+        // Rejects a failure that begins before the previous one has ended, because the end of each
+        // of the two would also restore the backends of the other one.
         let free = fails.last().map_or(0, |before| before.end_us());
         if fail.at.us < free {
             let message = format!(
@@ -143,7 +143,7 @@ fn fail(table: &FailTable) -> Result<Fail, String> {
     Ok(Fail { at, lasts, part, how, slowdown, utilization, timeout, every, times })
 }
 
-/// Refuses the modes `lies` and `silent` if no client receives reports.
+/// Rejects the modes `lies` and `silent` if no client receives reports.
 pub(super) fn check_reports(scenario: &Scenario, tables: &[Spanned<FailTable>]) -> Result<(), SpannedFault> {
     if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
         return Ok(());

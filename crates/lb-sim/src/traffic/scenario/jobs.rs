@@ -1,4 +1,4 @@
-//! Checks whether the keys of a job fit together: how much it sends, the cost of its requests, and
+//! Checks whether the keys of a job are consistent: the rate of its requests, their cost, and
 //! whether its policy can be simulated.
 
 use std::ops::Range;
@@ -39,8 +39,8 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             );
         }
         if job.closed.is_some_and(|closed| closed.think.us < 1_000) {
-            // Without a pause, a request that fails at once would be followed by the next one at
-            // the same moment, without end.
+            // Without a pause, requests that fail at once would follow each other at the same
+            // moment, without end.
             return wrong(
                 "users without a pause would repeat failing requests without end: write think = \"1ms\" or more".into(),
             );
@@ -87,8 +87,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
     Ok(())
 }
 
-/// Refuses weights that follow load if clients do not know the load, or if the policy ignores
-/// weights.
+/// Rejects weights that follow load if backends report no load, or if the policy ignores weights.
 fn check_load(
     scenario: &Scenario,
     job: &JobTable,
@@ -130,8 +129,8 @@ fn check_load(
     Ok(())
 }
 
-/// Refuses a size that follows load if the algorithm computes the subsets of all tasks together.
-/// The configuration refuses it too.
+/// Rejects a size that follows load if the algorithm computes the subsets of all tasks together.
+/// The daemon's configuration rejects it too.
 fn check_size(
     job: &JobTable,
     ScenarioRun { name, differs: run }: &ScenarioRun,
@@ -151,7 +150,8 @@ fn check_size(
     }
 }
 
-/// Refuses a policy that examines every member, if subsets are too large for that.
+/// Rejects a policy that examines every member, if a subset can have more than [`MAX_SCAN`]
+/// members.
 fn check_policy(
     scenario: &Scenario,
     job: &JobTable,

@@ -1,5 +1,5 @@
-//! The machines of a scenario's backends: how fast each is, how much of it may be used, and what
-//! makes it slower.
+//! The machines of a scenario's backends: the speed of each machine, the part of it that the
+//! backend may use, and its slowdowns.
 
 use lb_core::subset::random::{SplitMix64, shuffle};
 use toml::Spanned;
@@ -17,7 +17,7 @@ pub struct Machines {
     pub cores: u32,
     /// The speed of each machine, or the rule that determines the speeds.
     speed: Speed,
-    /// How much of each machine may be used; empty if there is no limit.
+    /// The quota of each backend; empty if there is no limit.
     quotas: Vec<Quota>,
     /// Neighbours that make the machines slower at times.
     pub antagonist: Option<AntagonistTable>,
@@ -53,8 +53,8 @@ impl Machines {
         })
     }
 
-    /// The highest possible speed of any machine. A quota does not reduce the speed until it is
-    /// used up.
+    /// The highest possible speed of any machine. Quotas are not included: a machine has its full
+    /// speed until the quota is used up.
     pub fn fastest(&self) -> f64 {
         match &self.speed {
             Speed::All(speed) => *speed,
@@ -63,7 +63,7 @@ impl Machines {
         }
     }
 
-    /// How much of this backend's machine may be used.
+    /// The quota of this backend; `None` if the backend may use its whole machine.
     pub fn quota(&self, index: usize) -> Option<Quota> {
         self.quotas.get(index).copied()
     }

@@ -1,5 +1,5 @@
-//! What operators do while clients send. Checks that each action is possible at its time, and that
-//! it changes something.
+//! The operator actions of a scenario. Checks that each action is possible at its time, and that it
+//! changes something.
 
 use toml::Spanned;
 
@@ -41,7 +41,7 @@ pub(super) fn upgrades(document: &ScenarioDocument, end: Span) -> Result<Vec<Upg
     sorted(&document.upgrade, end, |table| table.at)
 }
 
-/// Refuses an action that would change nothing in any run.
+/// Rejects an action that would change nothing in any run.
 fn check_is_moved<T>(
     document: &ScenarioDocument,
     table: Option<&Spanned<T>>,

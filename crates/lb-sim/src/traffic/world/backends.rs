@@ -1,6 +1,6 @@
 //! Changes of backends: they enter the list, start, stop and restart, and clients are notified.
 //!
-//! This module must not know how clients react.
+//! This module must not depend on the reactions of clients.
 
 use std::rc::Rc;
 
@@ -21,7 +21,7 @@ impl Simulation<'_> {
             backend.exists = true;
             backend.exists_since = self.now;
             backend.stops_at = None;
-            // The report from before the backend left the service is no longer valid.
+            // If the backend belonged to the service before, its last report is no longer valid.
             self.report(index, false);
             self.set_reported(index, Some(EndpointState::Healthy));
             self.start(index);

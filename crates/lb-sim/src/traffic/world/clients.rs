@@ -1,8 +1,9 @@
-//! What clients do: they come and go, receive lists and lame-duck reports, and hold connections.
+//! The actions of clients: they are added and removed, receive lists and lame-duck reports, and
+//! open and close connections.
 //!
 //! While an event changes a client, this client is taken out of the list of clients, so that the
 //! event can change both the client and the backends. The requests that clients send are in the
-//! module `requests`. This module must not know when backends stop and start.
+//! module `requests`. This module must not decide when backends stop and start.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -71,7 +72,7 @@ impl Simulation<'_> {
         }
         let assignments = self.publish_to_job(job);
         let version = self.version;
-        // A new client knows the newest list from the start.
+        // A new client receives the newest list without a delay.
         for client in new {
             self.apply_list(client, &assignments, version);
             self.request_reports(client);
@@ -107,7 +108,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes an event change a client and other state. Does nothing if the client is gone.
+    /// Applies a change to a client and to the other state. Does nothing if the client was removed.
     pub(super) fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut SimulatedClient)) {
         if let Some(mut client) = self.clients[id as usize].take() {
             change(self, &mut client);

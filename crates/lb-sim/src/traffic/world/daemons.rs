@@ -1,7 +1,7 @@
 //! The actions of an operator on daemons: to switch the law of weights, and to replace all daemons
 //! at once.
 //!
-//! This module must not know what a daemon decides.
+//! This module must not depend on a daemon's decisions.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ impl Simulation<'_> {
     }
 
     /// Replaces every client's daemon with a new one, which loads the saved state if there is one.
-    /// Connections stay, and the new daemons know everything else that the old ones knew.
+    /// Connections remain open, and the new daemons adopt all other state of their predecessors.
     pub(super) fn replace_daemons(&mut self, is_saved: bool) {
         // A daemon saves an operator's setting at once, so the setting is lost only if no state is
         // saved.

@@ -3,8 +3,8 @@
 //!
 //! If a policy sends independent arrivals to backends in proportion to capacity, its loads can be
 //! more even than this floor only by chance. Reports print the floor beside the results of
-//! policies, so that readers do not mistake noise for a fault. This module must not know which
-//! module decides.
+//! policies, so that readers do not mistake noise for a fault. This module must not depend on the
+//! policies.
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
@@ -79,8 +79,8 @@ impl Floor {
         loads.enumerate().filter(|(index, _)| is_meant(*index)).map(|(_, load)| load).collect()
     }
 
-    /// The CPU time of all costs, divided by the total capacity. If this is divided by the measured
-    /// seconds, it is the part of the capacity that the costs need.
+    /// The CPU time of all costs, divided by the total capacity. The result divided by the measured
+    /// seconds is the part of the capacity that the costs need.
     pub fn offered_load(&self) -> f64 {
         self.cpu.iter().sum::<f64>() / self.capacities.parts.iter().sum::<f64>()
     }

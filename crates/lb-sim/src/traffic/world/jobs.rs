@@ -1,7 +1,7 @@
-//! Jobs during a run: how their tasks choose backends, as the daemon's configuration would define
-//! it, and how much each task sends.
+//! Jobs during a run: the service of a job, as the daemon's configuration would define it, and the
+//! rate of each task.
 //!
-//! This module must not know clients or backends.
+//! This module must not depend on the state of clients or backends.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -64,8 +64,8 @@ impl SimulatedJob {
         let subset = Subset::Sized { algorithm, size };
         let service = Service::new(&scenario.service, SERVICE, subset, seed_of_subsets);
         let ejection = run.ejection.or(table.ejection).and_then(|choice| choice.0);
-        // If a client holds connections, it retains them even if backends fail. So it makes no
-        // choices whose results an ejector could use.
+        // With traffic `requests`, a client re-establishes its connections even to backends that
+        // fail. It makes no connects by which an ejector could judge backends.
         let ejection = ejection.filter(|_| table.traffic == Traffic::Connections);
         let policy = table.policy.0;
         let error_decay = table.error_decay.0.filter(|_| policy.counts_errors());
@@ -116,13 +116,13 @@ impl SimulatedJob {
         })
     }
 
-    /// The mean number of connections of a task that stay open.
+    /// The mean number of open connections of one task with `connection_life`; 0 without this key.
     pub fn mean_open(&self, task: u32) -> f64 {
         let life = self.table.connection_life.map_or(0.0, |life| float(life.us));
         self.gap_us(task).map_or(0.0, |gap_us| life / float(gap_us.max(1)))
     }
 
-    /// Returns when an arrival comes that is due after `gap_us` at the normal rate.
+    /// The time of an arrival that would be due `gap_us` after `now_us` at the normal rate.
     pub fn due(&self, now_us: u64, gap_us: u64) -> u64 {
         self.table.burst.map_or(now_us + gap_us, |burst| burst.0.due(now_us, gap_us))
     }

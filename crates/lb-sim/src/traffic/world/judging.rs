@@ -1,7 +1,8 @@
-//! What connects show about their backends, how clients react to it, and the counts of both.
+//! The results of connects, the ejections and readmissions that follow from these results, and the
+//! counts of both.
 //!
-//! This module must not know when backends fail, and must not decide which backends are ejected:
-//! the [`SimulatedClient`]'s ejector does.
+//! This module must not decide when backends fail, nor which backends are ejected: the
+//! [`SimulatedClient`]'s ejector decides on ejections.
 
 use lb_common::ejection::{Evidence, FailureSource};
 use lb_common::ending::{End, Ending};
@@ -22,7 +23,8 @@ pub(super) struct Judged {
     most_ejected: f64,
     fewest_left: Option<u32>,
     most: Most,
-    /// When the last failure ended, and the longest remaining time of an ejection then.
+    /// When the last failure ended, and the longest remaining time of an ejection at that time, in
+    /// microseconds.
     over: Option<(u64, u64)>,
     /// The time since which no backend is ejected.
     well_since: u64,
@@ -58,8 +60,9 @@ impl Simulation<'_> {
         // ejection. So the evidence is declared to come from several sources.
         let end = End::of(ending, was_established);
         self.judge(client, slot, Evidence::of_end(end, is_trial, FailureSource::SEVERAL, 0));
-        // A trial that was established has just readmitted the backend, which clears its errors. So
-        // if this trial fails afterwards, this is the first error since then.
+        // The established connection of a trial has just readmitted the backend, which clears the
+        // backend's errors. If the connection is reset after that, this is the first error since
+        // the readmission.
         if ending.is_error() {
             client.count_error(slot, self.tick());
         }
@@ -100,7 +103,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Subtracts the ejections of a client that is gone.
+    /// Subtracts the ejections of a client that was removed, and collects its counts.
     pub(super) fn forget_ejected(&mut self, client: &SimulatedClient) {
         client.pairs.iter().for_each(|pair| self.judged.most.add(*pair));
         self.judged.ejected -= u64::from(client.ejected);

@@ -1,8 +1,8 @@
 //! The load reports of backends, and when clients evaluate them.
 //!
-//! Every backend measures at its own times. A client knows the newest report that has reached it.
-//! This module must not decide what follows from a report: a client's
-//! [`Control`](lb_core::control::Control) does.
+//! Every backend measures at its own times. A client uses the newest report that it has received.
+//! This module must not evaluate a report: a client's [`Control`](lb_core::control::Control)
+//! evaluates it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,7 +19,8 @@ use crate::traffic::document::{FailMode, ReportsTable};
 /// The load measurements and reports of one backend.
 #[derive(Debug, Default)]
 pub(super) struct LoadReports {
-    /// The sums at each measurement, oldest first. Only as many are stored as a window needs.
+    /// The sums at each measurement, oldest first. Only the measurements that a window needs are
+    /// stored.
     measured: VecDeque<Sums>,
     /// The reports that were sent and may not have arrived yet, oldest first.
     sent: VecDeque<SentReport>,
@@ -59,7 +60,7 @@ impl Simulation<'_> {
         let (now, index) = (self.now, backend as usize);
         self.queue.push(now + table.interval.us, SimulationEvent::ReportLoad(backend));
         let (backend, reporting) = (&self.backends[index], &mut self.reporting[index]);
-        // The agent is a separate process, so it continues while the backend fails.
+        // The agent is a separate process, so it continues to report while the backend fails.
         if !backend.running || backend.failing == Some(FailMode::Silent) {
             reporting.measured.clear();
             return;
@@ -91,7 +92,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns the newest report of a backend that has reached a client.
+    /// Returns the newest report that a client has received from a backend.
     fn newest_report(&self, client: u32, backend: u32) -> Option<ReceivedReport> {
         let table = self.reports?;
         let reached = |sent: &SentReport| {

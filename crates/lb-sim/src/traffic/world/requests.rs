@@ -1,9 +1,9 @@
 //! The requests and connects of clients, from arrival to end.
 //!
 //! A request has the same number from its arrival to its end, even if it is retried. There is one
-//! exception: if a backend still works on the failed request, the retry gets a new number. A
-//! backend does not know that a client has given up on a request, so it finishes the work for
-//! nothing. This module must not know when backends stop and start, nor how machines share time.
+//! exception: if a backend still works on the failed request, the retry gets a new number. Clients
+//! do not notify a backend when they give up a request, so the backend completes the work. This
+//! module must not decide when backends stop and start, nor how machines share time.
 
 use std::time::Duration;
 
@@ -35,11 +35,12 @@ pub(super) struct SimulatedRequest {
     tries_left: u32,
     /// When its client gives up the request.
     gives_up_us: u64,
-    /// How long the request's connection stays open.
+    /// The time until which the request's connection remains open.
     open_until_us: u64,
-    /// Whether the request belongs to a user, which sends its next request after this one.
+    /// Whether a user has sent the request. The user sends the next request after the end of this
+    /// one.
     is_users: bool,
-    /// Whether the client's link to the backend counts the request.
+    /// Whether the number of flows on the client's link to the backend includes the request.
     pub is_on_link: bool,
     stage: RequestStage,
 }
@@ -67,8 +68,8 @@ impl SimulatedRequest {
     }
 }
 
-/// A reference to a request: its place and a generation, which distinguishes it from earlier
-/// requests in this place.
+/// A reference to a request: its place, which is an index of [`Requests::places`], and a
+/// generation, which distinguishes the request from earlier requests in this place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestRef {
     place: u32,
@@ -115,8 +116,8 @@ impl Requests {
         RequestRef { place, generation: self.places[place as usize].0 }
     }
 
-    /// Returns a new reference to the same request. Pending events that have the old reference have
-    /// no effect any more.
+    /// Returns a new reference to the same request. Pending events with the old reference then have
+    /// no effect.
     fn renew(&mut self, place: u32) -> RequestRef {
         let (generation, _) = &mut self.places[place as usize];
         *generation = generation.wrapping_add(1);
@@ -129,7 +130,7 @@ impl Requests {
     }
 
     /// Returns the places of the requests for which `is_meant` is true. A connection that stays
-    /// open for its next request counts as a request here.
+    /// open for its next request is included as a request.
     pub fn of(&self, is_meant: impl Fn(&SimulatedRequest) -> bool) -> Vec<u32> {
         let places = (0..).zip(&self.places);
         let meant = places.filter(|(_, (_, request))| {
@@ -172,7 +173,8 @@ impl Simulation<'_> {
         });
     }
 
-    /// Begins a request or connect. `left` is the part of its connection's lifetime that is left.
+    /// Begins a request or connect. `left` is the part of its connection's lifetime that remains, 0
+    /// to 1.
     fn begin(&mut self, id: u32, client: &mut SimulatedClient, left: f64) {
         let table = &self.jobs[client.job].table;
         // Draws all values, even if they are not used, so that all runs of a scenario have the same
@@ -382,13 +384,13 @@ impl Simulation<'_> {
     /// Opens connections for a new client, as many as the client has open on average.
     pub(super) fn open_lasting(&mut self, id: u32) {
         self.with_client(id, |world, client| {
-            // The mean number is the number of arrivals in one lifetime, even if that is less than
-            // one.
+            // The number of opened connections is random. Its mean is `mean_open`, even if this is
+            // less than one.
             let some = world.jobs[client.job].mean_open(client.index) + unit(&mut client.lasting_rng);
             let mut opened = 1.0;
             while opened <= some {
-                // The time that is left of a random lifetime does not depend on the connection's
-                // age.
+                // The remaining time of an exponentially distributed lifetime does not depend on
+                // the connection's age.
                 let left = match world.jobs[client.job].table.lives {
                     Distribution::Even => unit(&mut client.lasting_rng),
                     Distribution::Random => 1.0,

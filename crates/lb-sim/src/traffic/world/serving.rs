@@ -1,6 +1,7 @@
-//! How machines work on requests, and what makes machines slower: neighbours, failures and starts.
+//! The work of machines on requests, and the slowdowns of machines by neighbours, failures and
+//! starts.
 //!
-//! This module must not know which clients sent the requests.
+//! This module must not depend on the clients that sent the requests.
 
 use lb_core::subset::random::{SplitMix64, mix64};
 
@@ -22,11 +23,12 @@ pub(super) struct SimulatedServer {
     neighbours: SplitMix64,
     /// The factor by which a failure makes the machine slower.
     slowdown: f64,
-    /// The factor by which a recent start makes the machine slower, and the time at which that
-    /// ends.
+    /// The factor by which a recent start makes the machine slower, and the time at which this
+    /// slowdown ends.
     cold: (f64, u64),
-    /// How long the cores had worked when measuring began, and below, at the end of the last step.
+    /// How long the cores had worked when measuring began.
     busy_before_us: f64,
+    /// How long the cores had worked at the end of the last step.
     busy_at_row_us: f64,
 }
 
@@ -50,7 +52,7 @@ impl SimulatedServer {
         self.machine.requests() >= self.queue
     }
 
-    /// The number of cores that the backend may use all the time.
+    /// The average number of cores that the backend may use.
     pub fn cores(&self) -> f64 {
         self.machine.usable_cores()
     }
@@ -65,7 +67,7 @@ impl SimulatedServer {
         self.machine.set_factor(now_us, (1.0 - self.antagonist) / self.slowdown / cold);
     }
 
-    /// How long the cores have worked since measuring began.
+    /// How long the cores have worked since measuring began, summed over all cores.
     pub fn busy_us(&self) -> f64 {
         self.machine.busy_us() - self.busy_before_us
     }
@@ -77,7 +79,8 @@ impl SimulatedServer {
         (self.machine.busy_us(), self.machine.waited_us())
     }
 
-    /// How long the cores have worked since the last step, which ends here.
+    /// How long the cores have worked since the previous call, which was at the end of the last
+    /// step.
     pub fn take_step_us(&mut self, now_us: u64) -> f64 {
         self.machine.advance(now_us);
         let before = std::mem::replace(&mut self.busy_at_row_us, self.machine.busy_us());
@@ -92,7 +95,7 @@ impl SimulatedServer {
 }
 
 impl Simulation<'_> {
-    /// Gives a machine a request to work on.
+    /// Adds a request to a machine.
     pub(super) fn work(&mut self, backend: u32, request: u32, cost_ps: u64) {
         let now = self.now;
         self.machines[backend as usize].machine.add(now, request, cost_ps);
