@@ -1,11 +1,11 @@
-//! Simulates subsets that grow and shrink with the load of their task. Each task holds a connection
+//! Simulates subsets that grow and shrink with the load of their task. Each task has a connection
 //! to every member, so the number of connections is the number of members.
 
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::{TrafficReport, play};
 
-/// Simulates requests that each last 100 ms and arrive at this rate per second. So on average a
-/// tenth of `rate` requests are open.
+/// Simulates requests that last 100 ms on average, with `rate` arrivals per second at each task. So
+/// on average `rate` / 10 requests of a task are open.
 fn played(rate: u32, more: &str) -> TrafficReport {
     let text = format!(
         r#"
@@ -42,15 +42,15 @@ fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
     // each task has 40 open requests instead of 10.
     let report = played(100, "burst = { factor = 4.0, every = \"4m\", for = \"2m\" }");
     let sizes = sizes(&report);
-    assert!(sizes[..24].iter().all(|size| *size == 12.0), "the least: {sizes:?}");
-    assert!(sizes[24..36].windows(2).all(|pair| pair[0] <= pair[1]), "they grow: {sizes:?}");
+    assert!(sizes[..24].iter().all(|size| *size == 12.0), "the minimum size: {sizes:?}");
+    assert!(sizes[24..36].windows(2).all(|pair| pair[0] <= pair[1]), "subsets grow: {sizes:?}");
     // 40 / 1.125 is 35.6. Because of chance the subsets are slightly larger.
     assert!((35.5..39.0).contains(&sizes[30]) && (35.5..39.0).contains(&sizes[35]), "{sizes:?}");
-    assert!(sizes[36..].windows(2).all(|pair| pair[0] >= pair[1]), "they shrink: {sizes:?}");
+    assert!(sizes[36..].windows(2).all(|pair| pair[0] >= pair[1]), "subsets shrink: {sizes:?}");
     assert_eq!(sizes[47], 12.0, "{sizes:?}");
     let counts = report.summary.runs[0].counts;
-    assert_eq!(counts.errors.sum(), 0, "a connection that goes lets its requests end");
-    assert_eq!(counts.opened, counts.moved, "each that came has gone: {counts:?}");
+    assert_eq!(counts.errors.sum(), 0, "a connection is closed only after its last request");
+    assert_eq!(counts.opened, counts.moved, "every opened connection was closed: {counts:?}");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn subsets_stay_the_same_under_constant_load() {
         let sizes = sizes(&report);
         assert!(
             moved(&report) <= most,
-            "{} members came or went in 6 minutes of 10 tasks: {sizes:?}",
+            "{} members of 10 tasks were added or removed in 6 minutes: {sizes:?}",
             moved(&report)
         );
         assert!(sizes.iter().all(|size| *size >= 12.0));

@@ -1,5 +1,5 @@
-//! Clients that eject backends: the keys that configure ejection, and properties that hold whatever
-//! way backends fail in.
+//! Clients that eject backends: the keys that configure ejection, and properties that hold for
+//! every kind of failure.
 
 use lb_sim::traffic::tally::TrafficCounts;
 use lb_sim::traffic::{TrafficReport, play};
@@ -63,8 +63,8 @@ fn ejection_has_the_keys_of_the_configuration() {
     assert!(fault.starts_with("x.toml:9:1: ejection needs connects, and no job makes any"), "{fault}");
 }
 
-/// One client and two backends, one of which fails during the whole run. The client makes a connect
-/// every tenth of a second.
+/// One client and two backends, one of which fails from the first second to the end of the run. The
+/// client makes a connect every tenth of a second.
 fn failing(mode: &str, ejection: &str) -> String {
     format!(
         "title = \"one\"\nduration = \"60s\"\nstep = \"60s\"\nbackends = {{ count = 2 }}\n[[job]]\nname = \"one\"\ntasks = 1\n\
@@ -84,8 +84,8 @@ fn each_kind_of_failure_is_ejected_after_its_number_of_connects() {
         let refused = run("refuse", "{}");
         assert_eq!((refused.most.failed, refused.counts.failed, refused.counts.trials), (5, 8, 3));
         // A client gives up an unanswered connect after three seconds. Until then it begins five
-        // more per second. So when the first five have failed, about fifteen are unanswered; there
-        // may be one or two more or fewer. Each trial also takes three seconds.
+        // more of these connects per second. So when the first five have failed, about fifteen are
+        // unanswered, with a tolerance of two. Each trial also takes three seconds.
         let silent = run("blackhole", "{}");
         assert!((18..=22).contains(&silent.most.failed), "{silent:?}");
         assert_eq!(silent.counts.trials, 3);
@@ -175,7 +175,7 @@ proptest! {
         );
     }
 
-    /// While the members stay the same, the last available one is never ejected.
+    /// While the members of the subset do not change, the last available member is never ejected.
     #[test]
     fn the_last_available_backend_is_never_ejected(text in busy(false), seed in any::<u64>()) {
         let report = played(&text, seed);

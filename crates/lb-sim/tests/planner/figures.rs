@@ -66,8 +66,8 @@ fn rocksteadier_is_as_even_as_in_the_article_for_any_seed() {
 
 #[test]
 fn weights_make_rocksteadier_even_from_two_clients_per_backend() {
-    // Where the solution stops, loads may differ by 5e-4 of their targets. Then the mean is 0.9995
-    // of the largest load.
+    // The solver stops when loads differ from their targets by at most 5e-4. Then the mean is at
+    // least 0.9995 of the largest load.
     for seed in [0, 7] {
         let cells = sweep(Algorithm::Rocksteadier, seed, true);
         let enough = cells.iter().filter(|cell| cell.clients * 20 >= 2 * cell.backends);
@@ -133,8 +133,8 @@ fn many_small_jobs_leave_no_backend_unused() {
 
 #[test]
 fn one_more_backend_moves_at_most_one_connection_per_client() {
-    // On average as much moves as is necessary, which is 1 of 101. Clients and backends are whole,
-    // so it may be a twentieth more or less.
+    // On average, clients drop the part of their connections that evenness requires, 1 of 101.
+    // Connections are whole, so the actual part may be larger or smaller by a twentieth.
     for seed in 0..10 {
         let before = Fleet { seed, ..fleet(Algorithm::Rocksteadier, 100, 100, 20) };
         let after = Fleet { backends: 101, ..before };
@@ -233,8 +233,8 @@ fn weighted_utilizations_match_the_vectors() {
     }
 }
 
-/// The usable part of the capacity at a time when half of the tasks, chosen at random, already know
-/// that there are `more` additional backends.
+/// The usable part of the capacity at a time when half of the tasks, chosen at random, have already
+/// received the list with `more` additional backends.
 fn half_updated(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
     let mut loads = vec![0.0; (backends + more) as usize];
     for (backends, is_updated) in [(backends, false), (backends + more, true)] {
@@ -265,7 +265,7 @@ fn late_lists_cost_least_if_orders_hardly_change() {
     let mut wrong = Vec::new();
     for (algorithm, expected) in table {
         let measured = [1, 100, 250].map(|more| half_updated(algorithm, 1_000, more));
-        // The last digit depends on which tasks already know the new list.
+        // The last digit depends on which tasks have already received the new list.
         if measured.iter().zip(expected).any(|(measured, expected)| (measured - expected).abs() > 0.025) {
             wrong.push((algorithm, measured));
         }

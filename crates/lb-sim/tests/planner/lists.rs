@@ -141,7 +141,7 @@ fn balance_of_a_list_covers_endpoints_that_request_connections() {
     // 60 clients times 3 connections, over four endpoints.
     assert_eq!(result["connections"]["mean"], 45.0);
     let raw = result["raw"].as_f64().expect("a number");
-    assert!(raw > 0.999, "weights are heeded: {raw}");
+    assert!(raw > 0.999, "loads follow the weights: {raw}");
     let text = "balance --endpoints users.toml --clients 60 --size 3 --skew 0.5 --missing 10 --algorithm random,rocksteadier --json";
     let shown = document(folder.path(), text);
     let unequal = shown["results"][1]["unequal"]["mean"].as_f64().expect("a number");

@@ -105,7 +105,7 @@ fn every_policy_applies_weights_and_shares() {
 
 #[test]
 fn the_least_loaded_backend_is_the_faster_one() {
-    // The backend is so slow that a request is still in progress when the next one arrives.
+    // The slow backend is so slow that a request is still in progress when the next one arrives.
     let text = STEADY
         .replace("count = 2", "count = 2\nspeed = [1.0, 0.1]")
         .replace("mean = \"1ms\"", "mean = \"4ms\"");
@@ -142,7 +142,11 @@ fn a_backend_that_resets_at_once_looks_idle_unless_errors_count() {
 fn a_limit_protects_a_slow_backend_and_may_refuse_requests() {
     let busy = STEADY.replace("count = 2", "count = 2\nspeed = [1.0, 0.01]");
     let errors = |lines: &str| counts(&played(&format!("{busy}{lines}"))).errors;
-    assert_eq!(errors("active_limit = 5\n"), RequestErrors::default(), "the fast one has room");
+    assert_eq!(
+        errors("active_limit = 5\n"),
+        RequestErrors::default(),
+        "the fast backend accepts the other requests"
+    );
     // Every backend reaches its limit: there are 100 requests per second, each lasts 31 ms, and a
     // backend may have one at a time.
     let long = "wait = \"30ms\"\nlives = \"even\"\nactive_limit = 1\n";
@@ -172,11 +176,15 @@ fn failed_requests_are_retried() {
         let of = |more: &str| counts(&played(&format!("{STEADY}{more}{}", fail.replace("MODE", mode))));
         let (once, again) = (of(""), of("retries = 1\n"));
         let failed = once.errors;
-        assert!(failed.sum() >= 490 && failed.sum() <= 510, "{mode}: half of ten seconds' {failed:?}");
+        assert!(
+            failed.sum() >= 490 && failed.sum() <= 510,
+            "{mode}: half of the requests of ten seconds: {failed:?}"
+        );
         let (answered, down, cut) = (failed.answered, failed.down, failed.cut);
         assert!([answered, down, cut].iter().filter(|count| **count > 5).count() == 1, "{mode}: {failed:?}");
-        // Backends have turns, so a retry without delay reaches the healthy backend. An unanswered
-        // connect is retried after three seconds, when the next turn may be that of either backend.
+        // The client uses the two backends in turn, so a retry without delay reaches the healthy
+        // backend. An unanswered connect is retried after three seconds, and then the next backend
+        // may be either of the two.
         let most = if mode == "blackhole" { 200 } else { 10 };
         assert!(again.errors.sum() < most && again.retries > 490, "{mode}: {again:?}");
     }
@@ -288,7 +296,7 @@ fn a_report_overtaken_by_a_newer_one_is_dropped() {
     let last = report.steps.last().expect("there are steps");
     assert!(
         last.load.min > 0.9 * last.load.max,
-        "no client considers it a lame duck any more: {:?}",
+        "no client considers the backend a lame duck any more: {:?}",
         last.load
     );
 }
@@ -359,7 +367,7 @@ fn feedback_evens_out_utilization_for_every_cause_of_unevenness() {
     // subsets and clients.
     assert!(ratio(0) > 2.0 && ratio(1) > 1.4, "{} {}", ratio(0), ratio(1));
     assert!(ratio(2) < 1.1 && ratio(3) < 1.1, "{} {}", ratio(2), ratio(3));
-    assert_eq!(figures(&report, 2).moved_connections.mean, 0.0, "no connection is moved for it");
+    assert_eq!(figures(&report, 2).moved_connections.mean, 0.0, "feedback moves no connection");
 }
 
 #[test]
@@ -413,8 +421,8 @@ fn late_and_lost_reports_cause_no_oscillation_in_an_even_fleet() {
 
 #[test]
 fn feedback_settles_within_five_lifetimes_of_long_connections() {
-    // Each task has about 200 connections, and each connection has a request about every three
-    // seconds. These are as many requests as in the fleet above.
+    // Each task has about 200 connections, and each connection carries a request about every three
+    // seconds. This is the number of requests of the unchanged fleet.
     let persistent = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
     let text =
         unequal().replace("rate = 60.0", persistent).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
@@ -422,7 +430,7 @@ fn feedback_settles_within_five_lifetimes_of_long_connections() {
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
     assert!(ratio(0) > 2.0 && ratio(2) < 1.2, "{} {}", ratio(0), ratio(2));
     let opened = |run: usize| report.summary.runs[run].counts.opened;
-    assert_eq!(opened(0), opened(2), "no connection is closed for it");
+    assert_eq!(opened(0), opened(2), "feedback opens no connection");
 }
 
 #[test]
@@ -443,8 +451,8 @@ fn fast_errors_make_no_sinkhole_for_feedback() {
     let steps = report.steps.iter().filter(|row| row.run == "feedback");
     let steps: Vec<(u64, u64)> = steps.map(|row| (row.counts.errors.answered, row.counts.arrivals)).collect();
     let share = |step: usize| 1000 * steps[step].0 / steps[step].1;
-    // A failing backend does nothing, which looks like free capacity. The share of errors must not
-    // rise because of that.
+    // A failing backend uses no CPU time, so it seems to have free capacity. This must not raise
+    // the share of errors.
     assert!(share(3) == 0 && share(4) > 50 && share(11) <= share(4) + 5, "{steps:?}");
 }
 
@@ -497,7 +505,7 @@ fn laws_even_out_waiting_time_caused_by_quotas() {
     assert!(a58 < 1.06 && feedback < 1.06, "{a58} {feedback}");
 }
 
-/// A scenario in which everything that can happen to requests happens.
+/// A scenario with all kinds of events that affect requests.
 fn busy() -> impl Strategy<Value = String> {
     let job = (
         prop::sample::select(vec!["round-robin", "weighted-round-robin", "least-loaded", "p2c", "random"]),

@@ -55,21 +55,21 @@ fn a_lying_backend_gets_at_most_eight_times_its_share() {
         let even: Vec<f64> = last.iter().map(|row| row.cpu.expect("cost").min).collect();
         assert!(most - even.iter().copied().fold(1.0, f64::min) < 0.05, "{run}: {even:?}");
     }
-    // A policy that compares open flows sends less to the lying backend. A limit makes requests go
-    // to the other backends.
+    // A policy that compares open flows sends less to the lying backend. With a limit, clients send
+    // the remaining requests to the other backends.
     let load = |run: &str| rows(&report, run, (130, 180)).last().expect("rows").load;
     let share = |run: &str| load(run).max / load(run).mean / 20.0;
     for run in ["feedback", "p2c", "limit"] {
         assert!(share(run) < 0.14, "{run}: {}", share(run));
     }
-    // When the machine of the lying backend is full, requests to it take long, and it gets no
-    // further ones.
+    // When the machine of the lying backend is full, requests to it take long, and clients send it
+    // no more.
     assert!(failed(&rows(&report, "feedback", (130, 180))) < 0.05);
     assert!(failed(&rows(&report, "p2c", (130, 180))) < 0.001);
     let p99 = |run: &str| figures(&report, run).latency_ms.p99.mean;
     assert!(failed(&rows(&report, "limit", (130, 180))) == 0.0 && p99("limit") < 600.0, "{}", p99("limit"));
     // The weights of A58, with which the law is compared, have no upper bound, and depend only on
-    // what each backend reports.
+    // the reports of the backend.
     assert!(busiest_and_others(&report, "a58").2 > 1.5 * busiest_and_others(&report, "feedback").2);
 }
 
@@ -89,7 +89,7 @@ fn a_hung_backend_gains_no_share() {
         let cpu = rows(&report, run, (130, 180)).into_iter().map(|row| row.cpu.expect("cost"));
         assert!(
             most(&cpu.map(|cpu| cpu.max / cpu.mean).collect::<Vec<_>>()) < 1.3,
-            "{run}: no herd elsewhere"
+            "{run}: no other backend gets a much larger load"
         );
     }
 }
@@ -106,7 +106,7 @@ fn requests_at_a_hung_backend_are_served_or_cut_and_counted_once() {
     assert!(errors(20) + errors(30) > 1_000, "{} {}", errors(20), errors(30));
     assert_eq!(report.summary.runs[0].counts.errors.cut, errors(20) + errors(30));
     let idle = rows(&report, "as written", (10, 30));
-    assert!(idle.iter().all(|row| row.cpu.expect("cost").min < 0.001), "idle daemons use no CPU time");
+    assert!(idle.iter().all(|row| row.cpu.expect("cost").min < 0.001), "a hung process uses no CPU time");
 }
 
 #[test]
@@ -147,8 +147,8 @@ fn slow_start_reaches_the_share_without_overshoot() {
         + "load = \"feedback\"\n[[run]]\nname = \"slowly\"\nslow_start = \"20s\"\n[[run]]\nname = \"at-once\"\n\
            [[restart]]\nat = \"60s\"\nbatch = 1\nlame_duck = \"2s\"\ndown = \"3s\"\npause = \"10m\"\n";
     let report = played(&text);
-    // The restarted backend returns at 65 s. From the next whole second on, it has the least load
-    // of all.
+    // The restarted backend returns at 65 s. From the next whole second on, it has the lowest load
+    // of all backends.
     let least = |run: &str, second: u64| rows(&report, run, (second - 1, second))[0].load;
     let part = |run: &str, second: u64| least(run, second).min / least(run, second).mean;
     let grows: Vec<f64> = [67, 72, 77].map(|second| part("slowly", second)).into();

@@ -30,8 +30,8 @@ fn a_changed_weight_restarts_shares_without_oscillation() {
     );
     let settled = |report| most(&busiest_over_least(&rows(report, "as written", (130, 180))));
     assert!(settled(&report) < 1.12, "{}", settled(&report));
-    // The weight becomes a tenth. The backend gets at most eight times its new share. The others
-    // stay even.
+    // The weight becomes a tenth. The backend gets at most eight times its new share. The loads of
+    // the others remain even.
     let report = played(&reweighted(10));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
     assert!(least.windows(2).all(|pair| pair[1] > pair[0] - 0.08), "{least:?}");
@@ -81,7 +81,7 @@ fn a_switch_freezes_or_turns_off_the_law_of_all_tasks() {
     for row in &off {
         assert_eq!((weights(row).factors.min, weights(row).factors.max), (1.0, 1.0), "{row:?}");
     }
-    assert_eq!(off.iter().map(|row| weights(row).tables).sum::<u64>(), 20, "one for each task");
+    assert_eq!(off.iter().map(|row| weights(row).tables).sum::<u64>(), 20, "one table for each task");
     assert!(most(&busiest_over_least(&off)) > 3.0);
     assert!(most(&busiest_over_least(&rows(&report, "as written", (210, 240)))) < 1.15, "settled in 50 s");
 }
@@ -102,7 +102,7 @@ fn replaced_daemons_continue_with_the_saved_state() {
     assert!(even(60, 80) < 1.10 && even(80, 140) < 1.12, "{} {}", even(60, 80), even(80, 140));
     // If no state was saved, every law starts from the beginning.
     assert!(even(140, 150) > 2.0 && even(200, 240) < 1.12, "{} {}", even(140, 150), even(200, 240));
-    assert_eq!(report.summary.runs[0].counts.moved, 0, "no connection is moved for it");
+    assert_eq!(report.summary.runs[0].counts.moved, 0, "an upgrade moves no connection");
     assert_eq!(report.summary.runs[0].counts.errors.sum(), 0);
 }
 

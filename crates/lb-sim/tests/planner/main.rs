@@ -1,5 +1,5 @@
-//! All integration tests of the planner, in one program, because several take longer to compile and
-//! to link.
+//! All integration tests of the planner, in one program, because several programs would take longer
+//! to compile and to link.
 
 mod band;
 mod commands;

@@ -1,5 +1,5 @@
 //! Pools of long connections after the restart of a backend: they converge within the bound, and do
-//! not swing.
+//! not oscillate.
 
 use lb_common::abi::Policy;
 use lb_core::rebalance::{ClosingRate, RebalanceRules};
@@ -54,7 +54,7 @@ fn a_restarted_backend_gets_its_share_again_within_the_bound_and_then_nothing_is
         assert!(course.at_return < 1e-9 && course.at_end >= below, "{pools:?}: {course:?}");
         let reached = course.goal_reached.is_some_and(|reached| reached <= bound);
         assert!(reached || below < GOAL, "{bound} s, {pools:?}: {course:?}");
-        // The run is much longer than the bound, and nothing is closed in the rest of it.
+        // The run is much longer than the bound, and after the bound nothing is closed.
         let settled = course.settled.is_some_and(|settled| settled <= bound);
         assert!(settled && course.last_closing <= bound, "{bound} s, {pools:?}: {course:?}");
     }
@@ -67,7 +67,7 @@ fn other_backends_stay_near_their_shares() {
         .filter(|pools| pools.cpus == 1 && pools.connections >= 50);
     for pools in pools {
         let course = pools.play();
-        // Before, the others share the connections of the restarted backend.
+        // Before the return of the restarted backend, the others share its connections.
         let before = f64::from(pools.backends) / f64::from(pools.backends - 1);
         let two = 2.0 * f64::from(pools.backends) / f64::from(pools.connections);
         assert!(course.highest_other <= before + two, "{pools:?}: {course:?}");
@@ -78,12 +78,13 @@ fn other_backends_stay_near_their_shares() {
 #[test]
 fn even_pools_close_nothing() {
     for policy in [Policy::WeightedRoundRobin, Policy::RoundRobin, Policy::LeastLoaded] {
-        // With more CPUs, chance decides how their cursors are in step.
+        // With more CPUs, the positions of their cursors relative to each other are random.
         for pools in grid(policy).into_iter().filter(|pools| pools.cpus == 1) {
             assert_eq!(pools.play().closed_before, 0, "{pools:?}");
         }
     }
-    // These are chosen by chance, but a pool with fewer connections is too small.
+    // These policies choose backends at random, so even pools are not possible. But pools of 17
+    // connections are so small that `rebalance` closes none of them.
     for policy in [Policy::P2c, Policy::Random] {
         for seed in 0..5 {
             let course = Pools { policy, connections: 17, seed, ..POOLS }.play();

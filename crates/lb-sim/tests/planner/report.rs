@@ -1,5 +1,5 @@
-//! The report as a person makes it: what the command prints and writes, and what it refuses to
-//! overwrite. The tests in the library check the content of the page.
+//! The command `report` as a person runs it: its output, the files that it writes, and the files
+//! that it does not overwrite. The tests in the library check the content of the page.
 
 use std::fs;
 use std::path::Path;

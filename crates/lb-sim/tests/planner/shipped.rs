@@ -45,9 +45,9 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
             continue;
         }
         // The article's figure has no scale. Here, a spike is a step in which at least 0.25 % of
-        // the requests fail. Nearly all of these fail because a connection was closed: picks find
-        // backends with established connections. "Largely unaffected" means that less than a sixth
-        // of a percent fail.
+        // the requests fail. Nearly all of these requests fail because a connection was closed:
+        // clients choose only backends with established connections. "Largely unaffected" means
+        // that less than a sixth of a percent fail.
         let failed = |job: &JobCounts| 10_000 * job.errors / job.arrivals;
         assert!(failed(theirs) >= 25 && failed(ours) <= 16, "{theirs:?}\n{ours:?}");
         // With Rocksteadier, a resize by one backend makes each client open at most one connection.
@@ -77,8 +77,7 @@ fn a_rolling_update_fails_no_request_if_backends_are_lame_ducks_first() {
     assert_eq!((errors.unready, errors.refused), (0, 0));
     // While a backend restarts, each of its clients has a replacement for it. When the backend is
     // back, the client closes the connection to the replacement. So 2,000 connections are moved,
-    // each once. When a backend stops, it drops the connections that clients hold to it, and the
-    // connections of connects.
+    // each once. When a backend stops, it drops the connections of both jobs.
     assert_eq!((with.counts.moved, without.counts.moved), (2_000, 2_000));
     assert!(without.counts.dropped >= 2_000);
     // At the end all backends are back.
@@ -107,8 +106,9 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
     // the load of all backends equally.
     assert!(after.load.rsd < 0.0001, "{}", after.load.rsd);
     assert_eq!(after.unused, 0);
-    // Whole backends with structural weights need slightly fewer connections than the aperture. The
-    // weights are exact to 0.05 %. An entry of a table is 1 / 1,024 of all.
+    // Rocksteadier with structural weights needs slightly fewer connections than the aperture,
+    // because its subsets have no fractional edges. The weights are exact to 0.05 %. An entry of a
+    // table is 1 / 1,024 of all.
     let ours = total(&report, "rocksteadier");
     assert_eq!(ours.connections_at_start, 24_000);
     assert!(ours.load.rsd < 0.003, "{}", ours.load.rsd);
@@ -117,8 +117,8 @@ fn the_aperture_posts_topology_has_its_connections_and_its_deviations() {
 #[test]
 fn apertures_grow_with_load_and_shrink_when_it_falls() {
     let report = played("aperture-by-load");
-    // For each step, the average number of members of a client at its end. Each client holds a
-    // connection to every member.
+    // For each step, the average number of members of a client at the end of the step. Each client
+    // has a connection to every member.
     let sizes = |run: &str| -> Vec<f64> {
         rows(&report, run).iter().map(|row| row.connections.mean * 200.0 / 50.0).collect()
     };
@@ -132,7 +132,7 @@ fn apertures_grow_with_load_and_shrink_when_it_falls() {
     assert_eq!(
         total(&report, "by-load").counts.errors.sum(),
         0,
-        "a connection that goes lets its requests end"
+        "a connection is closed only after its last request"
     );
 }
 
@@ -177,16 +177,16 @@ impl Failures {
         self.report.steps.iter().zip(ejections).filter(|(row, _)| row.run == "ejection")
     }
 
-    /// Checks what must hold for every such scenario, whatever fails. Returns the totals of both
-    /// runs.
+    /// Checks the properties that every scenario with failures must have. Returns the totals of
+    /// both runs.
     #[track_caller]
     fn check(&self) -> (&EjectionTotal, &EjectionTotal) {
         let (with, without) = (self.total("ejection"), self.total("no-ejection"));
         let arrivals = |run| total(&self.report, run).counts.arrivals;
         assert_eq!(arrivals("ejection"), arrivals("no-ejection"), "the same connects");
-        assert!(with.fewest_left >= Some(1), "the last is never ejected: {with:?}");
-        // The counts agree, because each ejection follows either failures in a row or a failed
-        // trial.
+        assert!(with.fewest_left >= Some(1), "the last available member is never ejected: {with:?}");
+        // The counts are consistent, because each ejection follows either failures in a row or a
+        // failed trial.
         assert_eq!(
             with.counts.trials - with.counts.readmissions + self.first_ejections(),
             with.counts.ejections
@@ -233,8 +233,9 @@ fn each_dead_backend_costs_five_connects_and_its_trials() {
         let played = Failures::play("ejection-tenth", seed);
         let (with, without) = played.check();
         assert_eq!((with.most.failed, with.counts.withheld), (5, 0), "{with:?}");
-        // The ejections last 5 + 10 + 20 + 40 seconds, and each may be a tenth shorter. So the
-        // trial after the fourth ejection comes after the failure.
+        // The first four ejections last 5 + 10 + 20 + 40 seconds, and the fifth lasts 80 seconds;
+        // each may be a tenth shorter. So the trial after the fifth ejection comes after the
+        // failure has ended.
         assert!(with.most.ejections <= 5 && with.most.trials <= 5, "{with:?}");
         let trials_failed = with.counts.trials - with.counts.readmissions;
         assert_eq!(with.counts.failed, 5 * with.counts.readmissions + trials_failed, "{with:?}");
@@ -290,8 +291,8 @@ fn a_returned_fleet_is_found_at_once_and_readmitted() {
     }
 }
 
-/// The figures of a shipped scenario with one seed, which is enough to show what the scenario is
-/// about.
+/// The figures of a shipped scenario with one seed, which is enough to show the effect of the
+/// scenario.
 fn figures_of_one_seed(name: &str) -> Vec<RunFigures> {
     let text = shipped::text(name).expect("the scenario is shipped");
     let mut scenario = Scenario::read(name, name, text).unwrap_or_else(|fault| panic!("{fault}"));
@@ -309,8 +310,8 @@ fn the_sinkhole_gets_nearly_all_least_loaded_requests_unless_errors_count() {
     let mut scenario = shipped::scenario("sinkhole");
     scenario.seeds = 1;
     let report = play(&scenario, scenario.seed);
-    // The time begins when the requests have ended that were in progress at the start of the
-    // failure. It ends when the failure ends.
+    // The counted time begins when the requests that were in progress at the start of the failure
+    // have ended. It ends with the failure.
     let errors = |run: &str| {
         let rows =
             rows(&report, run).into_iter().filter(|row| (50_000_000..=90_000_000).contains(&row.at_us));

@@ -1,5 +1,5 @@
-//! What the numbers of a scenario mean, compared with calculations by hand, and properties that
-//! every scenario must have.
+//! The counts of simulated scenarios, compared with calculations by hand, and properties that every
+//! scenario must have.
 
 use lb_core::subset::Algorithm;
 use lb_sim::metrics::Spread;
@@ -97,7 +97,7 @@ fn a_stopped_backend_loses_its_connections_and_its_share() {
         connections_at_start: 0,
         connections_at_end: 2,
         connections: all(2.0),
-        // Only the backend that stayed in the service counts.
+        // Only the backend that remained in the service is included.
         load: all(6.0),
         utilization: 1.0,
         floor: None,
@@ -112,8 +112,8 @@ fn an_uninformed_client_connects_to_a_stopped_backend() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     let text = text.replace("step", "notice = { delay = \"2s\" }\nstep");
     let report = play(&scenario(&text), 1);
-    // The counts are as above, but one of the arrivals of s + 4 and s + 5 goes to the stopped
-    // backend.
+    // The counts are those of the previous test, but one of the arrivals of s + 4 and s + 5 goes to
+    // the stopped backend.
     let expected = TrafficCounts {
         arrivals: 4,
         served: 2,
@@ -143,8 +143,8 @@ fn load_follows_capacity_and_is_measured_by_it() {
 
 #[test]
 fn held_connections_follow_the_subset() {
-    // Each of 4 tasks holds connections to 2 of 4 backends: 0 1, 2 3, 0 1, 2 3. With 5 backends the
-    // tasks hold connections to 0 1, 2 3, 4 0, 1 2.
+    // Each of 4 tasks has connections to 2 of 4 backends: 0 1, 2 3, 0 1, 2 3. With 5 backends, the
+    // tasks have connections to 0 1, 2 3, 4 0, 1 2.
     let text = r#"
         title = "held"
         duration = "4s"
@@ -200,7 +200,7 @@ fn clients_come_and_go_with_their_connections() {
     assert_eq!((total.counts.served, total.counts.closed, total.connections_at_end), (8, 12, 2));
 }
 
-/// A scenario in which everything that can happen happens.
+/// A scenario with all kinds of events.
 fn busy() -> impl Strategy<Value = String> {
     let job = (
         prop::sample::select(Algorithm::ALL.map(Algorithm::name).to_vec()),
@@ -252,7 +252,7 @@ fn sum(rows: &[StepRow], of: impl Fn(&TrafficCounts) -> u64) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The counts agree: each arrival has either ended once or not ended, and each opened
+    /// The counts are consistent: each arrival has either ended once or not ended, and each opened
     /// connection is closed, dropped or open. The rows add up to the totals.
     #[test]
     fn everything_is_counted_once(text in busy(), seed in any::<u64>()) {

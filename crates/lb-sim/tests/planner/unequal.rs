@@ -85,7 +85,10 @@ fn the_chosen_size_is_the_smallest_sufficient_size() {
             "{clients} x {backends}, {inequality:?}: {}",
             found(size)
         );
-        assert!(size == 12 || found(size / 2) < WANTED_UTILIZATION, "{clients} x {backends}: half would do");
+        assert!(
+            size == 12 || found(size / 2) < WANTED_UTILIZATION,
+            "{clients} x {backends}: half of the size is not enough"
+        );
     }
     // No size that `auto` supports is enough, so the result is the largest of these sizes.
     assert_eq!(size_for(&fleet((300, 10_000, 12), 0), Inequality { skew: 1.0, missing: 0 }), 256);
@@ -93,8 +96,8 @@ fn the_chosen_size_is_the_smallest_sufficient_size() {
     assert_eq!(size_for(&fleet((7, 10, 12), 0), Inequality { skew: 5.0, missing: 0 }), 12);
 }
 
-/// What happens if some clients leave: utilization before and after, and their part of all clients
-/// and of the traffic.
+/// The effect if some clients leave: utilization before and after, and the part of these clients in
+/// all clients and in the traffic.
 struct Loss {
     before: f64,
     after: f64,
@@ -143,8 +146,8 @@ fn absent_clients_cost_at_most_their_part_of_utilization() {
     assert!(least < 1.001, "{least}");
 }
 
-/// For unequal clients, the part of the traffic counts, because the heaviest clients have a larger
-/// part of the traffic than of the clients.
+/// For unequal clients, the bound depends on the absent part of the traffic, because a few clients
+/// can have a large part of the traffic.
 #[test]
 fn absent_unequal_clients_cost_at_most_their_part_of_the_traffic() {
     let mut is_worse_than_their_number = false;
@@ -172,5 +175,5 @@ fn absent_unequal_clients_cost_at_most_their_part_of_the_traffic() {
             }
         }
     }
-    assert!(is_worse_than_their_number, "by their number it would be no guarantee");
+    assert!(is_worse_than_their_number, "with the part of the clients, the bound would not hold");
 }
