@@ -2,9 +2,9 @@
 //! time.
 //!
 //! In each run three arms take turns, in random order: connects while flows are open, the same
-//! again (A/A), and connects while a part of the flows is closed. A turn takes as long as the
-//! closing of this part, so that the drift of the machine's speed concerns all arms. The p99 of an
-//! arm is that of all its connects in the run.
+//! connects again (A/A), and connects while a part of the flows is closed. A turn takes as long as
+//! the closing of this part, so that a drift of the machine's speed affects all arms. The p99 of an
+//! arm is computed from all its connects in the run.
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
@@ -45,17 +45,18 @@ pub struct Options {
     check: bool,
 }
 
-/// The service whose flows are closed, and its backend.
+/// The service with the flows that are closed, and its backend.
 const CLOSED: &str = "10.96.0.10:80";
 const CLOSED_BACKEND: &str = "127.0.0.1:8001";
 /// The service that is dialled at the same time, and its backend.
 const BESIDE: &str = "10.96.0.11:80";
 const BESIDE_BACKEND: &str = "127.0.0.1:8002";
 
-/// Connects that are not counted, from which the length of the turns is computed.
+/// The number of connects of a first turn, which is not counted. Its rate determines the number of
+/// connects in the other turns.
 const WARM: u32 = 20_000;
 
-/// An arm's number. The flows stay open in the turns of the others.
+/// The index of the arm with closings. In the turns of the other arms, the flows stay open.
 const CLOSING: usize = 2;
 
 /// `bench close`.
@@ -63,7 +64,7 @@ pub fn run(options: &Options) -> Result<()> {
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "bench");
-    // A closed connection stays in the queue.
+    // Closed connections remain in the queue of the listener.
     let _listener = listen(CLOSED_BACKEND, options.flows * (options.runs * options.turns + 1))?;
     let _backends = Backends::start(Manner::Drop, false, &[BESIDE_BACKEND.parse()?], None)?;
     let _daemon = Daemon::start(&setup, &config(&cgroup));
@@ -107,7 +108,7 @@ struct Run {
     closing: Duration,
 }
 
-/// Makes the connects of a turn. Returns how long the closing took, if there was one.
+/// Makes the connects of a turn. Returns how long the closing took; 0 for an arm without closings.
 fn turn(
     arm: usize,
     setup: &Setup,
@@ -162,7 +163,7 @@ fn findings(runs: &[Run]) -> Vec<Finding> {
     let shown = |of: Median| format!("{:.3} ({:.3} to {:.3})", of.value, of.low, of.high);
     let (again, closing) = (ratio(1, 1), ratio(CLOSING, 1));
     let what = "p99 while flows are closed";
-    // With more noise, the ratio proves nothing.
+    // If the noise (A/A) is more than 5 %, the ratio proves nothing.
     let is_quiet = (1.0 / 1.05..=1.05).contains(&again.value);
     vec![
         Finding::shown("p99, A/A: median of the ratios, 95 % confidence interval", shown(again)),
@@ -183,13 +184,14 @@ fn listen(address: &str, queue: u32) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// `bench hold`: holds flows to the service whose flows are closed. A request is their number.
+/// `bench hold`: opens flows to [`CLOSED`]. A request contains the number of flows that must be
+/// open.
 pub fn hold() -> Result<()> {
     raise_descriptors()?;
     let service: SocketAddr = CLOSED.parse()?;
     let mut held: Vec<OwnedFd> = Vec::new();
     rpc::serve(|wanted: &u32| {
-        // A closed connection has an error or an end to read.
+        // For a closed connection, recv() returns an error or the end of the stream.
         held.retain(|socket| {
             let flags = rustix::net::RecvFlags::DONTWAIT;
             rustix::net::recv(socket, &mut [0_u8; 1], flags)

@@ -61,8 +61,8 @@ pub struct Options {
     /// Number of rounds; in each round every arm has a turn
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Connects in a turn, at most as many as a listener can hold; turns of other operations have
-    /// as many operations as take about the same time
+    /// Connects in a turn, at most the length of a listener's queue; turns of other operations have
+    /// as many operations as are possible in about the same time
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=1000))]
     chunk: u32,
     /// Measure only this group; may be given several times
@@ -115,7 +115,7 @@ pub fn run(options: &Options) -> Result<()> {
     let rows = outcomes.iter().flat_map(|outcome| &outcome.rows);
     match rows.filter(|row| row.figures.is_err()).count() {
         0 => Ok(()),
-        arms => bail!("{arms} arms were not run: their build refuses the configuration"),
+        arms => bail!("{arms} arms were not run: their build rejects the configuration"),
     }
 }
 

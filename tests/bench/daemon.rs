@@ -1,5 +1,4 @@
-//! The cost of the daemon: when it starts, while nothing happens, and when it reloads its
-//! configuration.
+//! The cost of the daemon: when it starts, while it is idle, and when it reloads its configuration.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use stage::{Cgroup, Daemon, Setup, Stage};
 
 use crate::statistics::median;
 
-/// How long the benchmark watches the idle daemon.
+/// How long the benchmark measures the idle daemon.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// `bench daemon`.
@@ -47,7 +46,7 @@ pub fn run() -> Result<()> {
 }
 
 /// Measures a host with the maximum number of client tasks: the cost of adding one client, and the
-/// cost of all clients while nothing happens.
+/// cost of all clients while the daemon is idle.
 fn many(setup: &Setup) -> Result<()> {
     const CLIENTS: usize = 64;
     let cgroups: Vec<Cgroup> = (0..CLIENTS).map(|_| Cgroup::new()).collect();
@@ -102,7 +101,7 @@ fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     let daemon = Daemon::start(setup, &text(fewer));
     let took = started.elapsed().as_secs_f64();
     println!(
-        "first start with {fewer} clients of default limits: {took:.2} s, {} ms of CPU time",
+        "first start with {fewer} clients with default limits: {took:.2} s, {} ms of CPU time",
         10 * cpu_ticks(daemon.pid())?
     );
     let taken_on = |act: &dyn Fn()| {
@@ -130,12 +129,13 @@ fn reloads(setup: &Setup, cgroups: &[Cgroup]) -> Result<()> {
     Ok(())
 }
 
-/// The CPU time of one repetition, in milliseconds. `ticks` is that of all `times` repetitions.
+/// The CPU time of one repetition, in milliseconds. `ticks` is the CPU time of all `times`
+/// repetitions.
 fn per(ticks: u64, times: u32) -> f64 {
     Duration::from_millis(10 * ticks).as_secs_f64() * 1000.0 / f64::from(times)
 }
 
-/// The CPU time that a daemon uses while nothing happens, in ticks.
+/// The CPU time that an idle daemon uses within [`IDLE`], in ticks.
 fn idle(daemon: &Daemon) -> Result<u64> {
     let before = cpu_ticks(daemon.pid())?;
     let until = Instant::now() + IDLE;

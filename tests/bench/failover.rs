@@ -47,8 +47,8 @@ pub struct Options {
     /// Test whether healthy backends are ejected
     #[arg(long = "false", conflicts_with = "recovery")]
     mistakes: bool,
-    /// With `--false`: number of connects; one in a thousand fails; if packets are lost, a tenth of
-    /// this number
+    /// With `--false`: number of connects, of which one in a thousand fails; on the link that loses
+    /// packets, a tenth of this number
     #[arg(long, default_value_t = 1_000_000)]
     connects: u64,
     /// Measure how soon a recovered backend has its share again

@@ -63,7 +63,7 @@ enum Part {
     Shutdown,
     /// Pushes to 1,000 and 10,000 clients
     Pushes,
-    /// Time from a datagram to the change of the word that connects read
+    /// Time from a datagram to the change of the verdict that connects read
     Stored,
     /// Time from a request to its answer
     Answered,
@@ -108,7 +108,8 @@ pub fn run(options: &Options) -> Result<()> {
         if !options.parts.is_empty() && !options.parts.contains(&part) {
             continue;
         }
-        // Each part has its own network, so that it does not find the remains of another part.
+        // Each part has its own network, so that no devices and addresses of another part remain in
+        // it.
         let stage = Stage::new();
         let findings = part.measure(&stage)?;
         println!("{}", finding::print(&findings));

@@ -2,8 +2,8 @@
 //! them in its own network namespace, and of threads that carry frames from one to the other some
 //! milliseconds later. Loopback is not suitable: there, an answer arrives while the packet is being
 //! sent, so even with fifty connects at a time, only as many are under way as there are CPUs. The
-//! link does not use netem, because some kernels do not have it, and because here the losses are
-//! the same in each run.
+//! link does not use netem, because some kernels do not have it, and because the losses of this
+//! link are the same in each run.
 //!
 //! Every address of `10.78.0.0/16` belongs to the far end.
 
@@ -132,9 +132,9 @@ fn take(mut from: File, sent: &Sender<(Instant, Vec<u8>)>, carried: &Carried, se
     }
 }
 
-/// Delivers each frame when it is due, until all senders are gone.
+/// Delivers each frame when it is due, until all senders are dropped.
 fn bring(mut to: File, under_way: &Receiver<(Instant, Vec<u8>)>) {
-    // If the kernel refuses this, each frame is 50 us late, which is acceptable.
+    // If this fails, each frame is up to 50 us late, which is acceptable.
     let _ = pause::without_slack();
     for (due, frame) in under_way {
         pause::until(due);
@@ -147,7 +147,7 @@ fn bring(mut to: File, under_way: &Receiver<(Instant, Vec<u8>)>) {
 /// when its last handle is closed.
 fn tap(name: &str) -> Result<File> {
     let file = File::options().read(true).write(true).open("/dev/net/tun").context("open /dev/net/tun")?;
-    // SAFETY: a structure of plain numbers.
+    // SAFETY: the structure contains only numbers, for which zero is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::try_from(from)?;

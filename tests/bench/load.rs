@@ -4,7 +4,7 @@
 //!
 //! Backends are processes with quotas of CPU time. Agents report how much of their quotas the
 //! backends use. Clients send at different rates. The kernel's count of CPU time for a backend's
-//! cgroup shows its load; this count does not depend on any part of the decision.
+//! cgroup shows the backend's load; this count does not depend on socklb.
 
 pub mod server;
 
@@ -133,7 +133,7 @@ fn fleets(options: &Options, arms: &[Arm]) -> Result<Vec<Finding>> {
     Ok(print::findings(&outcomes, planned))
 }
 
-/// The cgroup version with quotas on this host.
+/// The cgroup version that provides quotas on this host, as a part of a sentence.
 fn version() -> String {
     Quota::new().map_or_else(|error| format!("s: {error:#}"), |quota| format!(" v{}", quota.version()))
 }

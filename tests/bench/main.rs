@@ -44,7 +44,7 @@ enum Command {
     /// How even load is on backends with different capacities, and the cost of weights that follow
     /// load
     Load(load::Options),
-    /// Flows that are closed
+    /// The flows that `bench close` closes
     #[command(hide = true)]
     Hold,
     /// The backends of a benchmark
@@ -72,8 +72,8 @@ enum Command {
 
 fn main() -> Result<()> {
     let command = Cli::parse().command;
-    // If its parent were gone, this process would continue and occupy both CPUs, so it ends with
-    // its parent. Only an application continues without the `socklb agent run` that started it.
+    // Without its parent, this process would continue and occupy both CPUs, so it ends with its
+    // parent. Only an application continues without the `socklb agent run` that has started it.
     if !matches!(command, Command::Application(_)) {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     }

@@ -1,5 +1,5 @@
 //! Waits until a point of time, exact to the microsecond: with the kernel's default slack of 50 us,
-//! a sleep would distort the measurement. Also loads processors.
+//! a sleep would distort the measurement. This module also occupies processors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

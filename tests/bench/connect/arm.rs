@@ -1,7 +1,7 @@
 //! The values that define a comparison: groups, the clients of socklb in them, arms, and their
 //! targets.
 //!
-//! This module must not know how these are set up or measured.
+//! This module must not depend on the setup or the measurement.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -76,7 +76,7 @@ impl Client {
     }
 }
 
-/// What is between an arm's processes and the backends.
+/// The layer between an arm's processes and the backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Between {
     Nothing,
@@ -135,11 +135,11 @@ impl Measure {
 /// The bound on a ratio to the baseline.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// The ratio must be at most this.
+    /// The ratio must be at most this number.
     AtMost(f64),
-    /// The ratio must be at least this.
+    /// The ratio must be at least this number.
     AtLeast(f64),
-    /// The ratio may differ from 1 by at most this.
+    /// The ratio may differ from 1 by at most this number.
     Within(f64),
     /// The confidence interval of the ratio must cover 1.
     CoversOne,
@@ -165,7 +165,7 @@ impl Target {
 pub struct Arm {
     /// The arm's name in tables.
     pub name: String,
-    /// What is between the arm and the backends.
+    /// The layer between the arm and the backends.
     pub between: Between,
     /// Whether the arm dials only the first backend, if it dials backends.
     pub one_backend: bool,
@@ -179,7 +179,7 @@ pub struct Arm {
 pub struct Group {
     /// The group's title in tables.
     pub title: &'static str,
-    /// A remark for the readers of the table.
+    /// A remark that is printed above the table.
     pub remark: &'static str,
     pub work: Work,
     /// How the backends treat a connection.
@@ -204,7 +204,7 @@ impl Group {
         clients
     }
 
-    /// Returns the group that compares two builds. It has the arms without socklb that dial
+    /// Returns the group that compares two builds. The group has the arms without socklb that dial
     /// backends. It has each arm with socklb three times: with this build, with this build again
     /// (which shows the noise), and with the other build.
     pub fn of_two_builds(mut self, other: Build) -> Self {

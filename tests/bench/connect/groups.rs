@@ -1,4 +1,5 @@
-//! The table of groups: which arms are compared, and the targets. Values only.
+//! The table of groups: the arms that are compared, and their targets. This module contains only
+//! values.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -17,7 +18,7 @@ const HOSTS: Ipv4Addr = Ipv4Addr::new(127, 64, 0, 1);
 const ACCOUNTINGS: [&str; 2] = ["active", "full"];
 const WEIGHTED: &str = "weighted-round-robin";
 
-/// Names of groups, to select some.
+/// The names of the groups, for the option `--group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Name {
     /// TCP connect() over IPv4
@@ -89,8 +90,8 @@ fn served(client: Client, targets: Vec<Target>) -> Arm {
     Arm { targets, ..arm(client.title(), Between::Socklb(client)) }
 }
 
-/// The targets for the p50 ratio: its maximum with active accounting, and its maximum with full
-/// accounting.
+/// The target for the p50 ratio. The array contains the maximum with active accounting, and the
+/// maximum with full accounting.
 fn p50(accounting: &str, [active, full]: [f64; 2]) -> Vec<Target> {
     let most = if accounting == "full" { full } else { active };
     vec![Target::new(Measure::P50, Bound::AtMost(most))]

@@ -1,5 +1,5 @@
 //! The result of a group: ratios to the baseline with their noise, and whether targets are reached.
-//! Contains only values; must not know how they are printed.
+//! This module contains only values. It must not depend on how they are printed.
 
 use super::arm::{Arm, Bound, Group, Measure, Target};
 use super::programs::Cost;
@@ -55,7 +55,7 @@ impl Verdict {
 #[derive(Clone, Debug)]
 pub struct Row {
     pub arm: Arm,
-    /// The arm's results, or why it was not run.
+    /// The arm's results, or the reason why it was not run.
     pub figures: Result<Figures, String>,
     /// The arm's targets and their verdicts; empty for an arm that was not run.
     pub verdicts: Vec<(Target, Verdict)>,
@@ -68,7 +68,7 @@ pub struct Outcome {
     pub rounds: u32,
     /// Operations per turn.
     pub operations: u32,
-    /// One row for each arm, in their order.
+    /// One row for each arm, in the order of the group's arms.
     pub rows: Vec<Row>,
 }
 
@@ -148,8 +148,8 @@ pub mod tests {
     use super::super::groups::{Name, group};
     use super::*;
 
-    /// Returns the outcome of a group whose arms take this many `nanoseconds`, the same in every
-    /// round and for every measure.
+    /// Returns the outcome of a group if `nanoseconds` returns the time of each arm, which is the
+    /// same in every round and for every measure.
     pub fn outcome(name: Name, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         outcome_of(group(name), nanoseconds)
     }

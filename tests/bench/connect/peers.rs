@@ -1,6 +1,6 @@
 //! Other balancers on the same machine, as Debian packages them: nftables in its own network
-//! namespace, and HAProxy in the benchmark's namespace. Both end with the benchmark, however it
-//! ends.
+//! namespace, and HAProxy in the benchmark's namespace. Both end with the benchmark, even if it is
+//! killed.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -14,8 +14,9 @@ use anyhow::{Context, Result, bail};
 use stage::eventually;
 use stage::probe::die_with_us;
 
-/// The address is in the loopback range, because a DNAT rule of the output hook applies only if
-/// there is a route. No process listens there, so a connect that is not rewritten is refused.
+/// The address of the service of nftables. It is in the loopback range, because a DNAT rule of the
+/// output hook applies only if there is a route. No process listens at this address, so a connect
+/// that is not rewritten is refused.
 pub const NFT_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 96, 0, 9), 80);
 /// The address at which HAProxy listens.
 pub const HAPROXY_SERVICE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 18080);
@@ -26,7 +27,7 @@ fn find(name: &str, package: &str) -> Result<PathBuf> {
     if !path.exists() {
         bail!(
             "{} is missing: `cargo xtask setup` installs the Debian package {package}; \
-             `--group` measures groups that do without",
+             `--group` selects groups that do not need it",
             path.display()
         );
     }
@@ -80,7 +81,7 @@ fn load(nft: &Path, rules: &str) -> Result<()> {
     child.stdin.take().context("piped")?.write_all(rules.as_bytes())?;
     let status = child.wait()?;
     if !status.success() {
-        bail!("nft refuses the rules: {status}\n{rules}");
+        bail!("nft rejects the rules: {status}\n{rules}");
     }
     Ok(())
 }

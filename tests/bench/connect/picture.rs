@@ -2,7 +2,7 @@
 //! target.
 //!
 //! The scale of ratios is the same for all groups, so that readers can compare them. This module
-//! must not know how SVG is written: `lb_svg` does that.
+//! must not write SVG itself: `lb_svg` writes it.
 
 use lb_svg::palette::{GREEN, RED};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, at};
@@ -54,7 +54,6 @@ fn drawing(outcomes: &[Outcome]) -> Drawing {
     drawing.note(at(12.0, 40.0), Anchor::Start, key);
     let area = Area { left: 340.0, top: TOP + 4.0, right: 770.0, bottom: drawing.height - 8.0 };
     let plot = Plot { area, x: Scale::Linear(RATIOS[0], RATIOS[1]), y: Scale::Linear(0.0, 1.0) };
-    // The loop is bounded by the number of ticks.
     for tick in 0..=8_i32 {
         let ratio = RATIOS[0] + 0.02 * f64::from(tick);
         let paint = if tick == 1 { Paint::QUIET } else { Paint::RULE };

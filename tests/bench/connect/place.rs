@@ -21,7 +21,7 @@ struct Attached {
     client: Client,
     cgroup: Cgroup,
     service: SocketAddr,
-    /// If `socklb check` refuses the client's configuration, its error.
+    /// The error of `socklb check` if it rejects the client's configuration.
     refused: Option<String>,
 }
 
@@ -72,7 +72,8 @@ fn service(number: usize, is_ipv4: bool) -> Result<SocketAddr> {
 const MOST_WITHOUT_INDEXES: usize = 8192;
 
 impl Place {
-    /// Sets up what the group needs. Leaves out a client if its build refuses the configuration.
+    /// Sets up the environment that the group needs. Leaves out a client if its build rejects the
+    /// configuration.
     pub fn of(group: &Group, stage: &Stage, floor_object: &Path, other: Option<&Path>) -> Result<Self> {
         let list = group.backends.list();
         let nft = group.has(Between::Nft).then(|| Nft::start(&list)).transpose()?;
@@ -218,7 +219,7 @@ impl Place {
     }
 
     /// The CPU time of the backends, and of HAProxy if it runs, in nanoseconds. It is 0 if the
-    /// backends poll, because then their CPU time shows nothing.
+    /// backends poll, because polling uses all of a CPU's time anyway.
     pub fn cpu_of_others(&self, group: &Group) -> Result<u64> {
         if group.polls {
             return Ok(0);

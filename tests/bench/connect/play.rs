@@ -1,4 +1,5 @@
-//! Plays rounds. In each round every arm has one turn, and the order of the arms is new.
+//! Measures the rounds of a group. In each round every arm has one turn, and the order of the arms
+//! is random.
 
 use anyhow::Result;
 use fastrand::Rng;
@@ -10,7 +11,7 @@ use super::worker::{Turn, Worker};
 /// The number of rounds at the beginning that are not counted, because they only warm caches.
 const WARM: u32 = 3;
 
-/// An arm at work, with the measurements of its turns.
+/// An arm with its worker, and the measurements of its turns.
 pub struct Player {
     /// The arm's index in the group.
     pub arm: usize,
@@ -19,7 +20,7 @@ pub struct Player {
     pub turns: Vec<Turn>,
 }
 
-/// Plays the rounds of all arms.
+/// Measures the rounds of all arms.
 pub fn play(
     group: &Group,
     place: &Place,

@@ -1,5 +1,5 @@
 //! The time of one run of each kernel program, from the kernel's own statistics. It is measured
-//! separately, one arm after the other, because these statistics take time themselves.
+//! separately, one arm after the other, because these statistics slow the programs down.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,8 @@ pub struct Cost {
 const PASSES: usize = 7;
 
 /// Returns the cost of the programs with these ids, which are on the cgroup of a worker. Leaves out
-/// a program that does not run in every operation, because then something else has caused its runs.
+/// a program that does not run in every operation, because other operations may have caused its
+/// runs.
 pub fn costs(worker: &mut Worker, programs: &[u32], operations: u32) -> Result<Vec<Cost>> {
     let _statistics =
         aya::sys::enable_stats(aya::sys::Stats::RunTime).context("switch the kernel's statistics on")?;

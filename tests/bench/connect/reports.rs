@@ -39,8 +39,9 @@ impl Reports {
     /// Returns parts of a configuration: the list of a service, further lines for the service, and
     /// lines for the host.
     pub fn text(&self) -> (String, String, String) {
-        // The subset has a fixed size that includes all backends. It is needed because policies
-        // that examine all members need a limited subset, and a file may have more endpoints.
+        // The subset has a fixed size that includes all backends. A size is necessary because
+        // policies that examine all members need a limited subset, and a file may have more
+        // endpoints.
         let health = format!(
             "subset = {{ size = {} }}\nhealth = {{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }}\n",
             self.backends

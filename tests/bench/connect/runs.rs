@@ -1,6 +1,6 @@
 //! Compares several runs of one group, each with new processes, programs and maps. The memory
 //! layout differs from run to run, and the interval of a single run does not include the effect of
-//! this.
+//! this difference.
 
 use std::fmt::Write as _;
 
@@ -93,7 +93,7 @@ pub fn table(runs: &[&Outcome]) -> String {
             Spread::text(Spread::of(runs.iter().map(less)), 2)
         };
         let [p50, cpu] = [Measure::P50, Measure::Cpu].map(|measure| points(other, measure));
-        // The copy of this build comes between this build and the other build.
+        // In `arms`, the copy of this build is between this build and the other build.
         let [p50_again, cpu_again] = [Measure::P50, Measure::Cpu].map(|measure| points(other - 1, measure));
         write(format_args!(
             "{} minus {}, points: p50 {p50}, CPU {cpu}; minus itself again: p50 {p50_again}, CPU {cpu_again}",

@@ -1,6 +1,7 @@
 //! The backends of a benchmark: a single process with one thread, which polls or blocks.
 //!
-//! This module must not know which addresses clients dial, or which balancer is between.
+//! This module must not depend on the addresses that clients dial, or on the balancer between
+//! clients and backends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
@@ -51,11 +52,11 @@ impl Manner {
 
 /// The number of received bytes after which the backend sends an acknowledgement.
 pub const BULK_BYTES: usize = 4 << 20;
-/// The number of connections that are accepted and not closed yet. It is enough for clients that
-/// are a little ahead.
+/// The number of accepted connections that stay open. If there are more, the backend closes the
+/// oldest, which its client has finished by then.
 const OPEN: usize = 64;
-/// The number of connections that wait until they are accepted: as many as the kernel allows by
-/// default.
+/// The length of the listener's queue of connections that are not accepted yet: the maximum that
+/// the kernel allows by default.
 const QUEUE: i32 = 4096;
 /// The benchmark normally kills this process. If it does not, the process ends after this time.
 const AT_MOST: Duration = Duration::from_secs(3600);
@@ -111,8 +112,9 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The queue has room for whole turns of clients, even if this process gets its CPU late. If the
-/// queue were full, the kernel would drop the SYN, and the client would retry only a second later.
+/// Creates a listener. Its queue is long enough for whole turns of clients, even if this process
+/// gets its CPU late. If the queue were full, the kernel would drop the SYN, and the client would
+/// retry only a second later.
 fn listener(address: SocketAddr) -> Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = rustix::net::socket(family, SocketType::STREAM, None)?;

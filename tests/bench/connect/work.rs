@@ -1,7 +1,7 @@
 //! The process of an arm. It does the requested number of operations, and reports how long they
 //! took.
 //!
-//! This module must not know the arm with which it is compared.
+//! This module must not depend on the arm with which this arm is compared.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::BufRead;
@@ -41,7 +41,7 @@ pub struct Options {
 /// An operation that is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Work {
-    /// connect() is timed; socket() and close() count only for the rate
+    /// connect() is timed; the times of socket() and close() are included only in the rate
     Connect,
     /// socket(), connect() and close() of UDP, timed as one operation
     UdpCycle,
@@ -83,14 +83,14 @@ impl Work {
 const KEPT: usize = 8;
 /// The content of a request, and of a response.
 const MESSAGE: [u8; 64] = [7; 64];
-/// The number of polls for an answer before it counts as lost. This takes about ten seconds.
+/// The number of polls after which an answer is considered lost. They take about ten seconds.
 const LOOKS: u32 = 50_000_000;
 
 /// Runs the process of an arm. It answers each line that it reads with a line. For `COUNT` it does
 /// this number of operations. It answers with four numbers: the median and the 99th percentile of
 /// their times in nanoseconds, the operations per second, and the CPU time of one operation in
-/// nanoseconds. For `keep COUNT` it also remembers the times. For `all` it answers with the median
-/// and the 99th percentile of all remembered times.
+/// nanoseconds. For `keep COUNT` it also stores the times. For `all` it answers with the median and
+/// the 99th percentile of all stored times.
 pub fn run(options: &Options) -> Result<()> {
     // This must come before the first socket, because a socket belongs to the cgroup in which it
     // was created.
@@ -277,7 +277,7 @@ fn stream(address: SocketAddr) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Reads until `into` is full.
+/// Waits until at least one byte is received; fails if the connection has ended.
 fn receive(socket: &OwnedFd, into: &mut [u8]) -> Result<()> {
     let (_, bytes) = recv(socket, into, RecvFlags::empty())?;
     if bytes == 0 { bail!("the connection ended") } else { Ok(()) }

@@ -76,15 +76,14 @@ impl Worker {
         Ok(Self { name: name.to_owned(), _process: process, requests, answers })
     }
 
-    /// Makes the worker do `count` operations. If `keep` is set, the worker remembers their times.
+    /// Makes the worker do `count` operations. If `keep` is set, the worker stores their times.
     pub fn turn(&mut self, count: u32, keep: bool) -> Result<Turn> {
         let keep = if keep { "keep " } else { "" };
         let [p50, p99, rate, cpu] = self.ask(&format!("{keep}{count}"))?;
         Ok(Turn { p50, p99, rate, cpu })
     }
 
-    /// The median and the 99th percentile of the times of all remembered operations, in
-    /// nanoseconds.
+    /// The median and the 99th percentile of all stored times, in nanoseconds.
     pub fn all(&mut self) -> Result<[f64; 2]> {
         self.ask("all")
     }

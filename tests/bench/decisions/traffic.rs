@@ -1,7 +1,7 @@
-//! How long it takes to play fleets with load on one processor. The limit is 10 s for 50 clients
-//! with 50 backends and 250 seconds of virtual time. It is 60 s for 1,000 clients with 1,000
-//! backends and 60 seconds. Each fleet is played once, because results over minutes of CPU time
-//! need no statistics.
+//! The time for the simulation of fleets with load on one processor. The limit is 10 s for 50
+//! clients with 50 backends and 250 seconds of virtual time. It is 60 s for 1,000 clients with
+//! 1,000 backends and 60 seconds. Each fleet is simulated once, because results over minutes of CPU
+//! time need no statistics.
 
 use std::time::Instant;
 

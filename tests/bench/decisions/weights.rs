@@ -4,7 +4,7 @@
 //!
 //! The limit is 10 ms for 1,000 clients and 1,000 backends with subsets of 20, and 150 ms for
 //! 10,000 clients and 10,000 backends. It is 400 ms for 300 clients and 300 backends with a list
-//! without indexes, because its orders have 16,384 places.
+//! without indexes, because the orders for such a list have 16,384 positions.
 
 use std::hint::black_box;
 use std::net::SocketAddr;

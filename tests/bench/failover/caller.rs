@@ -1,8 +1,8 @@
 //! The process that connects, inside the client's cgroup. It makes the requested calls, and reports
 //! which of them failed, and when.
 //!
-//! The process must not know which backends are behind the address that it dials, or which results
-//! the test expects.
+//! The process must not depend on the backends behind the address that it dials, or on the expected
+//! results.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use stage::Cgroup;
 use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
 
-/// How long the application waits for a connection, and then as long again for the first byte.
+/// How long the application waits for a connection and its first byte together.
 pub const PATIENCE: Duration = Duration::from_millis(300);
 
 /// A request to a caller, which answers it with [`Made`].
@@ -62,7 +62,7 @@ pub enum Calls {
         service: SocketAddr,
         /// The number of open connections in the pool.
         kept: u32,
-        /// How long the pool is held.
+        /// How long the pool is maintained.
         within: Duration,
     },
 }
@@ -188,12 +188,13 @@ struct Pending {
     began: Duration,
 }
 
-/// The maximum delay of a connect that is still made.
+/// The maximum delay of a connect that does not delay all later connects.
 const CATCH_UP: Duration = Duration::from_millis(3);
 
 /// Makes connects in the order in which they are due. If this process had no CPU when connects were
-/// due, it skips them. Otherwise they would begin together and reach their timeouts together, which
-/// would be a burst of failures that no network has caused.
+/// due, all later connects are due later too. Otherwise the delayed connects would begin together
+/// and reach their timeouts together, which would be a burst of failures that no network has
+/// caused.
 fn paced(service: SocketAddr, connects: u64, rate: u32, lost: u32) -> Result<Made> {
     let (mut made, started, mut begun) = (Made::default(), Instant::now(), 0);
     let mut late = Duration::ZERO;
@@ -310,8 +311,8 @@ fn timespec(time: Duration) -> Timespec {
     Timespec::try_from(time).expect("a short time")
 }
 
-/// Closes the socket. An established connection ends with a reset, so that no port stays occupied.
-/// Any other connection is closed in the way in which applications close it.
+/// Prepares the closing of the socket: an established connection ends with a reset, so that no port
+/// stays occupied. Any other connection is closed in the way in which applications close it.
 fn leave(socket: &OwnedFd, outcome: Result<(), Errno>) {
     if outcome.is_ok() {
         let _ = set_socket_linger(socket, Some(Duration::ZERO));

@@ -1,7 +1,7 @@
 //! The values that define a measurement: the fault, the fleet, the policy, and whether there is a
 //! daemon and ejection.
 //!
-//! This module must not know how these are set up or measured.
+//! This module must not depend on the setup or the measurement.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The listeners at the addresses of backends. One listener serves all backends with the same port.
 //! Listeners differ in what they do with a connection.
 //!
-//! This module must not know which addresses are dialled, or by which process.
+//! This module must not depend on the dialled addresses, or on the processes that dial.
 
 use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,15 +22,16 @@ pub enum Manner {
     Greets,
     /// The listener accepts it and resets it.
     Resets,
-    /// The listener accepts it, sends nothing, and resets it after five seconds, as a middlebox
-    /// does that forgets connections.
+    /// The listener accepts it, sends nothing, and resets it after five seconds, like a middlebox
+    /// that drops its state of idle connections.
     ResetsLater,
 }
 
-/// The number of connections that wait until they are accepted: as many as the kernel allows by
-/// default.
+/// The length of the queue of connections that are not accepted yet: the maximum that the kernel
+/// allows by default.
 pub const QUEUE: i32 = 4096;
-/// The number of connections to which a byte was sent and which are not closed yet.
+/// The number of connections that remain open after their byte was sent. If there are more, the
+/// oldest is closed.
 const OPEN: usize = 256;
 /// The age at which `ResetsLater` resets a connection.
 const LATER: Duration = Duration::from_secs(5);

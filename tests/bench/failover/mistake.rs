@@ -14,7 +14,7 @@ use super::listener::{Listener, Manner, QUEUE, bound};
 use super::place::{Client, Place, Wanted};
 use super::print::table;
 
-/// Each trouble has its own port.
+/// The ports of the three [`TROUBLES`].
 const SYNS_ARE_LOST: u16 = 8500;
 const RESETS_LATER: u16 = 8600;
 const PACKETS_ARE_LOST: u16 = 8700;
@@ -29,13 +29,13 @@ const FAST: u32 = 12_000;
 const SLOWLY: u32 = 2_000;
 /// The number of connections in the pool.
 const KEPT: u32 = 500;
-/// The minimum time for which the pool is held.
+/// The minimum time for which the pool is maintained.
 const POOL: Duration = Duration::from_secs(50);
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The number of connects; one in a thousand fails. If packets are lost, a tenth of this
-    /// number.
+    /// The number of connects, of which one in a thousand fails. On the link that loses packets, it
+    /// is a tenth of this number.
     pub connects: u64,
     pub policies: Vec<Policy>,
 }

@@ -1,5 +1,5 @@
-//! The results of a cell, and whether they meet its requirements. Contains only values; must not
-//! know how they are printed.
+//! The results of a cell, and whether they meet its requirements. This module contains only values.
+//! It must not depend on how they are printed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -27,8 +27,7 @@ pub struct Figures {
     pub trials_failed: u64,
     /// The number of dead backends that are ejected at the end.
     pub ejected: usize,
-    /// Failures after which the backend was not ejected, because too many backends were ejected
-    /// already.
+    /// Failures after which the backend was not ejected, because it was the last available backend.
     pub withheld: u64,
     /// Milliseconds from the start of the first failed connect to the end of the last failed
     /// connect that was not a trial. `None` if a dead backend is not ejected at the end, because
@@ -150,11 +149,11 @@ fn contradictions(
     match fault {
         Fault::Refuse => compare("refused", ended("refused"), failed),
         Fault::Blackhole => compare("unanswered", ended("unanswered"), failed),
-        // If the application clears the socket's error before the kernel program reads it, it looks
-        // as if the application had ended the connection.
+        // If the application clears the socket's error before the kernel program reads it, the
+        // ending looks like an end by the application.
         Fault::Reset => compare("reset or aborted", ended("reset") + ended("aborted"), failed),
-        // A connect that enters the queue counts as established, but the client may give up before
-        // the first byte.
+        // A connect that enters the queue is counted as established, but the client may give up
+        // before the first byte.
         Fault::SlowAccept => {}
     }
     let trials: u64 = service.backends.iter().map(|backend| backend.trials).sum();
@@ -162,7 +161,8 @@ fn contradictions(
     found
 }
 
-/// The number of connects of a cell that limits its failures.
+/// The number of connects of a cell in turn. A requirement limits the number of failures among
+/// them.
 pub const IN_TURN: u64 = 1_000;
 /// The time within which these connects must end.
 pub const IN_TURN_WITHIN: Duration = Duration::from_millis(5_500);

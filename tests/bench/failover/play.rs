@@ -1,6 +1,6 @@
-//! Plays cells, at most as many at a time as a daemon may have clients. Cells that connect in turn
-//! all run at the same time, because they mostly wait. Cells that connect fifty at a time run one
-//! after the other.
+//! Measures cells, at most as many at a time as a daemon may have clients. Cells that connect in
+//! turn all run at the same time, because they mostly wait. Cells that connect fifty at a time run
+//! one after the other.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -29,9 +29,9 @@ const REFUSES: u16 = 9100;
 /// The time between the starts of two connects in turn. All connects of a cell take as long as the
 /// shortest ejection, so some of them are trials.
 const APART: Duration = Duration::from_millis(5);
-/// The number of connects of a cell with fifty at a time, and below, the time within which they
-/// must end.
+/// The number of connects of a cell with fifty at a time.
 const AT_ONCE: u64 = 6_000;
+/// The time within which these connects must end.
 const AT_ONCE_WITHIN: Duration = Duration::from_secs(3);
 const FIFTY: u32 = 50;
 /// The number of connects per backend for the comparison of shares. With so many, chance makes
@@ -60,7 +60,7 @@ impl Listeners {
     }
 }
 
-/// Plays all cells, and prints progress.
+/// Measures all cells, and prints progress.
 pub fn play(stage: &Stage, cells: &[Cell]) -> Result<Vec<(Cell, Figures)>> {
     let _here = Listeners::start()?;
     let (_link, _there) = Link::start(DELAY, Listeners::start)?;
@@ -101,7 +101,7 @@ fn backends(number: usize, cell: Cell) -> Result<Backends> {
     Ok(Backends { dead, live })
 }
 
-/// Plays cells that either all run with a daemon, or all without one.
+/// Measures cells that either all have a running daemon, or all have a stopped one.
 fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cell, Figures)>> {
     let backends =
         cells.iter().enumerate().map(|(number, cell)| backends(number, *cell)).collect::<Result<Vec<_>>>()?;

@@ -16,8 +16,9 @@ use super::listener::{Listener, Manner};
 use super::place::{Client, MOST_CLIENTS, Place, Wanted, backend};
 use super::print::table;
 
-/// The first port of the live backends, and below, that of the backends that die.
+/// The port of the live backends.
 const LIVE: u16 = 8100;
+/// The port of the backends that die.
 const DIES: u16 = 8800;
 
 /// The time between two connects: there are ten per second.
@@ -29,7 +30,7 @@ const BASE: Duration = Duration::from_secs(5);
 /// How long the backend is dead: less than `BASE` in the first case, and long enough for two failed
 /// trials in the second.
 const OUTAGES: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(20)];
-/// How late a connect may be: one interval between connects, and a reserve for a busy machine.
+/// How late a connect may be on a busy machine.
 const LATE: Duration = Duration::from_millis(300);
 /// The number of connects after the recovery for the comparison of shares.
 const FOR_SHARES: u64 = 7_500;
@@ -47,8 +48,8 @@ pub struct Seen {
     /// Seconds from the backend's recovery to its first connect.
     back_after_s: Option<f64>,
     /// The largest allowed value of `back_after_s`. It is `None` after a long outage of a backend
-    /// that is not ejected: there, errors that count as load turn connects away from the backend,
-    /// until they have expired with `error_decay`.
+    /// that is not ejected: in this case recent errors add to the backend's load, so that few
+    /// connects choose the backend until the errors have expired (`error_decay`).
     at_most_s: Option<f64>,
     /// The difference between the backend's later part of the connects and its share, divided by
     /// the share.

@@ -24,10 +24,10 @@ const REQUESTS: u64 = 10_000;
 const APART: Duration = Duration::from_millis(1);
 /// The maximum p99.9 that is required of answers from the kernel on a busy host.
 const NEEDED: Duration = Duration::from_millis(1);
-/// An answer that takes longer counts as lost.
+/// An answer that takes longer is considered lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// What answers (the agent or the kernel), and the link to it.
+/// The sender of the answers (the agent or the kernel), and the link to it.
 struct Arm {
     name: &'static str,
     agent: &'static str,

@@ -43,7 +43,7 @@ pub fn run(options: &Options) -> Result<()> {
     std::thread::spawn(move || accept(&listener, &name, &its));
     loop {
         let mut signal = 0;
-        // SAFETY: both live through the call.
+        // SAFETY: both variables outlive the call.
         let result = unsafe { libc::sigwait(&raw const signals, &raw mut signal) };
         ensure!(result == 0, "wait for a signal: {result}");
         if signal == libc::SIGTERM {
@@ -101,8 +101,8 @@ fn accept(listener: &TcpListener, name: &Arc<str>, state: &Arc<State>) {
     }
 }
 
-/// Answers requests until either side closes the connection. The first request counts as under way
-/// as soon as the connection is accepted, and later requests from their first byte on.
+/// Answers requests until either side closes the connection. The first request is counted as under
+/// way as soon as the connection is accepted, and later requests from their first byte on.
 fn serve(mut stream: TcpStream, name: &str, state: &State) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_nodelay(true);

@@ -23,8 +23,8 @@ pub fn addresses(count: u8) -> Vec<SocketAddr> {
     (1..=count).map(|number| SocketAddr::from(([10, 78, 0, number], PORT))).collect()
 }
 
-/// Assigns these addresses to the host at the far end. Otherwise this host would receive packets
-/// for them, but not own the addresses.
+/// Assigns these addresses to the host at the far end. The route alone makes the kernel accept
+/// packets for them, but the addresses would be on no interface.
 pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
     backends.iter().try_for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())))
 }

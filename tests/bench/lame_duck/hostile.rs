@@ -73,7 +73,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
         eprintln!("before: {:?}\nafter: {:?}", before.0, after.0);
     }
     let words = if is_same { "none" } else { "some" };
-    findings.push(Finding::judged("states, words and bases that have changed", words, "none", is_same));
+    findings.push(Finding::judged("states, verdicts and bases that have changed", words, "none", is_same));
     Ok(findings)
 }
 

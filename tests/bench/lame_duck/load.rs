@@ -39,8 +39,8 @@ pub struct Options {
     out: PathBuf,
 }
 
-/// How long a client waits for an answer. It is longer than a connect takes whose SYN is lost three
-/// times.
+/// How long a client waits for an answer. It is longer than the time of a connect with three lost
+/// SYNs.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The time of CLOCK_MONOTONIC, which is the same in all processes.
@@ -85,7 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
         }));
     }
     let stdin = std::io::stdin();
-    // The process that started this one ends it by closing its standard input.
+    // The parent process ends this process by closing its standard input.
     while poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&LOOK)).unwrap_or(0) == 0 {
         println!("{}", count.load(Ordering::Relaxed));
     }

@@ -20,13 +20,13 @@ use crate::pause;
 
 /// Backends that receive requests for reports.
 const REPORTING: u16 = 10_000;
-/// How long the benchmark watches the daemon during these requests.
+/// How long the benchmark measures the daemon during these requests.
 const WATCHED: Duration = Duration::from_secs(20);
 /// The maximum share of one processor that the daemon may use.
 const NEEDED: f64 = 0.05;
 /// Backends that the daemon probes by connection, each once a second.
 const CONNECTED: u16 = 500;
-/// How long the benchmark watches the daemon during these probes.
+/// How long the benchmark measures the daemon during these probes.
 const CONNECTED_WATCHED: Duration = Duration::from_secs(10);
 /// The kernel counts processor time in hundredths of a second.
 const TICKS: f64 = 100.0;
@@ -62,8 +62,8 @@ fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
 }
 
 /// Measures requests to agents on loopback, where the sender also does the receiver's work in the
-/// kernel, and over a link, as if the agents were on other hosts. Also measures a daemon with as
-/// many backends that sends no requests.
+/// kernel, and over a link, as if the agents were on other hosts. Also measures a daemon with the
+/// same number of backends that sends no requests.
 fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     let key = ServiceKey::make(&Setup::new(stage, "keys"))?;
     let speaker = |backends: &[SocketAddr]| {
@@ -130,7 +130,7 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Watches a daemon that sends requests to all these backends, after a report of each has arrived.
+/// Measures a daemon that sends requests to all these backends, after a report of each has arrived.
 fn asked(
     stage: &Stage,
     name: &str,

@@ -20,7 +20,7 @@ const CLIENTS: [usize; 2] = [1_000, 10_000];
 /// The number of changes that are pushed to each set of clients. The backend becomes a lame duck
 /// and ready in turn.
 const CHANGES: usize = 6;
-/// If a change has not reached a client after this time, it counts as lost.
+/// If a change has not reached a client after this time, it is considered lost.
 const LOST: Duration = Duration::from_secs(10);
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
@@ -61,11 +61,11 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// When each client has received the push, counted from the start of the command.
+/// When the first and the last client received the push, since the start of the command.
 struct Told {
     first: Duration,
     last: Duration,
-    /// The number of pushes to clients that already had one.
+    /// The number of pushes to clients that had already received one.
     again: usize,
 }
 

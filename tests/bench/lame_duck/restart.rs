@@ -28,8 +28,9 @@ const OUT: usize = 5;
 const REQUESTS: u64 = 50_000;
 /// The time between two restarts.
 const APART: Duration = Duration::from_millis(300);
-/// The number of connections for one request each, and below, the number of reused connections.
+/// The number of client threads that open a connection for each request.
 const FRESH: u32 = 8;
+/// The number of client threads that reuse a connection.
 const POOLED: u32 = 16;
 /// How long a client pauses after a request.
 const PAUSE: Duration = Duration::from_millis(4);
@@ -100,7 +101,7 @@ impl Scene<'_> {
             let began = Instant::now();
             let number = restarts % self.backends.len();
             // Without an agent, no backend becomes ready again, so the next backend is restarted
-            // without waiting for that.
+            // without waiting for its readiness.
             if !self.fleet.is_without_agent() {
                 self.until_back(number);
             }

@@ -3,8 +3,8 @@
 //!
 //! Each shutdown is pushed to two hosts of clients. The *active* host connects all the time, so its
 //! choices show the change, but the connects to one backend are some milliseconds apart. The *idle*
-//! host makes no connects. For both hosts, the benchmark also measures when the word that connects
-//! read is stored: no connect that begins later chooses the backend.
+//! host makes no connects. For both hosts, the benchmark also measures when the verdict that
+//! connects read is stored: no connect that begins later chooses the backend.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ const AT_A_TIME: u32 = 40;
 /// How long the benchmark waits before the shutdowns: longer than the idle interval. The second
 /// request, which is sent within this time, makes the idle host a subscriber of the agent.
 const IDLE_INTERVAL: Duration = Duration::from_secs(17);
-/// If a shutdown has not reached both hosts after this time, it counts as lost.
+/// If a shutdown has not reached both hosts after this time, it is considered lost.
 const LOST: Duration = Duration::from_secs(3);
 /// The kernel sends a SYN again after a second. A connect that takes longer than this has lost its
 /// SYN.
@@ -49,7 +49,7 @@ const RESENT_NS: u64 = 900_000_000;
 struct Shutdown {
     backend: SocketAddr,
     at_ns: u64,
-    /// The times until the word was stored: on the active host, and on the idle host.
+    /// The times until the verdict was stored: on the active host, and on the idle host.
     stored: [Duration; 2],
 }
 
@@ -125,7 +125,7 @@ fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -
     Ok(shutdowns)
 }
 
-/// Polls until both hosts have stored the word.
+/// Polls until both hosts have stored the verdict.
 fn stored(seen: &[Seen; 2], number: usize, at_ns: u64) -> Result<[Duration; 2]> {
     pause::without_slack()?;
     pause::before_all_others()?;
@@ -173,10 +173,10 @@ fn judged(share: f64, shutdowns: &[Shutdown], asked: &[Asked]) -> Vec<Finding> {
     }
     vec![
         judged("SIGTERM to the last connect that chose the backend, active", &last),
-        judged("SIGTERM to the stored word, active", &times(|shutdown| shutdown.stored[0])),
-        judged("SIGTERM to the stored word, idle", &times(|shutdown| shutdown.stored[1])),
+        judged("SIGTERM to the stored verdict, active", &times(|shutdown| shutdown.stored[0])),
+        judged("SIGTERM to the stored verdict, idle", &times(|shutdown| shutdown.stored[1])),
         Finding::shown(
-            format!("connects before SIGTERM whose SYN was sent again after it, {with}"),
+            format!("connects before SIGTERM with a SYN that was sent again after it, {with}"),
             shutdowns.iter().map(resent).sum::<usize>().to_string(),
         ),
         Finding::judged(

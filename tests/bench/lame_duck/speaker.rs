@@ -1,5 +1,5 @@
-//! An agent whose reports the benchmark chooses. It answers requests for any number of backends.
-//! Its datagrams can be replayed, reordered and reflected.
+//! An agent with reports that the benchmark chooses. It answers requests for any number of
+//! backends. Its datagrams can be replayed, reordered and reflected.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};

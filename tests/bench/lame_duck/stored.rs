@@ -1,8 +1,8 @@
-//! The time from sending a push until the word that connects read is stored, on an idle host and on
-//! a host with busy processors.
+//! The time from the sending of a push until the verdict that connects read is stored, on an idle
+//! host and on a host with busy processors.
 //!
 //! The observer is a thread with real-time priority that sleeps for 20 us between two reads. So it
-//! sees the word at most 20 us late, and takes little time from the processors that the daemon
+//! reads the verdict at most 20 us late, and uses little time of the processors that the daemon
 //! needs.
 
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ const APART: Duration = Duration::from_millis(1);
 const NEEDED: Duration = Duration::from_millis(10);
 /// The maximum p99.9 that is required with the kernel, on a busy host.
 const NEEDED_OF_KERNEL: Duration = Duration::from_millis(1);
-/// A push that takes longer counts as lost.
+/// A push that takes longer is considered lost.
 const LOST: Duration = Duration::from_secs(5);
 
 /// The receiver of reports (the socket or the kernel), and the link over which they arrive.
@@ -80,7 +80,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     let (busy, processors) = pause::while_busy(|| measure(&speaker, backend, &words, id, &mut counter));
     let busy = busy?;
     let name = arm.name;
-    let idle_name = format!("datagram to stored word, {name}, idle host");
+    let idle_name = format!("datagram to stored verdict, {name}, idle host");
     let busy_name = format!("the same, {processors} processors busy");
     Ok(if arm.xdp.is_none() {
         let reached = idle.at(0.99) <= NEEDED;

@@ -1,5 +1,5 @@
-//! The lame-duck words that connects read, in the form in which the kernel programs see them: the
-//! pinned array, mapped into memory.
+//! The verdicts that connects read, in the form in which the kernel programs read them: the pinned
+//! verdict array, mapped into memory.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;

@@ -1,5 +1,5 @@
 //! An arm: a rule that decides which backend a connection goes to. It is measured on its own fleet,
-//! first unchanged, and then with a backend of half its capacity.
+//! first without changes, and then after the quota of one backend was halved.
 
 use std::time::{Duration, Instant};
 
@@ -92,7 +92,8 @@ pub struct Outcome {
     pub sent: Sent,
 }
 
-/// The index of the backend whose quota changes. It is one of the backends with the largest quota.
+/// The index of the backend with the quota that changes. It is one of the backends with the largest
+/// quota.
 const CHANGED: usize = QUOTAS.len() - 1;
 
 /// The quotas after the change.
@@ -124,7 +125,7 @@ pub fn run(
     }
     pause::pause(times.settle);
     let (steady, reported) = watch(&fleet, &QUOTAS, times.measure)?;
-    // Without a law, it is known in advance what a changed quota does.
+    // Without a law, the effect of a changed quota is known in advance.
     let changed = if arm.control().is_some() && !times.change.is_zero() {
         for (_, backends) in &fleet.backends {
             backends[CHANGED].limit(changed_quotas()[CHANGED])?;
@@ -149,7 +150,8 @@ pub fn run(
     Ok(outcomes)
 }
 
-/// Reads for `time`. Returns the readings of each mode, and the mean of the agents' reports.
+/// Makes a reading each second for `time`. Returns the readings of each mode, and the mean of the
+/// agent's reports for each backend.
 fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, Vec<Vec<f64>>)> {
     let read = || -> Result<Vec<Reading>> {
         let reading = |backends: &[Backend]| {

@@ -1,5 +1,5 @@
 //! The fleet: backends with different quotas, clients with different rates, and the cost of
-//! requests. The planner plays a fleet with the same numbers.
+//! requests. The planner simulates a fleet with the same numbers.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

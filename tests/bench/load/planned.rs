@@ -12,7 +12,7 @@ use super::Times;
 use super::arm::Arm;
 use super::fleet::{Cost, Mode, PERIOD, QUOTAS};
 
-/// The number of seeds that are played.
+/// The number of seeds that are simulated.
 const SEEDS: u32 = 3;
 
 #[derive(Deserialize)]

@@ -30,7 +30,8 @@ pub fn progress(outcomes: &[Outcome]) {
     }
 }
 
-/// Sorts the outcomes by the order of the arms in the code, which is that of all tables.
+/// Sorts the outcomes by mode, and then by the order of the arms in the code. All tables have this
+/// order.
 fn sorted(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let mut sorted: Vec<&Outcome> = outcomes.iter().collect();
     sorted.sort_by_key(|outcome| (outcome.mode as u8, outcome.arm as u8));

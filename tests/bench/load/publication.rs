@@ -1,6 +1,6 @@
 //! The daemon's cost of following load, on a host with the maximum number of clients. Each client
-//! uses ten services with 20 members each, whose reports change each second. Meanwhile all clients
-//! connect, so that the weights have an effect.
+//! uses ten services with 20 members each. The reports of the members change each second. Meanwhile
+//! all clients connect, so that the weights have an effect.
 
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -30,7 +30,7 @@ const ASKS: &str = "health = { probe = \"report\", interval = \"1s\", idle_inter
 const CONNECTS_A_SECOND: f64 = 10.0;
 /// How long the benchmark waits until weights have settled.
 const SETTLES: Duration = Duration::from_secs(10);
-/// How long the benchmark watches the daemon.
+/// How long the benchmark measures the daemon.
 const WATCHED: Duration = Duration::from_secs(30);
 /// The number of rounds. In each, the daemon is measured with and without following load, because
 /// the time that a machine needs for the same work changes from one minute to the next.

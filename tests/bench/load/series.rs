@@ -40,7 +40,7 @@ impl Series {
         self.between(0, self.readings.len() - 1)
     }
 
-    /// The same as `utilization`, but only for the last `time` of the series.
+    /// For each backend, the part of its quota that it has used in the last `time` of the series.
     pub fn lately(&self, time: Duration) -> Vec<f64> {
         let last = self.readings.len() - 1;
         self.between(self.window(last, time).unwrap_or(0), last)

@@ -1,8 +1,8 @@
 //! A backend. Each request is one byte, takes some CPU time, and is answered with one byte. The
 //! backend reports its requests per second to its agent.
 //!
-//! It processes one request after the other. This is good enough, because the benchmark measures
-//! how much of its quota a backend uses, not how fast it answers.
+//! It processes one request after the other. This is sufficient, because the benchmark measures a
+//! backend's use of its quota, not the speed of its answers.
 
 use std::cell::RefCell;
 use std::io::{Read as _, Write as _};
@@ -39,8 +39,8 @@ pub struct Options {
     agent: Option<PathBuf>,
 }
 
-/// How often the backend reports to its agent. It is also the time over which the reported rates
-/// are measured. The agent itself measures at the same interval.
+/// The time between two reports of the backend to its agent, and the time over which the reported
+/// rates are measured. The agent itself measures at the same interval.
 const TELLS: Duration = Duration::from_secs(2);
 /// How long the agent uses a report of the backend.
 const HOLDS: Duration = Duration::from_secs(10);
@@ -92,7 +92,7 @@ struct Work {
     random: fastrand::Rng,
     mean: f64,
     sigma: f64,
-    /// The CPU time of this process that counts as used by requests.
+    /// The CPU time of this process that is attributed to requests.
     charged: Duration,
     served: Arc<AtomicU64>,
 }
@@ -109,7 +109,7 @@ impl Work {
     }
 
     /// Uses the CPU time of a request. The time since the last request, for accepting and reading,
-    /// counts as part of it. So the kernel charges the cgroup exactly the request's cost.
+    /// is included. So the kernel charges the cgroup exactly the request's cost.
     fn request(&mut self) {
         let cost = lognormal(self.mean, self.sigma, &mut self.random);
         let until = self.charged + Duration::from_secs_f64(cost);
