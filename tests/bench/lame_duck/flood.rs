@@ -110,9 +110,8 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
     let link = host.setup.host_map(&format!("receive-native@{}", sys::interface_index("near")));
     let receiver = sys::program(sys::link(&link).program);
     let (drop, pass) = (sys::xdp_program(Action::Drop), sys::xdp_program(Action::Pass));
-    // Three datagrams: a push that was captured and is sent again after a later push (it had made a
-    // backend a lame duck), a forged report, and a report of a backend from which no reports are
-    // requested.
+    // There are three datagrams: a replay of an old push that made a backend a lame duck, a forged
+    // report, and a report of a backend from which no reports are requested.
     let report = |readiness, counter| Report { readiness, counter };
     let captured = speaker.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
     eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);

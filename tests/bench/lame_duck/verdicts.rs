@@ -15,15 +15,15 @@ use stage::Setup;
 
 const LENGTH: usize = REPORT_IDS as usize * size_of::<u64>();
 
-/// The array.
+/// The mapped verdict array.
 pub struct Verdicts {
     words: NonNull<AtomicU64>,
     _map: MapData,
 }
 
-// SAFETY: it is only read, by atomic loads.
+// SAFETY: the array is only read, by atomic loads.
 unsafe impl Sync for Verdicts {}
-// SAFETY: as above; the mapping belongs to the process.
+// SAFETY: the array is only read, by atomic loads, and the mapping belongs to the process.
 unsafe impl Send for Verdicts {}
 
 impl Verdicts {
@@ -54,7 +54,7 @@ impl Verdicts {
 
 impl Drop for Verdicts {
     fn drop(&mut self) {
-        // SAFETY: mapped in `open`, and nothing refers to it any more.
+        // SAFETY: `open` has mapped this range, and nothing refers to it any more.
         let _ = unsafe { munmap(self.words.as_ptr().cast(), LENGTH) };
     }
 }

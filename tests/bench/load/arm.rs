@@ -70,7 +70,7 @@ impl Arm {
     }
 }
 
-/// The configuration line for a service whose weights follow load by a law.
+/// The configuration line for a service with weights that follow load by this law.
 pub fn load_line(control: Option<&str>) -> String {
     control.map(|control| format!("load = {{ control = \"{control}\" }}\n")).unwrap_or_default()
 }
