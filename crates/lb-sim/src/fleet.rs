@@ -13,7 +13,8 @@ use thiserror::Error;
 /// The maximum number of client tasks of a job, the same as in the daemon's configuration.
 pub const MAX_CLIENTS: u32 = 65_536;
 
-/// The maximum number of backends of a service: subsetting algorithms support no more indexes.
+/// The maximum number of backends of a service, which is the number of indexes that subsetting
+/// algorithms support.
 pub const MAX_BACKENDS: u32 = MAX_INDEXES;
 
 /// The maximum wanted size. A subset never has more members than there are backends. The daemon

@@ -84,8 +84,8 @@ impl Pools {
     /// Of every `backends` connections that are dialled again, one goes to the restarted backend.
     /// Each task closes connections at its part of the rate. In small pools it closes at most one
     /// per second, because the other backends have few connections above their shares. The task
-    /// closes only connections that are old enough. It waits for this at first, and again after it
-    /// has closed many connections.
+    /// closes only connections that are old enough, so it waits at first, and again after it has
+    /// closed many connections.
     pub fn bound(&self) -> Option<u64> {
         let below = f64::from(self.rules.below_thousandths) / 1000.0;
         let limit = below * self.share();

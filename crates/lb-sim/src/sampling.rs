@@ -15,8 +15,8 @@ use crate::metrics::float;
 pub enum Distribution {
     /// Every time equals the mean.
     Even,
-    /// Exponential: independent arrivals, and lifetimes whose remaining time does not depend on
-    /// their age.
+    /// Exponential: independent arrivals, and lifetimes with a remaining time that does not depend
+    /// on the age.
     #[default]
     Random,
 }

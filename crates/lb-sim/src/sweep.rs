@@ -95,7 +95,8 @@ impl Sweep {
 
     /// The number of fleets.
     pub fn cells(&self) -> u64 {
-        let fleets = |backends| u64::try_from(self.clients(backends).count()).expect("at most the most");
+        let fleets =
+            |backends| u64::try_from(self.clients(backends).count()).expect("at most the maximum of a sweep");
         (self.size..=self.max).map(fleets).sum()
     }
 
@@ -199,7 +200,7 @@ impl ConnectionCounter {
 
     /// The utilizations of [`crate::metrics`], computed from the largest count only.
     fn cell(&self, clients: u32, size: u32) -> Cell {
-        let backends = u32::try_from(self.connections.len()).expect("at most the most of a sweep");
+        let backends = u32::try_from(self.connections.len()).expect("at most the maximum of a sweep");
         // The number is at most 2^20, the square of [`MAX_MAX`].
         let all = clients * size.min(backends);
         let largest = f64::from(self.largest);

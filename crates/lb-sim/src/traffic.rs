@@ -4,8 +4,8 @@
 //! The modules in reading order: the keys of a scenario file ([`values`], [`document`]) and their
 //! meaning ([`scenario`], [`shipped`]); the cost of requests ([`demand`]); the order of events
 //! ([`queue`]); the decisions for all tasks of a job ([`assignments`]), and how one task applies
-//! them ([`client`]); the machine of a backend, and the part of it that the backend may use
-//! ([`quota`], [`machine`]); the events ([`world`]); the counts of these events ([`tally`],
+//! them ([`client`]); the machine of a backend, and the part of the machine that the backend may
+//! use ([`quota`], [`machine`]); the events ([`world`]); the counts of these events ([`tally`],
 //! [`ejections`]); and figures over several seeds ([`figures`]).
 //!
 //! A run is a pure function of a scenario and a seed: virtual time is in whole microseconds, and
@@ -127,7 +127,7 @@ pub fn play_with(scenario: &Scenario, seed: u64, done: impl Fn() + Sync) -> Traf
     for _ in &scenario.runs {
         let mut of_run = Vec::new();
         for number in 0..seeds {
-            let played = played.next().expect("every run was played with every seed");
+            let played = played.next().expect("every run was simulated with every seed");
             of_run.push((played.total, played.load));
             if number == 0 {
                 report.steps.extend(played.rows);

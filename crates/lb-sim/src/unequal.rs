@@ -208,7 +208,7 @@ mod tests {
     fn the_guarantee_holds_for_absent_clients() {
         for missing in [10, 30] {
             let loads = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.0, missing });
-            let least = loads.guarantee.expect("there are weights, and clients are alike");
+            let least = loads.guarantee.expect("clients have equal rates, and use weights");
             assert!(loads.raw.mean >= least && loads.raw.mean < 1.0, "{missing}: {loads:?}");
         }
         let unequal = loads(Algorithm::Rocksteadier, 20, Inequality { skew: 0.5, missing: 0 });

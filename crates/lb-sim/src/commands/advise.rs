@@ -320,8 +320,9 @@ fn row(subset: Subset, mark: &str, assessment: &Assessment) -> Vec<String> {
     row
 }
 
-/// The deviation by the formula. The result is "-" if loads are uneven even for equal clients,
-/// because the formula does not apply then.
+/// Formats the deviation of loads by the formula for unequal clients ([`UnequalLoads::law`]). The
+/// result is "-" if loads are uneven even for equal clients, because the formula does not apply
+/// then.
 fn law(assessment: &Assessment, unequal: &UnequalLoads) -> String {
     if assessment.weighted < 0.99 { "-".to_owned() } else { percent(unequal.law) }
 }

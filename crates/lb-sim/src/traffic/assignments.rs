@@ -115,7 +115,8 @@ impl JobAssignments {
         };
         let members: Vec<Member> = edges.iter().map(member).collect();
         let used = members.iter().map(|member| member.endpoint.clone()).collect();
-        let used = EndpointList::new(used, service.address, &[]).expect("a part of a list is a list");
+        let used =
+            EndpointList::new(used, service.address, &[]).expect("a part of a valid list is a valid list");
         let membership = Membership { members, size: self.size, ..Membership::default() };
         (used, size.map_or_else(|| membership.clone(), |size| membership.resized(size)))
     }

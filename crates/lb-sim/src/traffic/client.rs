@@ -45,9 +45,9 @@ use load::Following;
 use size::GrowingSize;
 use tables::ClientTables;
 
-/// A *link*: a client's connections to the backend in one slot. With traffic `requests` this is the
-/// one connection that carries the requests. With traffic `connections` these are the connections
-/// that arrivals have opened.
+/// A *link*: a client's connections to the backend in one slot. With traffic `requests`, a link is
+/// the one connection that carries the requests. With traffic `connections`, a link consists of the
+/// connections that arrivals have opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotConnections {
     /// The index of the backend.

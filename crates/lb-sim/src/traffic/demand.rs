@@ -13,7 +13,7 @@ use crate::sampling::normal;
 /// How much CPU time a request takes, on a core of speed 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cost {
-    /// The same for each request.
+    /// Each request has the same cost.
     Exact {
         /// The cost in picoseconds.
         ps: u64,

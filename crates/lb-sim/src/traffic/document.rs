@@ -44,8 +44,8 @@ pub struct ScenarioDocument {
     /// The seed of all random times.
     #[serde(default = "seed_0")]
     pub seed: Seed,
-    /// The number of seeds that are simulated: `seed` and the following ones. Each has other
-    /// subsets.
+    /// The number of seeds that are simulated: `seed` and the following ones. Each seed results in
+    /// other subsets.
     #[serde(default = "one_seed")]
     pub seeds: Within<1, 100>,
     /// The length of the scenario in virtual time.
@@ -139,7 +139,7 @@ pub struct ReportsTable {
 #[serde(deny_unknown_fields)]
 pub struct BackendsTable {
     pub count: Backends,
-    /// The weights of backends whose weight is not 1.
+    /// The weights of backends with a weight other than 1.
     #[serde(default)]
     pub weights: Vec<Spanned<WeightTable>>,
     /// The number of cores of each backend.
@@ -409,7 +409,7 @@ pub struct RunTable {
     pub reports: Option<ReportsTable>,
     /// The law that adjusts weights to load, in all jobs.
     pub load: Option<LoadChoice>,
-    /// The time of slow start, in all jobs.
+    /// The duration of slow start, in all jobs.
     pub slow_start: Option<SlowStart>,
     /// The half-life of an error, in all jobs.
     pub error_decay: Option<ErrorDecay>,

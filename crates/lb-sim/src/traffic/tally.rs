@@ -14,7 +14,7 @@ pub struct RequestErrors {
     pub refused: u64,
     /// None of the backends that the client tried to choose had an established connection.
     pub unready: u64,
-    /// The backend was down, but the client did not know this yet.
+    /// The backend was down, refused the connect or did not answer it.
     pub down: u64,
     /// The connection ended before the request did.
     pub cut: u64,

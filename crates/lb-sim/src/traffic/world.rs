@@ -318,7 +318,7 @@ impl<'a> Simulation<'a> {
             judged: Judged::default(),
             // The histogram has a precision of three digits. Latencies above its maximum are
             // recorded as the maximum.
-            latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are fine"),
+            latency: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("the bounds are valid"),
             floor,
             counts: TrafficCounts::default(),
             counts_before: TrafficCounts::default(),

@@ -156,8 +156,9 @@ fn one_more_client_or_a_larger_size_moves_no_connection() {
 
 #[test]
 fn a_restart_of_a_tenth_affects_at_most_a_fifth_of_a_subset() {
-    // If there are 100 or more backends, a block of a tenth contains at most two columns of ten. A
-    // subset of 20 has ten columns.
+    // A subset of 20 of 100 backends has two backends of each lot of ten. A block of ten
+    // consecutive backends touches at most two lots, so it contains at most four backends of the
+    // subset.
     for (clients, backends) in [(100, 100), (300, 100), (1_000, 1_000)] {
         let graph = fleet(Algorithm::Rocksteadier, clients, backends, 20).graph();
         let spread = block_shares(&graph, backends / 10);

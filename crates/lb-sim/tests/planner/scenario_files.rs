@@ -186,7 +186,10 @@ fn failures_need_backends_duration_and_repetition() {
         format!("{START}{JOB}interval = \"1ms\"\n{}", at(1, &lines))
     };
     assert!(read(&silent(1_000)).is_ok());
-    check(&silent(1_001), "x.toml:5:1: there would be 2002000 requests and connections alive at a time");
+    check(
+        &silent(1_001),
+        "x.toml:5:1: there would be 2002000 requests and connections that exist at the same time",
+    );
     // A request at a hung backend also exists until the failure ends, unless its client gives it up
     // before.
     let hangs = |seconds: u32, timeout: &str| {
@@ -196,7 +199,10 @@ fn failures_need_backends_duration_and_repetition() {
             .replace("step = \"1s\"", "step = \"1h\"")
     };
     assert!(read(&hangs(1_000, "")).is_ok());
-    check(&hangs(1_001, ""), "x.toml:5:1: there would be 2002000 requests and connections alive at a time");
+    check(
+        &hangs(1_001, ""),
+        "x.toml:5:1: there would be 2002000 requests and connections that exist at the same time",
+    );
     assert!(read(&hangs(1_001, "timeout = \"1s\"\n")).is_ok());
 }
 
@@ -233,7 +239,7 @@ fn scenarios_that_are_too_large_are_refused() {
     assert!(read(&format!("{START}{JOB}interval = \"1ms\"\nlasts = \"1000s\"\n")).is_ok());
     check_job(
         "interval = \"1ms\"\nlasts = \"1001s\"",
-        "5:1: there would be 2002000 requests and connections alive at a time",
+        "5:1: there would be 2002000 requests and connections that exist at the same time",
     );
     let step = |us: u32| format!("{}{JOB}", START.replace("\"1s\"", &format!("\"{us}us\"")));
     assert!(read(&step(100)).is_ok());
@@ -494,7 +500,7 @@ fn speeds_and_quotas_have_bounds() {
     machines("antagonist = { share = 100, every = \"1s\" }", "48: 100 is not a whole number from 1 to 99");
     machines(
         "antagonist = { share = 10, every = \"1ms\" }",
-        "38: every is too short: write at least \"100ms\"",
+        "38: `every` is too short: write at least \"100ms\"",
     );
     machines(
         "restart_cost = { factor = 0.5, for = \"1s\" }",
@@ -509,7 +515,7 @@ fn speeds_and_quotas_have_bounds() {
         "cores = 0.01, period = \"50ms\"",
         "33: a quota of 0.01 cores is 500 us in 50ms: Linux requires at least 1 ms",
     );
-    quota("cores = \"all\"", "43: cores is a number, or a list of them");
+    quota("cores = \"all\"", "43: cores is a number or a list of numbers");
     quota("core = 1.0", "35: unknown field `core`, expected `cores` or `period`");
     machines("queue = 0", "33: 0 is not a whole number from 1 to 1000000");
 }
@@ -526,7 +532,7 @@ fn scenarios_that_take_too_long_are_refused() {
         "rate = 100.0\nburst = { factor = 1000.0, every = \"5s\", for = \"1ms\" }\ntimeout = \"30s\"\n";
     check(
         &format!("{START}{JOB}{burst}"),
-        "x.toml:5:1: there would be 6000000 requests and connections alive at a time: at most 2000000 are possible",
+        "x.toml:5:1: there would be 6000000 requests and connections that exist at the same time: at most 2000000 are possible",
     );
     // A quota allows a part of a machine on average, but this does not change the minimum duration
     // of a request.

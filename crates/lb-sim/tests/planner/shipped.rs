@@ -282,8 +282,10 @@ fn a_returned_fleet_is_found_at_once_and_readmitted() {
         // are dead, and none fails afterwards.
         assert_eq!(with.counts.failed, without.counts.failed);
         assert_eq!((with.most_ejected, with.counts.readmissions), (0.95, 1_900), "{with:?}");
-        // Trials come at least every five seconds, some of them early, but not with each connect. A
-        // client has 19 ejected backends, which get at most 90 of its 600 connects.
+        // Because no available backend works, each client makes at least one trial every five
+        // seconds, if necessary before an ejection ends. But not every connect is a trial: on
+        // average, at most 90 of a client's 600 connects during the failure are trials of its 19
+        // ejected backends.
         assert!(
             with.most.failed <= 5 && with.most.trials <= 10 && with.counts.trials <= 100 * 90,
             "{with:?}"

@@ -24,7 +24,7 @@ struct Ring {
     id: &'static str,
     name: &'static str,
     algorithm: Algorithm,
-    /// The client whose subset of two backends is drawn as an arc.
+    /// The client with the subset that is drawn as an arc; the subset has two backends.
     client: u32,
     /// Computes the position of a client or backend, as a part of a whole turn from the top.
     turn: fn(Side, u32) -> f64,

@@ -246,8 +246,8 @@ mod tests {
             .map(|job| job.rate.map_or(0.0, |rate| rate.0 * f64::from(job.tasks.0)))
             .sum();
         let requests = rate * float(scenario.duration.us) / 1e6 * float(plays);
-        // Playing a million requests takes 0.6 s of CPU time. The report may take 15 s on two
-        // processors, and half of that is for other sections.
+        // The simulation of a million requests takes 0.6 s of CPU time. The report may take 15 s on
+        // two processors, and half of that is for other sections.
         assert!(requests < 25e6, "{requests}");
     }
 }

@@ -7,7 +7,7 @@ use crate::traffic::values::{Span, Within};
 /// The speed of the backends' cores. The cost of a request is its CPU time on a core of speed 1.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Speed {
-    /// The same for all backends.
+    /// The same speed for all backends.
     All(f64),
     /// One speed for each backend, in the order of indexes.
     List(Vec<f64>),
@@ -84,11 +84,11 @@ const fn a_tenth_of_a_second() -> Span {
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(untagged, expecting = "cores is a number, or a list of them")]
+#[serde(untagged, expecting = "cores is a number or a list of numbers")]
 pub enum QuotaCores {
-    /// The same for each backend.
+    /// The same number of cores for each backend.
     All(f64),
-    /// One number for each backend, in the order of indexes.
+    /// One number of cores for each backend, in the order of indexes.
     List(Vec<f64>),
 }
 

@@ -118,7 +118,7 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
             alive = alive.max(clients.most.saturating_mul(at_a_time));
         }
         all_alive = all_alive.saturating_add(alive);
-        limit(&span, "requests and connections alive at a time", all_alive, MAX_ALIVE)?;
+        limit(&span, "requests and connections that exist at the same time", all_alive, MAX_ALIVE)?;
         let tasks = clients.most / u64::from(copies);
         let each = scenario.runs.iter().map(|run| most_members(scenario, job, run, tasks)).max().unwrap_or(0);
         members = members.saturating_add(clients.most * each);

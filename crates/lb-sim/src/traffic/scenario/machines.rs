@@ -40,7 +40,7 @@ impl Machines {
         if let Some(antagonist) = &table.antagonist
             && antagonist.get_ref().every.us < 100_000
         {
-            return Err((antagonist.span(), "every is too short: write at least \"100ms\"".into()));
+            return Err((antagonist.span(), "`every` is too short: write at least \"100ms\"".into()));
         }
         let quotas = table.quota.as_ref().map_or_else(|| Ok(Vec::new()), |quota| quotas(quota, most))?;
         Ok(Self {

@@ -108,7 +108,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Applies a change to a client and to the other state. Does nothing if the client was removed.
+    /// Calls `change` with the simulation and a client. Does nothing if the client was removed.
     pub(super) fn with_client(&mut self, id: u32, change: impl FnOnce(&mut Self, &mut SimulatedClient)) {
         if let Some(mut client) = self.clients[id as usize].take() {
             change(self, &mut client);

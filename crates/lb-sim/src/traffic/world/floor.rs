@@ -23,11 +23,11 @@ pub(super) struct Floor {
     cpu: Vec<f64>,
 }
 
-/// Draws a number from 0 on. The probability of each number is proportional to its part.
+/// Draws an index of `parts`. The probability of each index is proportional to its part.
 #[derive(Debug)]
 struct Urn {
     parts: Vec<f64>,
-    /// For each number, the sum of its part and of all earlier parts.
+    /// For each index, the sum of its part and of all earlier parts.
     sums: Vec<f64>,
 }
 

@@ -151,7 +151,7 @@ fn thousandths(number: f64) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "as large as the wire allows at most"
+        reason = "at most the maximum of the wire format"
     )]
     let thousandths = (number * 1000.0).round() as u32;
     thousandths

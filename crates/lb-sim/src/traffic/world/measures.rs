@@ -1,8 +1,8 @@
 //! Rows and totals: the counts at the end of each step and of the run, and how even connections and
 //! load were.
 //!
-//! At the end, checks that the counts agree with each other. This module must not change the course
-//! of the run.
+//! At the end of the run, checks that the counts are consistent. This module must not change the
+//! course of the run.
 
 use super::serving::SimulatedServer;
 use super::{SimulatedBackend, Simulation};

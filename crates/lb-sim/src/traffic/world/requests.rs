@@ -241,14 +241,14 @@ impl Simulation<'_> {
             }
             How::Limited => self.fail_request(request, RequestFailure::Limited),
             How::Refused => self.fail_request(request, RequestFailure::Refused),
-            How::Broken => unreachable!("a plan's tables agree with each other"),
+            How::Broken => unreachable!("the tables of a plan are consistent"),
         }
     }
 
     /// Sends a request to the backend in a slot.
     fn send_to(&mut self, id: u32, client: &mut SimulatedClient, Pick { how, slot }: Pick, request: u32) {
         let (at, is_trial) = (slot as usize, how == How::Trial);
-        let backend = client.slots[at].expect("a pick is of a slot that has a backend").backend;
+        let backend = client.slots[at].expect("the picked slot has a backend").backend;
         let sent = self.requests.at(request);
         (sent.slot, sent.backend) = (slot, backend);
         let to = &mut self.backends[backend as usize];
@@ -437,8 +437,7 @@ impl Simulation<'_> {
 
     /// Handles a connect to a backend that is stopped or fails.
     fn fail_to_connect(&mut self, client: &mut SimulatedClient, slot: u32, is_trial: bool, request: u32) {
-        let SlotBackend { backend, .. } =
-            client.slots[slot as usize].expect("a pick is of a slot that has a backend");
+        let SlotBackend { backend, .. } = client.slots[slot as usize].expect("the picked slot has a backend");
         let how = match &self.backends[backend as usize] {
             SimulatedBackend { running: true, failing: Some(how), .. } => *how,
             SimulatedBackend { .. } => FailMode::Refuse,
