@@ -1,9 +1,9 @@
 //! Instances of a service in Consul's catalogue, by blocking queries of
 //! `/v1/health/service/NAME` (Consul 1.8 and later).
 //!
-//! The server answers when something has changed, or after [`WAIT`]. This file decides which
-//! answers are used, and when a question follows an answer. How instances become endpoints is
-//! [`lb_config::endpoints::read_instances`], as for a file with such an answer.
+//! The server answers when the instances have changed, or after [`WAIT`]. This file decides which
+//! answers are used, and when the next query is sent. [`lb_config::endpoints::read_instances`]
+//! converts the instances to endpoints, both here and for lists in files.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
@@ -21,16 +21,18 @@ use crate::http::{self, Get};
 use crate::tls::{Stream, Tls};
 use crate::{Again, DiscoveredList, Failure, Finding, Listed, Queried, render};
 
-/// How long the server may wait for a change. If the server was restored from a backup, a question
-/// about a later index waits this long. So this time is shorter than Consul's default of 5 minutes.
+/// How long the server may wait for a change. After a restore from a backup, the server's index can
+/// be smaller than the index in the query, and the server then answers only after this time.
+/// Therefore the time is shorter than Consul's default of 5 minutes.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The pause after an answer that equals the previous one. Any change of Consul's catalogue ends a
-/// question about an unknown service, and any new output of a check ends a question about the
-/// check's service. With its random spread, the pause is at least 1 s.
+/// The pause after an answer that equals the previous one. The server also answers while the list
+/// is unchanged: a query for an unknown service ends with any change of the catalogue, and a query
+/// for a known service ends with any new output of its checks. With the random spread of 10 %, the
+/// pause is at least 1 s.
 const PAUSE_AFTER_EQUAL: Duration = Duration::from_millis(1200);
 
-/// All bytes except those that RFC 3986 (section 2.3) calls unreserved.
+/// The bytes to percent-encode: all except the unreserved characters of RFC 3986 (section 2.3).
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 pub struct Consul {
@@ -38,9 +40,10 @@ pub struct Consul {
     is_ipv6: bool,
     tls: Option<Tls>,
     token: FileReader,
-    /// The server answers when its index exceeds this; 0: at once.
+    /// The index in the next query: the server answers when its own index is larger. With 0, the
+    /// server answers at once.
     index: u64,
-    /// The last result that was a list or empty.
+    /// The last [`Finding::List`] or [`Finding::Empty`].
     last: Option<Finding>,
 }
 
@@ -55,8 +58,8 @@ impl Consul {
         self.index = 0;
     }
 
-    /// When the first of the certificates in the files expires; `None` without TLS, or before the
-    /// first connection.
+    /// The earliest expiry time of the certificates in the configured files; `None` without TLS, or
+    /// before the first connection.
     pub fn expires(&self) -> Option<SystemTime> {
         self.tls.as_ref()?.expires()
     }
@@ -69,7 +72,7 @@ impl Consul {
         }
     }
 
-    /// Queries once, over a connection without TLS.
+    /// Queries once over `stream`, on which no TLS handshake has happened yet.
     async fn ask_over(&mut self, stream: Box<dyn Stream>) -> Queried {
         match self.question(stream).await {
             Ok(finding) => self.answered(finding),
@@ -81,15 +84,16 @@ impl Consul {
         let mut again = Again::AtOnce;
         if says_the_same(self.last.as_ref(), &finding) {
             again = Again::After(PAUSE_AFTER_EQUAL);
-            // An equal list retains its version, so that it is the same finding.
+            // An equal list retains the version of the previous list, so that both findings are
+            // equal.
             finding.clone_from(self.last.as_ref().expect("it was compared"));
         }
         self.last = Some(finding.clone());
         Queried { finding, again }
     }
 
-    /// After a failure the server must answer at once: a question that waits for a change would not
-    /// confirm the list for another minute.
+    /// After a failure, the server must answer the next query at once: a query that waits for a
+    /// change could leave the list unconfirmed for another minute.
     fn failed(&mut self, failure: Failure) -> Queried {
         self.index = 0;
         failure.into()
@@ -115,7 +119,7 @@ impl Consul {
         if let Some(tag) = tag {
             path = format!("{path}&tag={}", encoded(tag));
         }
-        // The server adds up to a sixteenth to the time that it is given.
+        // The server adds a random time of at most a sixteenth to `wait`.
         let wait = if self.index == 0 { Duration::ZERO } else { WAIT + WAIT / 16 };
         let get = Get {
             server: &server,
@@ -134,7 +138,8 @@ impl Consul {
         let index = usable_index(&answer.headers, service).map_err(|failure| failure.at(&question))?;
         let body = answer.whole(http::BODY).await?;
         let (service, is_ipv6) = (service.clone(), self.is_ipv6);
-        // The largest answers take hundreds of milliseconds.
+        // Parsing the largest answers takes hundreds of milliseconds, which would block this
+        // thread.
         let found = spawn_blocking(move || finding(&body, index, &service, is_ipv6)).await;
         let finding =
             found.expect("the reader of answers does not panic").map_err(|failure| failure.at(&question))?;
@@ -145,8 +150,8 @@ impl Consul {
         Ok(finding)
     }
 
-    /// Returns the header with the token. The file is read at every question, because tokens are
-    /// replaced.
+    /// Returns the header with the token. The file is read again for every query, because its token
+    /// can be replaced.
     async fn token(&mut self) -> Result<Option<(HeaderName, HeaderValue)>, Failure> {
         let Some(path) = &self.origin.settings.token else { return Ok(None) };
         let contents = self.token.read(&[path]).await?;
@@ -167,7 +172,8 @@ fn says_the_same(last: Option<&Finding>, new: &Finding) -> bool {
     }
 }
 
-/// Which rights a token needs. Without `node:read`, Consul leaves all instances out.
+/// The rights that a token needs, as text for a message. Without `node:read`, Consul leaves all
+/// instances out.
 fn rights(service: &str) -> String {
     format!(
         "the token needs service:read for {} and node:read for the nodes of the service's instances",
@@ -184,8 +190,8 @@ fn usable_index(headers: &HeaderMap, service: &str) -> Result<u64, Failure> {
             "the answer has no X-Consul-Index, so the server is not Consul".to_owned(),
         ));
     };
-    // Agents that stream changes from servers (by default, Consul 1.10 and later) do not know
-    // whether there is a leader, and always answer `false` (hashicorp/consul#9776).
+    // Agents that stream changes from servers (by default, Consul 1.10 and later) always answer
+    // `false`, even if there is a leader (hashicorp/consul#9776).
     if is("x-consul-knownleader", "false") && !is("x-consul-query-backend", "streaming") {
         return Err(Failure::Unreachable("Consul has no leader, so this answer may be old".to_owned()));
     }
@@ -196,7 +202,6 @@ fn usable_index(headers: &HeaderMap, service: &str) -> Result<u64, Failure> {
     Ok(index)
 }
 
-/// Reads the body of an answer.
 fn finding(body: &[u8], index: u64, service: &str, is_ipv6: bool) -> Result<Finding, Failure> {
     let read = endpoints::read_instances(body, service, is_ipv6);
     let (entries, notes) = read.map_err(|faults| {
@@ -204,7 +209,7 @@ fn finding(body: &[u8], index: u64, service: &str, is_ipv6: bool) -> Result<Find
         Failure::Malformed(faults.lines().next().unwrap_or_default().to_owned())
     })?;
     if entries.is_empty() && notes.is_empty() {
-        // Without sufficient rights, Consul answers in the same way.
+        // Without sufficient rights, Consul also answers with an empty list.
         let why = format!("Consul lists no instance; if it has ACLs, {}", rights(service));
         return Ok(Finding::Empty { why });
     }

@@ -1,15 +1,16 @@
 //! The provider of lists from DNS: a name's SRV records with the addresses of their targets, or its
 //! A or AAAA records with a port from the configuration.
 //!
-//! An answer is the complete list. If the RFCs leave a choice, this file decides:
+//! An answer is the complete list. Where the RFCs permit several interpretations, this provider
+//! does the following:
 //! * Of SRV records (RFC 2782), only the records with the lowest priority value are used. Weight 0
 //!   becomes 1, because the RFC gives such a target a small share instead of none. If several
-//!   records lead to the same address and port, their weights are added, as the RFC adds their
-//!   shares.
-//! * The time until the next question is the shortest TTL, within `min_ttl` and `max_ttl`. The end
-//!   of a TTL does not end the use of a record.
-//! * A target that loses its addresses, or whose question fails, retains the addresses that it had
-//!   as long as an SRV record names it. A target that never had addresses is left out.
+//!   records lead to the same address and port, their weights are added, because under the RFC
+//!   their shares add up.
+//! * The time until the next question is the shortest TTL, within `min_ttl` and `max_ttl`. A record
+//!   remains in use after its TTL has ended.
+//! * If the query for a target's addresses fails or returns none, the target retains its previous
+//!   addresses as long as an SRV record names it. A target that never had addresses is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -37,12 +38,12 @@ use crate::{Again, DiscoveredList, Failure, Finding, Listed, ProviderContext, Qu
 /// The largest number of different targets in the SRV records of a name.
 const MAX_TARGETS: usize = 1000;
 
-/// The longest time for the questions for addresses of targets: a host can send [`MAX_TARGETS`]
-/// questions in a third of this time. When the time is over, the remaining questions count as
-/// failed.
+/// The time limit for all queries for the addresses of a name's targets. A host can send
+/// [`MAX_TARGETS`] queries in a third of this time ([`QueryLimits`]). The remaining queries are
+/// then treated as failed.
 const TARGETS_TIME: Duration = Duration::from_secs(60);
 
-/// The number of names in a note.
+/// The largest number of targets that a note names.
 const NAMES_IN_NOTE: usize = 5;
 
 /// Requests the list of one service.
@@ -50,11 +51,11 @@ pub struct Dns {
     origin: DnsOrigin,
     is_ipv6: bool,
     resolver: Arc<Resolver>,
-    /// The addresses of the targets of the last SRV records.
+    /// The addresses of the targets that the last SRV records named, by target.
     known: BTreeMap<String, Known>,
 }
 
-/// The addresses that a target had in the last answer that had any.
+/// The addresses of a target, from the last answer that contained any.
 struct Known {
     addresses: BTreeSet<IpAddr>,
     learnt: Instant,
@@ -62,8 +63,9 @@ struct Known {
 }
 
 impl Known {
-    /// Whether no question is due. Because the next question for the SRV records may come a tenth
-    /// early, a question for addresses is due after three quarters of their TTL.
+    /// Whether the addresses need no query yet. The next query for the SRV records may be sent a
+    /// tenth before their TTL ends. Therefore the addresses are requested again after three
+    /// quarters of their TTL.
     fn is_fresh(&self, now: Instant) -> bool {
         now < self.learnt + self.ttl * 3 / 4
     }
@@ -72,7 +74,7 @@ impl Known {
 /// Why a target has no addresses now.
 #[derive(Clone, Debug)]
 enum UnresolvedTarget {
-    /// The server answers that it has none.
+    /// The server answered that the target has no addresses, for this reason.
     Empty(String),
     Failed(Failure),
 }
@@ -128,8 +130,8 @@ impl Dns {
                     if let UnresolvedTarget::Failed(failure) = missing { Some(failure) } else { None }
                 })
                 .collect();
-        // If the server fails after the SRV records, the incomplete list would look like the
-        // complete list.
+        // If the server fails after it has answered with SRV records, a list of the few resolved
+        // targets would look complete.
         if let Some(failure) = lost.first().filter(|_| lost.len() >= self.known.len()) {
             return Err((*failure).clone());
         }
@@ -140,8 +142,8 @@ impl Dns {
         Ok((used.list(&known, &missing, records.serial), ttl))
     }
 
-    /// Requests the addresses of targets, as many at a time as the resolver permits, so that other
-    /// questions come in between. Returns the targets without addresses.
+    /// Requests the addresses of targets, at most [`IN_FLIGHT`] at a time, so that queries for
+    /// other names need not wait for all of them. Returns the targets without addresses.
     async fn ask_for(
         &mut self,
         targets: BTreeSet<String>,
@@ -174,7 +176,7 @@ impl Dns {
                 Ok((target, Err(failure))) => {
                     missing.insert(target, UnresolvedTarget::Failed(failure));
                 }
-                // A question that panics counts as unanswered.
+                // If the task of a query panics, its target remains in `missing`.
                 Err(_) => {}
             }
         }
@@ -190,7 +192,8 @@ fn clamp(ttl: Duration, settings: &DnsSettings) -> Duration {
     ttl.min(settings.max_ttl).max(settings.min_ttl)
 }
 
-/// Reads one answer of a server as a list, without requesting addresses that it does not contain.
+/// Reads one answer of a server as a list, without queries for addresses that the answer does not
+/// contain.
 pub fn read_list(message: &[u8], origin: &DnsOrigin, is_ipv6: bool) -> Finding {
     read_answer(message, origin, is_ipv6).unwrap_or_else(Finding::Failed)
 }
@@ -227,7 +230,7 @@ fn list(endpoints: &BTreeMap<SocketAddr, Listed>, serial: Option<u32>, notes: Ve
 
 /// The SRV records of an answer that have the lowest priority value.
 struct Used {
-    /// A record that an answer repeats counts once.
+    /// A record that the answer contains more than once is used once.
     records: BTreeSet<Srv>,
     targets: BTreeSet<String>,
     /// How many records have other priorities, and the priority that is used.
@@ -236,7 +239,8 @@ struct Used {
 
 impl Used {
     /// # Errors
-    /// If there are too many targets, or a port is 0: the list as a whole is wrong then.
+    /// If there are more than [`MAX_TARGETS`] targets, or if a port is 0. The complete list is then
+    /// rejected.
     fn of(records: &[Srv]) -> Result<Self, Failure> {
         let lowest = records.iter().map(|srv| srv.priority).min().unwrap_or_default();
         let (used, unused): (Vec<&Srv>, Vec<&Srv>) = records.iter().partition(|srv| srv.priority == lowest);
@@ -264,8 +268,8 @@ impl Used {
         added.collect()
     }
 
-    /// The list, if these are the addresses of the targets. A target that is `missing` may have
-    /// addresses, which come from an earlier answer.
+    /// Builds the list from the addresses of the targets. A target in `missing` can still have
+    /// addresses from an earlier answer.
     fn list(
         &self,
         addresses: &BTreeMap<&str, &BTreeSet<IpAddr>>,

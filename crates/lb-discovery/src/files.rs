@@ -1,7 +1,7 @@
 //! Reads small files, such as tokens and certificates, on a thread outside of the runtime.
 //!
-//! A file system may hang. So a question waits for its files for a limited time, and at most one
-//! thread waits for the files of a provider.
+//! A read from a file system may never return. Therefore a query waits for its files for a limited
+//! time, and at most one thread waits for the files of a provider.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::Failure;
 
-/// The longest time that a question waits for files.
+/// The longest time for which a query waits for files.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The largest size of a file in bytes. The CA certificates of a distribution are about 0.2 MiB.
@@ -23,20 +23,20 @@ type Contents = Result<Vec<Vec<u8>>, String>;
 
 #[derive(Debug, Default)]
 pub struct FileReader {
-    /// The reading that has not ended within its time.
+    /// The read that is in progress, or that has not ended within [`PATIENCE`].
     pending: Option<JoinHandle<Contents>>,
 }
 
 impl FileReader {
-    /// Returns the contents of files, in their order.
+    /// Returns the contents of files, in the order of `paths`.
     ///
     /// # Errors
-    /// If a file cannot be read in time, is not a regular file or is too large. The text names the
-    /// file.
+    /// If a file cannot be read, is not a regular file or is too large (the text names the file),
+    /// or if the files cannot be read in time.
     pub async fn read(&mut self, paths: &[&Path]) -> Result<Vec<Vec<u8>>, Failure> {
         let deadline = Instant::now() + PATIENCE;
         if self.pending.is_some() {
-            // The contents may have changed since that reading began.
+            // The contents may have changed since that read began, so its result is dropped.
             let _outdated = self.finish(deadline).await?;
         }
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();

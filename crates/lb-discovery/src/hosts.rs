@@ -1,9 +1,10 @@
 //! Resolves the host names in lists, all of them in one task.
 //!
-//! A name is queried once, even if several lists have it. A name retains the addresses of its last
-//! answer with addresses, so an empty or missing answer removes no address. If an earlier run has
-//! stored addresses of a name, the name has these before its first answer. At most [`IN_FLIGHT`]
-//! questions are in flight, so other questions come in between.
+//! A name is queried once, even if several lists contain it. A name retains the addresses of its
+//! last answer with addresses, so an empty or missing answer removes no address. If an earlier run
+//! has stored addresses of a name, they are used until the name's first answer with addresses. At
+//! most [`IN_FLIGHT`] questions are in flight, so that the questions of other providers are sent
+//! between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -46,16 +47,17 @@ pub struct HostName {
     pub is_ipv6: bool,
 }
 
-/// The knowledge about a host name.
+/// The results of the questions for a host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostState {
     /// The addresses in the last answer with addresses; empty if there was no such answer.
     pub addresses: Arc<[IpAddr]>,
-    /// When an earlier run has received the addresses; `None` if this run has.
+    /// When an earlier run received the addresses; `None` if there are none, or if this run
+    /// received them.
     pub stored: Option<SystemTime>,
-    /// When the last question had a result; `None` before the first.
+    /// When the last question ended; `None` before the end of the first one.
     pub answered: Option<Instant>,
-    /// Why the last question gave no addresses; `None` if it gave some.
+    /// Why the last question returned no addresses; `None` if it returned some.
     pub missing: Option<MissingAddresses>,
 }
 
@@ -67,7 +69,8 @@ pub struct MissingAddresses {
 }
 
 impl HostState {
-    /// Whether enough is known to make a list: the name has addresses, or has failed once.
+    /// Whether a list with this name can be computed: the name has addresses, or its first question
+    /// has ended.
     pub fn is_known(&self) -> bool {
         self.answered.is_some() || !self.addresses.is_empty()
     }
@@ -76,7 +79,7 @@ impl HostState {
 /// The addresses that an earlier run has stored, and when that run received them.
 pub type StoredAddresses = BTreeMap<HostName, (Arc<[IpAddr]>, SystemTime)>;
 
-/// The knowledge about all host names of the lists.
+/// The states of all host names of the lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostTable(pub BTreeMap<HostName, HostState>);
 
@@ -88,18 +91,19 @@ impl HostTable {
         found.map(|(host, state)| (Arc::clone(&host.name), Arc::clone(&state.addresses))).collect()
     }
 
-    /// Whether [`HostState::is_known`] holds for this name.
+    /// Whether the table contains this name, and [`HostState::is_known`] is true for it.
     pub fn is_known(&self, host: &HostName) -> bool {
         self.0.get(host).is_some_and(HostState::is_known)
     }
 
-    /// Whether a question about this name had a result, with or without addresses.
+    /// Whether a question for this name has ended, with or without addresses.
     pub fn is_answered(&self, host: &HostName) -> bool {
         self.0.get(host).is_some_and(|state| state.answered.is_some())
     }
 }
 
-/// When each name is queried, and what its answers mean. It has no clock.
+/// Decides when each name is queried, and how answers change the name's state. The caller passes
+/// the time.
 #[derive(Default)]
 struct Schedule(BTreeMap<HostName, ScheduledHost>);
 
@@ -111,7 +115,7 @@ struct ScheduledHost {
 }
 
 impl Schedule {
-    /// Adds names, up to the maximum number. Their questions are due at once.
+    /// Adds names until there are [`MOST`]. The first questions of the new names are due at once.
     fn add(&mut self, hosts: BTreeSet<HostName>, now: Instant) {
         for host in hosts {
             if self.0.len() < MOST {
@@ -122,8 +126,8 @@ impl Schedule {
         }
     }
 
-    /// Gives names the addresses that an earlier run has stored, unless this run knows some. The
-    /// names are added as by [`Schedule::add`].
+    /// Adds the names in the same way as [`Schedule::add`]. Names without addresses get the
+    /// addresses that an earlier run has stored.
     fn adopt(&mut self, stored: StoredAddresses, now: Instant) {
         self.add(stored.keys().cloned().collect(), now);
         for (host, (addresses, at)) in stored {
@@ -135,13 +139,14 @@ impl Schedule {
         }
     }
 
-    /// Begins the question that is due first. If other questions are in flight, a question that is
-    /// due soon also begins.
+    /// Starts the question that is due first, and returns its name; `None` if no question is due.
+    /// While other questions are in flight (`has_others`), a question starts up to [`TOGETHER`]
+    /// early.
     fn begin(&mut self, now: Instant, has_others: bool) -> Option<HostName> {
         let due = |(_, entry): &(&HostName, &mut ScheduledHost)| entry.due;
         let first = self.0.iter_mut().filter(|(_, entry)| entry.due.is_some()).min_by_key(due);
         let (host, entry) = first?;
-        // A question that failed is not repeated earlier.
+        // After a question without addresses, the next question does not start early.
         let early = if has_others && entry.state.missing.is_none() { TOGETHER } else { Duration::ZERO };
         if entry.due.is_none_or(|due| due > now + early) {
             return None;
@@ -155,7 +160,8 @@ impl Schedule {
         self.0.values().filter_map(|entry| entry.due).min()
     }
 
-    /// Notes the result of a question. `draw` is a random number in 0..1.
+    /// Stores the result of a question, and decides when the next one is due. `draw` is a random
+    /// number in 0..1.
     fn answered(
         &mut self,
         host: &HostName,
@@ -176,7 +182,7 @@ impl Schedule {
             Ok(Lookup::Records(records)) => {
                 retry.answered();
                 state.stored = None;
-                // In order, so that equal answers are equal.
+                // Sorted, so that answers with the same addresses are equal.
                 let addresses: BTreeSet<IpAddr> = records.records.into_iter().collect();
                 let addresses: Arc<[IpAddr]> = addresses.into_iter().collect();
                 if state.addresses != addresses {
@@ -205,13 +211,14 @@ impl Schedule {
     }
 }
 
-/// The time until the next question, which may begin [`TOGETHER`] early. It is varied, so that the
-/// questions of many hosts spread out. `draw` is a random number in 0..1.
+/// The time until the next question for a name. It includes [`TOGETHER`], because the question may
+/// start that much earlier, and a random part, so that the questions of many hosts spread out.
+/// `draw` is a random number in 0..1.
 fn later(ttl: Duration, draw: f64) -> Duration {
     ttl.mul_f64(1.0 + SPREAD * draw) + TOGETHER
 }
 
-/// Resolves host names from its first name until it is dropped.
+/// Resolves host names in a task that starts with the first name, and ends when this is dropped.
 pub struct Hosts {
     inner: Arc<Inner>,
     task: Mutex<Option<AbortHandle>>,
@@ -230,7 +237,7 @@ struct Inner {
 #[derive(Default)]
 struct ResolutionState {
     schedule: Schedule,
-    /// The settings, and the resolver that they lead to.
+    /// The settings, and the resolver with these settings.
     resolver: Option<(DnsSettings, Arc<Resolver>)>,
 }
 
@@ -250,7 +257,7 @@ impl Hosts {
         Self { inner: Arc::new(Inner { shared, state, wake, table, news }), task: Mutex::default() }
     }
 
-    /// The present knowledge.
+    /// The present states of all names.
     pub fn table(&self) -> Arc<HostTable> {
         Arc::clone(&self.inner.table.borrow())
     }
@@ -260,7 +267,8 @@ impl Hosts {
         self.resolve(hosts, settings, true);
     }
 
-    /// Resolves these names as well, and returns what becomes known. Runs on a runtime.
+    /// Resolves these names in addition to the previous ones. The receiver gets each later state of
+    /// the table. Must be called on a Tokio runtime.
     pub fn resolve_too(
         &self,
         hosts: BTreeSet<HostName>,
@@ -270,8 +278,8 @@ impl Hosts {
         self.inner.table.subscribe()
     }
 
-    /// Resolves the names with these addresses as well. A name has them until its first answer with
-    /// addresses. Runs on a runtime.
+    /// Resolves the names of `stored` in addition to the previous ones. A name retains its stored
+    /// addresses until its first answer with addresses. Must be called on a Tokio runtime.
     pub fn adopt(&self, stored: StoredAddresses, settings: &DnsSettings) {
         let hosts = stored.keys().cloned().collect();
         let now = tokio::time::Instant::now().into_std();
@@ -280,7 +288,7 @@ impl Hosts {
         self.inner.news.notify_one();
     }
 
-    /// Queries these names at once.
+    /// Queries these names at once, except the names with a question in flight.
     pub fn resolve_again(&self, hosts: &BTreeSet<HostName>) {
         let now = tokio::time::Instant::now().into_std();
         let mut state = self.inner.state();
@@ -329,7 +337,7 @@ impl Inner {
 
 async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
     let mut questions = JoinSet::new();
-    // One connection serves all questions that follow each other.
+    // Prevents that the connection is closed between consecutive questions.
     let mut hold = None;
     loop {
         let due = begin(&inner, &mut questions);
@@ -338,11 +346,11 @@ async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
         } else if hold.is_none() {
             hold = inner.state().resolver.clone().map(|(_, resolver)| ConnectionGuard::of(resolver));
         }
-        // A finished question makes room for the next.
+        // At the maximum, the next question starts after another one has ended.
         let is_full = questions.len() >= IN_FLIGHT;
         tokio::select! {
             Some(result) = questions.join_next() => {
-                // A question that panics ends the process.
+                // A panic in a question ends the process.
                 let Ok((host, answer)) = result else { continue };
                 let mut state = inner.state();
                 let now = tokio::time::Instant::now().into_std();

@@ -1,9 +1,8 @@
-//! One request by HTTP/1.1 over a connection of its own. This file decides the limits of an
-//! exchange: the time to connect, the time until the head of the answer, and the bytes and the time
-//! of its body.
+//! Sends one HTTP/1.1 request per connection, and limits the exchange: the time to connect, the
+//! time until the head of the answer, and the bytes and the time of the body.
 //!
 //! The stream may be anything that reads and writes, such as TCP or TLS. Redirects are not
-//! followed, because a server may not choose which other server is queried.
+//! followed, because a server must not direct the query to another server.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -26,13 +25,13 @@ use tokio::time::timeout;
 
 use crate::Failure;
 
-/// The longest time until a connection exists.
+/// The time limit of a TCP connect.
 pub const CONNECT: Duration = Duration::from_secs(1);
 
 /// The longest time until the head of an answer, for questions that do not wait for a change.
 pub const HEAD: Duration = Duration::from_secs(5);
 
-/// The longest time from the head of an answer to its end.
+/// The longest time from the head of an answer to the end of its body.
 pub const BODY: Duration = Duration::from_secs(10);
 
 /// The largest answer in bytes, with its head and the framing of its body.
@@ -44,7 +43,7 @@ const HEAD_BYTES: usize = 64 << 10;
 /// Connects to a server within [`CONNECT`].
 ///
 /// # Errors
-/// If there is no connection by then.
+/// If the connect fails, or takes longer than [`CONNECT`].
 pub async fn connect(server: SocketAddr) -> Result<TcpStream, Failure> {
     let why = match timeout(CONNECT, TcpStream::connect(server)).await {
         Ok(Ok(stream)) => return Ok(stream),
@@ -70,10 +69,11 @@ pub struct Get<'a> {
 }
 
 impl Get<'_> {
-    /// Sends the request. Returns when the head of the answer has arrived, with any status.
+    /// Sends the request. Returns when the head of the answer has arrived, whatever its status.
     ///
     /// # Errors
-    /// If the answer does not begin in time, is not HTTP, or announces a body above the limit.
+    /// If the head of the answer does not arrive in time, is not HTTP, or announces a body above
+    /// the limit.
     pub async fn send<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
@@ -119,7 +119,7 @@ impl Get<'_> {
 
 type Connection<S> = http1::Connection<TokioIo<LimitedStream<S>>, Empty<Bytes>>;
 
-/// An answer, whose body may still be on its way.
+/// An answer. Its body may not have arrived yet.
 pub struct HttpResponse<S: AsyncRead + AsyncWrite + Unpin> {
     pub status: StatusCode,
     pub headers: HeaderMap,
@@ -132,11 +132,11 @@ pub struct HttpResponse<S: AsyncRead + AsyncWrite + Unpin> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> HttpResponse<S> {
-    /// Returns the next part of the body; `None` at its end. There is no time limit. A call that is
-    /// cancelled loses nothing.
+    /// Returns the next part of the body; `None` at its end. There is no time limit. Cancellation
+    /// loses no data.
     ///
     /// # Errors
-    /// If the body is cut, is not framed as HTTP, or exceeds the limit.
+    /// If the body is incomplete, is not framed as HTTP, or exceeds the limit.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             let frame = poll_fn(|cx| {
@@ -153,7 +153,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpResponse<S> {
                 Some(Err(error)) => return Err(failure(&self.question, &error.into(), self.most)),
                 None => return Ok(None),
             };
-            // A frame without data holds trailers, which are ignored.
+            // A frame without data contains trailers, which are ignored.
             if let Ok(data) = frame.into_data() {
                 return Ok(Some(data));
             }
@@ -163,7 +163,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpResponse<S> {
     /// Returns the whole body.
     ///
     /// # Errors
-    /// As for [`Self::chunk`], and if the body has no end within this time.
+    /// If [`Self::chunk`] fails, or if the body does not end within this time.
     pub async fn whole(mut self, within: Duration) -> Result<Vec<u8>, Failure> {
         let mut body = Vec::new();
         let all = timeout(within, async {
@@ -181,9 +181,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> HttpResponse<S> {
         }
     }
 
-    /// The failure that an answer with a status other than 200 means: [`Failure::Refused`] for 401
-    /// and 403, otherwise [`Failure::Unreachable`]. Repeats the beginning of the body, which often
-    /// has the reason.
+    /// Converts an answer with a status other than 200 to a failure: [`Failure::Refused`] for 401
+    /// and 403, [`Failure::Unreachable`] for the others. The text quotes the beginning of the body,
+    /// which often contains the reason.
     pub async fn refusal(mut self) -> Failure {
         let body = timeout(BODY, self.chunk()).await.ok().and_then(Result::ok).flatten();
         let body = String::from_utf8_lossy(body.as_deref().unwrap_or_default()).into_owned();
@@ -214,7 +214,7 @@ fn failure(question: &str, error: &AnyError, most: usize) -> Failure {
         (_, Some(error)) if error.is_parse_too_large() => {
             Failure::TooLarge(format!("{question}: the head of the answer is too large"))
         }
-        // The body is cut or is not framed as HTTP.
+        // The body is incomplete, or is not framed as HTTP.
         (
             Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData),
             _,
@@ -263,7 +263,7 @@ mod tests {
         assert!(request.starts_with("GET /list?index=7 HTTP/1.1\r\nhost: 10.0.0.9:80\r\n"), "{request}");
         for (pause, part) in parts {
             sleep(pause).await;
-            // A client that has given up does not read.
+            // The write fails if the client has closed the stream.
             let _ = stream.write_all(&part).await;
         }
     }

@@ -1,16 +1,16 @@
-//! The endpoints of a Kubernetes service, which are in its EndpointSlices, or the address of the
-//! Service itself. These objects are listed once and then watched.
+//! The provider of lists from Kubernetes: the endpoints in the EndpointSlices of a service, or the
+//! address of the Service itself. These objects are listed once and then watched.
 //!
-//! This file decides when objects are listed and when a watch is opened, and what each of their
-//! failures means. A watch that ends is opened again from the last version, which loses nothing.
-//! Objects are listed again only if the server no longer has the changes since that version (410),
-//! or if an event could not be applied.
+//! This file decides when objects are listed, when a watch is opened, and which step follows a
+//! failure. After its end, a watch is opened again from the last version, so that no change is
+//! lost. Objects are listed again only if the server no longer has the changes since that version
+//! (410), or if an event could not be applied.
 //!
-//! Lists are read from the cache of the API server, because a consistent read of many hosts at the
-//! same time would load etcd: the first with `resourceVersion=0`, later ones with
-//! `resourceVersionMatch=NotOlderThan`, so that no list is older than a list before it. With these
-//! parameters, `limit` has an effect only if the server has no cache. With a version other than 0,
-//! a `limit` would even bypass the cache, so requests for later lists have no `limit`.
+//! Lists are read from the cache of the API server, because consistent reads by many hosts at the
+//! same time would load etcd. The first list is requested with `resourceVersion=0`. Later lists are
+//! requested with `resourceVersionMatch=NotOlderThan`, so that no list is older than the list
+//! before it. With `resourceVersion=0`, a server with a cache ignores `limit`. With another
+//! version, `limit` would bypass the cache, so requests for later lists have no `limit`.
 //!
 //! Sources: Kubernetes API Concepts, "Resource versions"; `shouldDelegateList` in
 //! `k8s.io/apiserver/pkg/storage/cacher`; `reflector.go` in `k8s.io/client-go`.
@@ -39,21 +39,22 @@ use crate::retry::varied;
 use crate::tls::{Stream, Tls};
 use crate::{Again, Failure, Finding, Queried};
 
-/// The number of objects of a page.
+/// The largest number of objects in a page.
 const PAGE: usize = 500;
 
-/// The largest number of pages: with full pages, twice the slices that may be retained.
+/// The largest number of pages of a list. If all pages are full, they contain about twice the
+/// number of slices that may be retained.
 const MAX_PAGES: usize = 64;
 
-/// The longest time of a list, with all its pages.
+/// The time limit of a list with all its pages.
 const LIST: Duration = Duration::from_secs(30);
 
 /// Hosts that have to list the objects again send their requests at random moments within this
 /// time. An API server that restarts reports 410 to many of them at once.
 const SPREAD: Duration = Duration::from_secs(10);
 
-/// The time after which the server ends a watch. It varies by [`WATCH_SPREAD`], so that hosts whose
-/// watches began at the same time do not open them again at the same time.
+/// The time after which the server ends a watch. It varies by [`WATCH_SPREAD`], so that watches
+/// that began at the same time do not end at the same time.
 const WATCH: Duration = Duration::from_secs(300);
 const WATCH_SPREAD: f64 = 0.1;
 
@@ -61,13 +62,12 @@ const WATCH_SPREAD: f64 = 0.1;
 /// failure, so that the delays between retries grow.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// The longest time without a line. Servers send a bookmark every minute, but only while something
-/// changes in the cluster. Without a line the provider opens the watch again, because a server that
-/// has stopped is silent, too.
+/// The longest time without a line. Servers send a bookmark every minute, but only while objects in
+/// the cluster change. After this time without a line, the provider opens the watch again, because
+/// a server that has stopped sends nothing either.
 const SILENCE: Duration = Duration::from_secs(65);
 
-/// A question applies events until this many bytes, if the server sends them faster than they can
-/// be applied.
+/// After this many bytes of events, a question returns even if further events have arrived.
 const MAX_DRAINED: usize = 4 << 20;
 
 /// The longest time to resolve the server's name, and the largest number of its addresses that are
@@ -87,12 +87,12 @@ struct WatchStream {
     is_new: bool,
 }
 
-/// What the daemon discovers about a service, like `role` in Prometheus.
+/// The subject of a question about a service, like `role` in Prometheus.
 #[derive(Clone)]
 pub enum DiscoveryRole {
-    /// Its endpoints, of one address family.
+    /// The endpoints of the service, of one address family.
     Endpoints { port: Option<String>, is_ipv6: bool },
-    /// Its address.
+    /// The address of the service.
     Address(ClusterIpOrigin),
 }
 
@@ -123,22 +123,23 @@ pub struct Kubernetes {
     service: String,
     role: DiscoveryRole,
     settings: KubernetesSettings,
-    /// The path of the objects of the namespace, and the part of the query that selects those of
-    /// the service.
+    /// The URL path of the namespace's objects, and the part of the URL's query that selects the
+    /// objects of the service.
     path: String,
     selector: String,
     dial: Connector,
     tls: Option<Tls>,
     token: FileReader,
     random: fastrand::Rng,
-    /// `None`: they must be listed.
+    /// `None` if the objects must be listed.
     objects: Option<Objects>,
     /// The version of objects that were dropped. The next list must not be older.
     dropped: Option<String>,
     watch: Option<WatchStream>,
-    /// The result of the objects as they are now; `None` if they have changed since.
+    /// The finding for the present objects; `None` if it has not been computed since their last
+    /// change.
     current: Option<Finding>,
-    /// The last result that was a list or empty.
+    /// The last [`Finding::List`] or [`Finding::Empty`].
     last: Option<Finding>,
 }
 
@@ -204,19 +205,19 @@ impl Kubernetes {
         }
     }
 
-    /// When the first of the certificates in the files expires; `None` without TLS, or before the
-    /// first connection.
+    /// The earliest expiry time of the certificates in the configured files; `None` without TLS, or
+    /// before the first connection.
     pub fn expires(&self) -> Option<SystemTime> {
         self.tls.as_ref()?.expires()
     }
 
-    /// Makes the server answer the next question at once.
+    /// The next question lists the objects, and therefore returns at once.
     pub fn forget(&mut self) {
         self.drop_objects();
     }
 
-    /// Returns the list: the first time at once, later when it has changed, and also unchanged when
-    /// the server has confirmed it: by a bookmark, or by accepting a new watch.
+    /// Returns the list. The first call returns at once. A later call returns when the list has
+    /// changed, or when the server has confirmed the list by a bookmark or a new watch.
     pub async fn query(&mut self) -> Queried {
         match self.question().await {
             Ok(finding) => Queried { finding, again: Again::AtOnce },
@@ -240,7 +241,7 @@ impl Kubernetes {
         self.finding().await
     }
 
-    /// The beginning of a failure, as [`Get`] also writes it.
+    /// The beginning of the text of each failure, in the same form as in [`Get`].
     fn place(&self) -> String {
         format!("{}: GET {}", self.settings.server, self.path)
     }
@@ -262,7 +263,7 @@ impl Kubernetes {
         for _page in 0..MAX_PAGES {
             let answer = self.get(&query, MOST).await?;
             if answer.status != StatusCode::OK {
-                // If the server has lost its later versions, the next list may be older.
+                // The server may have lost its later versions, so the next list may be older.
                 self.dropped = None;
                 return Err(self.refusal(answer, "list").await);
             }
@@ -277,10 +278,11 @@ impl Kubernetes {
         Err(Failure::TooLarge(format!("the list has more than {MAX_PAGES} pages")).at(&self.place()))
     }
 
-    /// Waits for changes, and applies the changes that have arrived. Returns the most important of
-    /// these events.
+    /// Waits for events, and applies all events that have arrived. Returns the most important
+    /// outcome.
     async fn changes(&mut self) -> Result<WatchOutcome, Failure> {
-        // The loop is bounded: a watch that ends is opened again, but a new one may not end.
+        // The loop ends after at most two rounds: after the end of an old watch, a new watch is
+        // opened, and the end of the new watch is a failure.
         loop {
             let mut watch = match self.watch.take() {
                 Some(watch) => watch,
@@ -371,7 +373,8 @@ impl Kubernetes {
         Ok(event)
     }
 
-    /// The list that the objects contain.
+    /// Computes the finding for the present objects, unless this has been done since their last
+    /// change.
     async fn finding(&mut self) -> Result<Finding, Failure> {
         if let Some(current) = &self.current {
             return Ok(current.clone());
@@ -381,7 +384,8 @@ impl Kubernetes {
         let (finding, objects) = beside(move || (role.finding(&objects), objects)).await;
         self.objects = Some(objects);
         let mut finding = finding.map_err(|failure| failure.at(&self.place()))?;
-        // An equal list retains its version, because not every change of a slice changes the list.
+        // An unchanged list retains its version, because a change of a slice does not always change
+        // the list.
         if let (Finding::List(new), Some(Finding::List(old))) = (&mut finding, &self.last)
             && new.text == old.text
             && new.notes == old.notes
@@ -405,8 +409,8 @@ impl Kubernetes {
         Get { server, path: &path, headers: &headers, head: HEAD, most }.send(stream).await
     }
 
-    /// Returns the header with the token. The file is read every time, because tokens are replaced
-    /// before they expire.
+    /// Returns the header with the token. The file is read for every request, because tokens are
+    /// replaced before they expire.
     async fn authorization(&mut self) -> Result<Option<(HeaderName, HeaderValue)>, Failure> {
         let Some(path) = &self.settings.token else { return Ok(None) };
         let mut contents = self.token.read(&[path]).await?;
@@ -420,7 +424,8 @@ impl Kubernetes {
         Ok(Some((AUTHORIZATION, header)))
     }
 
-    /// The failure for an answer with a status other than 200, with the correction.
+    /// Converts an answer with a status other than 200 to a failure. The text contains the message
+    /// of the server and, for missing rights, the correction.
     async fn refusal(&mut self, mut answer: Body, verb: &str) -> Failure {
         let mut body = Vec::new();
         let reading = timeout(BODY, async {
@@ -430,7 +435,7 @@ impl Kubernetes {
                 body.extend_from_slice(&chunk);
             }
         });
-        // A body that does not end in time is used as far as it has arrived.
+        // If the body does not end in time, the part that has arrived is used.
         let _ = reading.await;
         let mut text = format!("{}: {}", answer.question, answer.status);
         let message = serde_json::from_slice(&body).map_or_else(
@@ -462,7 +467,7 @@ impl Kubernetes {
     }
 }
 
-/// A server's message without control characters, and not longer than a line.
+/// The first 300 bytes of a server's message. Control characters are escaped.
 fn one_line(message: &str) -> String {
     const LONGEST: usize = 300;
     let end = message.floor_char_boundary(LONGEST.min(message.len()));
@@ -525,7 +530,7 @@ fn encode(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// Runs work that may take milliseconds on a thread outside of the runtime.
+/// Runs `work`, which may take milliseconds, on a blocking thread.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     spawn_blocking(work).await.expect("the work does not panic")
 }

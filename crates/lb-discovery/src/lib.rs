@@ -1,14 +1,13 @@
 //! Remote sources of endpoint lists. For each source a *provider* queries a server, and publishes
 //! the result: always the complete list, as text in the format `file_sd`, never a difference.
 //!
-//! The text is parsed and checked by the reader of endpoint files ([`lb_config::endpoints`]), like
-//! a file. This crate decides when a server is queried, and what an answer means. It does not
-//! decide which list is in force: an empty or failed answer is published as such, and the daemon
-//! retains the earlier list.
+//! The reader of endpoint files ([`lb_config::endpoints`]) parses and checks the text. This crate
+//! decides when a server is queried, and how an answer becomes a list. It does not decide which
+//! list is in force: an empty or failed answer is published as such, and the daemon retains the
+//! earlier list.
 //!
-//! A provider publishes into a watch channel in which the latest finding replaces earlier ones, so
-//! even if a server often changes its answer, this takes no memory, and the reader never has a
-//! backlog.
+//! A provider publishes into a watch channel, in which each finding replaces the previous one.
+//! Therefore a server that often changes its answer causes neither a backlog nor growing memory.
 #![forbid(unsafe_code)]
 
 mod consul;
@@ -49,7 +48,7 @@ use thiserror::Error;
 pub enum Finding {
     /// The complete list. It has at least one endpoint.
     List(DiscoveredList),
-    /// The server answered that there are no endpoints. `why` is its answer, such as NXDOMAIN.
+    /// The server answered that there are no endpoints. `why` is the reason, such as NXDOMAIN.
     Empty { why: String },
     /// There is no usable answer.
     Failed(Failure),
@@ -58,7 +57,7 @@ pub enum Finding {
 /// Why a question has no usable answer. The text names the server.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
-    /// No server answered in time.
+    /// No server answered in time, or the server reported a temporary error.
     #[error("{0}")]
     Unreachable(String),
     /// The server refused to answer, for example because of missing rights.
@@ -73,12 +72,12 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The same failure, with a place before its text: the server, the question.
+    /// Puts `place`, such as the server and the question, before the text.
     fn at(self, place: &str) -> Self {
         self.map(|why| format!("{place}: {why}"))
     }
 
-    /// The same failure with another text.
+    /// Replaces the text of the failure.
     fn map(self, text: impl FnOnce(String) -> String) -> Self {
         match self {
             Self::Unreachable(before) => Self::Unreachable(text(before)),

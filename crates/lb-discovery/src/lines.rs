@@ -1,5 +1,5 @@
-//! The body of an answer as lines, each of which is bounded. A watch sends a line for each event,
-//! and may last for minutes.
+//! Splits the body of an answer into lines of limited length. A watch sends one line per event, and
+//! may last for minutes.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -23,11 +23,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Lines<S> {
         Self { answer, buffer: Vec::new(), begin: 0, searched: 0, most }
     }
 
-    /// Returns the next line without its end; `None` at the end of the body. A line without an end
-    /// is not returned. There is no time limit. A call that is cancelled loses nothing.
+    /// Returns the next line without its line feed; `None` at the end of the body. An incomplete
+    /// last line is not returned. There is no time limit. Cancellation loses no data.
     ///
     /// # Errors
-    /// If the line is too long, or as for [`HttpResponse::chunk`].
+    /// If the line is longer than the limit, or if [`HttpResponse::chunk`] fails.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         loop {
             let rest = &self.buffer[self.searched..];

@@ -1,5 +1,5 @@
-//! A complete list as text: the same list is always the same text, even if a server sends the
-//! endpoints in another order.
+//! A complete list as text. Equal lists have equal texts, even if the server sends the endpoints in
+//! another order.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -17,8 +17,8 @@ pub struct DiscoveredList {
     pub text: Arc<[u8]>,
     /// The number of endpoints.
     pub endpoints: usize,
-    /// The server's name for this version of the list, for people: a serial number, an index.
-    /// Empty if the server has none.
+    /// The server's version of this list, for messages: a serial number or an index. Empty if the
+    /// server has none.
     pub version: String,
     /// The parts of the answer that are ignored, each with the reason. A note is a sentence without
     /// a full stop.
@@ -28,13 +28,14 @@ pub struct DiscoveredList {
 /// An endpoint as a server lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its number in the service; given to all endpoints of a list or to none.
+    /// The number of the endpoint in the service. Either all endpoints of a list have a number, or
+    /// none has one.
     pub index: Option<u32>,
     /// The capacity relative to the other endpoints; 0: no new connections.
     pub weight: u16,
     pub state: EndpointState,
     pub zone: Option<String>,
-    /// The address of its agent, if it is not the default.
+    /// The address of the endpoint's agent, if it differs from the default.
     pub agent: Option<SocketAddr>,
 }
 
@@ -52,15 +53,16 @@ impl Default for Listed {
 }
 
 impl Listed {
-    /// An entry of a list that was read, by its address; `None` if it has none.
+    /// Splits a parsed entry into its address and its other properties; `None` if the entry has no
+    /// address.
     pub fn of(entry: ListEntry) -> Option<(ListedAddress, Self)> {
         let ListEntry { target, index, weight, state, zone, agent, .. } = entry;
         Some((target?, Self { index: index.number(), weight, state, zone, agent }))
     }
 }
 
-/// Renders a checked list. Indexes that are hashes of the addresses are left out, so that the text
-/// reads back as the same list.
+/// Renders a checked list. Indexes that are hashes of the addresses are left out, so that parsing
+/// the text results in an equal list.
 pub fn render_list(list: &EndpointList) -> Arc<[u8]> {
     let listed = |endpoint: &Endpoint| {
         let mut listed = Listed::from(endpoint);

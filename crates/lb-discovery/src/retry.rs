@@ -1,15 +1,16 @@
-//! When a server is queried again after a failure.
+//! The delays between the attempts to query a server that fails.
 
 use std::time::Duration;
 
-/// The first delay after a failure. An outage shorter than a second is over within four attempts.
+/// The first delay after a failure. After an outage of less than a second, the fourth attempt at
+/// the latest succeeds.
 const FIRST: Duration = Duration::from_millis(100);
 
-/// The longest delay, before [`JITTER`] is added: with it, 30 s.
+/// The longest delay before it is varied by [`JITTER`], which makes it at most 30 s.
 const LONGEST: Duration = Duration::from_secs(25);
 
-/// Each delay is varied by up to this part, so that hosts that lost a server at the same time do
-/// not query it at the same time when it returns.
+/// Each delay is varied by up to this part, so that many hosts do not query a returning server at
+/// the same time.
 const JITTER: f64 = 0.2;
 
 /// The delays between attempts while a server does not answer: 0.1 s, then twice the delay before,
@@ -21,12 +22,12 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Notes an answer.
+    /// After an answer, the next delay is the first one again.
     pub fn answered(&mut self) {
         self.failures = 0;
     }
 
-    /// Notes a failure, and returns the delay until the next attempt. `draw` is a random number in
+    /// Counts a failure, and returns the delay until the next attempt. `draw` is a random number in
     /// 0..1.
     pub fn failed(&mut self, draw: f64) -> Duration {
         let delay = FIRST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
@@ -35,7 +36,8 @@ impl Retry {
     }
 }
 
-/// A delay that is varied by up to `part` of itself. `draw` is a random number in 0..1.
+/// Multiplies a delay by a random factor between `1 - part` and `1 + part`. `draw` is a random
+/// number in 0..1.
 pub fn varied(delay: Duration, part: f64, draw: f64) -> Duration {
     delay.mul_f64(1.0 + part * (2.0 * draw - 1.0))
 }

@@ -1,4 +1,4 @@
-//! Runs a provider: queries, publishes what was found, waits, and queries again.
+//! Runs a provider: queries, publishes the finding, waits, and queries again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -10,21 +10,21 @@ use tokio::task::AbortHandle;
 use crate::retry::{Retry, varied};
 use crate::{Failure, Finding, consul, dns, kubernetes};
 
-/// The shortest time between two questions to a server. A server that answers at once, or that
-/// announces changes all the time, costs at most this many questions.
+/// The shortest time between two questions to a server. Even a server that always answers at once
+/// gets at most five questions per second.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The part by which the time until the next question varies, so that the questions of many hosts
 /// spread out.
 pub const SPREAD: f64 = 0.1;
 
-/// The question of a service to a server.
+/// The question that a provider sends to its server, for one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoveryRequest {
-    /// Its list of endpoints. `is_ipv6`: whether the service has an IPv6 address. Endpoints of the
-    /// other address family are left out.
+    /// The list of the service's endpoints. `is_ipv6`: whether the service has an IPv6 address.
+    /// Endpoints of the other address family are left out.
     List { origin: Origin, is_ipv6: bool },
-    /// Its own address. The text of the finding is an address, not a list.
+    /// The address of the service. The text of the finding is an address, not a list.
     Address(ClusterIpOrigin),
 }
 
@@ -47,7 +47,7 @@ impl From<Failure> for Queried {
 pub enum Again {
     /// After this time.
     After(Duration),
-    /// At once: the server answers when something has changed.
+    /// At once, because the server delays its answer until something has changed.
     AtOnce,
 }
 
@@ -60,23 +60,23 @@ pub struct Latest {
     pub number: u64,
     /// The result of the last question; `None` before the first.
     pub finding: Option<Finding>,
-    /// When the server last confirmed a list, that is, answered with a list, changed or not. `None`
-    /// if it has not confirmed any.
+    /// When the server last answered with a list, changed or not. `None` if it has not sent a list
+    /// yet.
     pub confirmed: Option<Instant>,
-    /// Since when the server has answered without a pause that there are no endpoints; `None` if
-    /// its last answer was a list.
+    /// When the first answer without endpoints after the last list arrived; `None` if the last
+    /// answer was a list.
     pub empty_since: Option<Instant>,
     /// The number of questions that have failed so far.
     pub failures: u64,
-    /// When the next question is due; `None` while the server has a question.
+    /// When the next question is due; `None` while a question is in flight.
     pub next: Option<Instant>,
-    /// When the first certificate expires that connections to the server need: the daemon's own
-    /// certificate, or a CA's. `None` without TLS, or before the first connection.
+    /// The earliest expiry time of the certificates for connections to the server: the daemon's own
+    /// certificate and the CA certificates. `None` without TLS, or before the first connection.
     pub expires: Option<SystemTime>,
 }
 
 impl Latest {
-    /// Notes the result of a question. `next` is when the next question is due.
+    /// Stores the result of a question. `next` is when the next question is due.
     pub fn take(&mut self, finding: Finding, next: Option<Instant>, now: Instant) {
         self.answers += 1;
         self.next = next;
@@ -97,7 +97,7 @@ impl Latest {
     }
 }
 
-/// What providers share: connections to servers.
+/// The state that all providers share: the resolvers with their connections.
 #[derive(Default)]
 pub struct ProviderContext {
     pub dns: dns::Resolvers,
@@ -112,7 +112,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Queries the server at once. A question that waits for a change is given up.
+    /// Queries the server at once. A question that waits for a change is cancelled.
     pub fn refresh(&self) {
         self.refresh.notify_one();
     }
@@ -124,7 +124,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts a provider on the present runtime. It notifies `news` after each result.
+/// Starts a provider on the current Tokio runtime. It notifies `news` after each result.
 pub fn spawn(wanted: DiscoveryRequest, shared: &Arc<ProviderContext>, news: Arc<Notify>) -> Running {
     let (publish, latest) = watch::channel(Latest::default());
     let refresh = Arc::new(Notify::new());
@@ -133,7 +133,6 @@ pub fn spawn(wanted: DiscoveryRequest, shared: &Arc<ProviderContext>, news: Arc<
     Running { wanted, latest, refresh, task: tokio::spawn(work).abort_handle() }
 }
 
-/// The providers: a closed list.
 pub(crate) enum Provider {
     Dns(dns::Dns),
     Consul(Box<consul::Consul>),
@@ -199,7 +198,7 @@ async fn run(
     mut random: fastrand::Rng,
 ) {
     let mut retry = Retry::default();
-    // Whether the server answers only when something has changed.
+    // Whether the server delays its answer until something has changed.
     let mut is_waiting = false;
     loop {
         let began = tokio::time::Instant::now();
@@ -255,9 +254,10 @@ mod tests {
 
     /// A provider without a server.
     pub enum Script {
-        /// Answers one after the other, then only when it is queried again.
+        /// The answers to the next questions, and the answer that each `forget` appends. Without an
+        /// answer, a question never ends.
         Answers(VecDeque<Queried>, Option<Queried>),
-        /// Answers as this server does.
+        /// A host that queries this server, and whether the host has a list.
         Host(Arc<Restarting>, bool),
     }
 
@@ -279,12 +279,11 @@ mod tests {
         }
     }
 
-    /// A server that answers the first question of a host at once, and further questions only after
-    /// a change. Here there is no change. The server is down for some time, which ends all
-    /// questions.
+    /// A server that answers the first question of a host at once. Further questions wait until the
+    /// server goes down, because there is no change. All questions fail while the server is down.
     pub struct Restarting {
         down: std::ops::Range<Virtual>,
-        /// When hosts have sent questions.
+        /// The times at which hosts sent questions.
         questions: Mutex<Vec<Virtual>>,
     }
 
@@ -315,9 +314,9 @@ mod tests {
         after.iter().enumerate().map(|(n, at)| until(at) - n).max().unwrap_or(0)
     }
 
-    /// A thousand hosts with a server that is down for a time. Returns the largest numbers of
-    /// questions in a second, during the outage after its first two seconds, and after the outage.
-    /// Also returns the time from the end of the outage until all hosts have a list.
+    /// Simulates a thousand hosts with a server that is down for `seconds`. Returns the largest
+    /// numbers of questions in a second, during the outage after its first two seconds, and after
+    /// the outage. Also returns the time from the end of the outage until all hosts have a list.
     async fn outage(seconds: u64) -> (usize, usize, Duration) {
         const HOSTS: u64 = 1000;
         let start = Virtual::now() + Duration::from_secs(10);
@@ -339,7 +338,7 @@ mod tests {
             latest.wait_for(is_recovered).await.unwrap();
         }
         let recovered = end.elapsed();
-        // Questions that would follow the recovery are counted, too.
+        // This also counts questions soon after the recovery.
         sleep(Duration::from_secs(5)).await;
         hosts.iter().for_each(|(_, task)| task.abort());
         let questions = server.questions.lock().unwrap();
@@ -369,7 +368,8 @@ mod tests {
         Queried { finding, again: Again::After(Duration::from_secs(5)) }
     }
 
-    /// The result of every question, with the seconds since the start. Time is virtual.
+    /// Runs the script in virtual time. Returns the result of each question, with the seconds since
+    /// the start.
     async fn results(script: Vec<Queried>) -> Vec<(f64, Latest)> {
         let start = tokio::time::Instant::now();
         let count = script.len();
@@ -405,7 +405,7 @@ mod tests {
         assert!(confirmed[0].is_some() && confirmed.iter().all(|at| *at == confirmed[0]));
         let empty: Vec<_> = results.iter().map(|(_, latest)| latest.empty_since).collect();
         assert!(empty[0].is_none() && empty[1].is_some());
-        assert_eq!(empty[1..], [empty[1]; 3], "a failure between two empty answers changes nothing");
+        assert_eq!(empty[1..], [empty[1]; 3], "a failure between two empty answers does not change the time");
         assert_eq!(results[3].1.failures, 1);
     }
 
@@ -447,7 +447,7 @@ mod tests {
         }
     }
 
-    /// The numbers are those of docs/guide/remote-sources.md.
+    /// docs/guide/remote-sources.md states these numbers.
     #[tokio::test(start_paused = true)]
     async fn the_questions_of_a_thousand_hosts_to_a_server_that_restarts_are_bounded() {
         // The seconds of the outage, the maximum number of questions in a second, and the maximum

@@ -1,11 +1,9 @@
-//! TLS to the servers that lists come from. This file decides which certificates are trusted, when
-//! their files are read again, and which file and reason the error contains when a connection
-//! fails.
+//! TLS connections to the servers of lists. This file decides which certificates are trusted, when
+//! their files are read again, and which file and reason the failure of a connection names.
 //!
-//! The files are read before every connection, and a changed content replaces the earlier one. So a
-//! renewed certificate takes effect with the next connection. Connections are rare, and a
-//! comparison of contents also detects a link that now leads to other files, which is how
-//! Kubernetes replaces certificates.
+//! The files are read before every connection, so that a renewed certificate takes effect with the
+//! next connection. Connections are rare. The comparison of contents also detects the replacement
+//! of a symbolic link, by which Kubernetes renews certificates.
 
 use std::fmt::Display;
 use std::io;
@@ -30,7 +28,7 @@ use tokio_rustls::client::TlsStream;
 use crate::Failure;
 use crate::files::FileReader;
 
-/// The longest time from the beginning of a handshake to its end.
+/// The time limit of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// A connection to a server, by TCP or TLS.
@@ -38,7 +36,7 @@ pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// The client's side of TLS, with the settings of one kind of server.
+/// The TLS client of one provider.
 #[derive(Debug)]
 pub struct Tls {
     settings: TlsSettings,
@@ -48,7 +46,8 @@ pub struct Tls {
 
 #[derive(Debug)]
 struct TlsMaterial {
-    /// The contents from which the rest was made: of the CA, of the certificate and of the key.
+    /// The contents of the files from which `config` was made: the CA, then the client's
+    /// certificate and key if they are configured.
     contents: Vec<Vec<u8>>,
     config: Arc<ClientConfig>,
     expires: Option<SystemTime>,
@@ -59,18 +58,18 @@ impl Tls {
         Self { settings: settings.clone(), files: FileReader::default(), loaded: None }
     }
 
-    /// When the first of the certificates in the files expires: a CA's, or the client's own. `None`
-    /// before the files have been read.
+    /// The earliest expiry time of the certificates in the files: those of the CA, and the client's
+    /// own. `None` before the files have been read.
     pub fn expires(&self) -> Option<SystemTime> {
         self.loaded.as_ref()?.expires
     }
 
-    /// Begins TLS on a connection. `host` is the name or address by which the server is configured;
-    /// `server` names it in failures.
+    /// Performs the TLS handshake on `stream`. `host` is the configured name or address of the
+    /// server, without its port. Failures name the server as `server`.
     ///
     /// # Errors
-    /// If a file is not usable, if the server does not prove that it has the name, or if it does
-    /// not accept the client.
+    /// If a file is not usable, if the server's certificate is not valid for the name, if the
+    /// server does not accept the client, or if the handshake takes longer than [`HANDSHAKE`].
     pub async fn connect(
         &mut self,
         stream: Box<dyn Stream>,
@@ -100,7 +99,7 @@ impl Tls {
         }
     }
 
-    /// Reads the files, and returns the configuration that they describe now.
+    /// Reads the files. Returns the configuration for their present contents.
     async fn config(&mut self) -> Result<Arc<ClientConfig>, Failure> {
         let TlsSettings { ca, client, .. } = &self.settings;
         let mut paths: Vec<&Path> = vec![ca];
@@ -114,7 +113,7 @@ impl Tls {
     }
 }
 
-/// Makes a configuration of the contents of the files.
+/// Creates the TLS configuration from the contents of the files.
 fn load(settings: &TlsSettings, contents: Vec<Vec<u8>>) -> Result<TlsMaterial, String> {
     let mut roots = RootCertStore::empty();
     let authorities = certificates(&settings.ca, &contents[0])?;
@@ -173,7 +172,7 @@ fn not_after(certificate: &[u8]) -> der::Result<SystemTime> {
     let mut outside = SliceReader::new(certificate)?;
     let mut certificate = inside(&mut outside)?;
     let mut to_be_signed = inside(&mut certificate)?;
-    // The version is optional, and the only one of these fields that has a tag of its own.
+    // The version is optional. It is the only one of these fields with a context-specific tag.
     if Tag::peek(&to_be_signed)?.is_context_specific() {
         AnyRef::decode(&mut to_be_signed)?;
     }
@@ -215,7 +214,7 @@ fn explain(error: &rustls::Error, settings: &TlsSettings) -> String {
     }
 }
 
-/// Whether a server reports by this alert that it does not accept the client's certificate.
+/// Whether this alert means that the server does not accept the client's certificate.
 fn is_about_client(alert: AlertDescription) -> bool {
     matches!(
         alert,
@@ -260,14 +259,14 @@ fn date(time: UnixTime) -> impl Display {
     date_of(Duration::from_secs(time.as_secs()))
 }
 
-/// The date and time at this time since 1970, for people.
+/// Formats a time since 1970 as a date and a time of day (UTC).
 pub fn date_of(since_epoch: Duration) -> String {
     let date = DateTime::from_unix_duration(since_epoch);
     date.map_or_else(|_| "an unknown date".to_owned(), |date| date.to_string())
 }
 
-/// The reads of a connection by TLS, whose errors name the file that needs a correction. In TLS
-/// 1.3, a server refuses the client's certificate only after the client's handshake has ended.
+/// Reads from a TLS connection, and returns errors that name the file that needs a correction. In
+/// TLS 1.3, a server refuses the client's certificate only after the client's handshake has ended.
 struct Explained {
     stream: ReadHalf<TlsStream<Box<dyn Stream>>>,
     settings: TlsSettings,

@@ -1,6 +1,6 @@
-//! The provider against a real Consul 1.8.7, which `cargo xtask setup` fetches. Every test starts a
-//! server of its own on the loopback network, with its data in memory, and kills it at its end. If
-//! Consul is not there, the tests are skipped with the reason.
+//! Tests of the provider with a real Consul 1.8.7, which `cargo xtask setup` fetches. Every test
+//! starts its own server on the loopback interface, with data in memory, and kills the server at
+//! the end. Without Consul, the tests are skipped, and print the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -21,13 +21,15 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
-/// How long a test waits for a fact. Facts take milliseconds, and after an outage a few seconds.
+/// The longest time for which a test waits for an expected state. The expected time is a few
+/// milliseconds, or a few seconds after an outage.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The token with all rights.
 const MASTER: &str = "11111111-2222-3333-4444-555555555555";
 
-/// Returns Consul's path; `None` if it is not there. In this case, prints that the test is skipped.
+/// Returns the path of Consul. If Consul is missing, prints that the test is skipped, and returns
+/// `None`.
 fn consul() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
@@ -40,7 +42,8 @@ fn consul() -> Option<PathBuf> {
     let why = why.unwrap_or_else(|_| "`cargo xtask setup` has not fetched Consul 1.8.7".to_owned());
     let thread = std::thread::current();
     let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
-    // The drivers of the tests count such lines. `print` would be captured.
+    // The drivers of the tests count such lines. The test harness would capture the output of
+    // `print!`.
     std::io::stdout().lock().write_all(line.as_bytes()).expect("print a line");
     None
 }
@@ -57,8 +60,8 @@ struct Agent {
 
 impl Agent {
     async fn start(program: PathBuf, options: &'static [&'static str]) -> Self {
-        // A process ID has at most 22 bits, so only this process uses the address, and ports that
-        // were free once remain free.
+        // A process ID has at most 22 bits, so no other process uses this address. Therefore a port
+        // that was free remains free.
         let ip = Ipv4Addr::from_bits(0x7f40_0000 | (std::process::id() & 0x3f_ffff));
         let folder = tempfile::tempdir().expect("make a folder");
         let acl = json!({ "enabled": true, "default_policy": "deny", "tokens": { "master": MASTER, "agent": MASTER } });
@@ -83,7 +86,7 @@ impl Agent {
         let pid = pid.expect("Consul runs");
         kill_process(pid, signal).expect("send a signal");
         if signal == Signal::STOP {
-            // The kernel reports this after all threads have stopped.
+            // The kernel reports the stop after all threads have stopped.
             let status = waitpid(Some(pid), WaitOptions::UNTRACED).expect("wait for Consul");
             assert!(status.is_some_and(|(_, status)| status.stopped()), "{status:?}");
         }
@@ -127,7 +130,7 @@ impl Agent {
     }
 }
 
-/// A port of this address that this process has not had yet.
+/// Returns a free port of this address that no earlier call has returned.
 fn free_port(ip: Ipv4Addr) -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,15 +139,15 @@ fn free_port(ip: Ipv4Addr) -> u16 {
         let listener = TcpListener::bind((ip, 0)).expect("bind a port");
         let port = listener.local_addr().expect("an address").port();
         held.push(listener);
-        // Gossip uses UDP too.
+        // Gossip also uses the UDP port with this number.
         if UdpSocket::bind((ip, port)).is_ok() && given.insert(port) {
             return port;
         }
     }
 }
 
-/// Starts Consul, and waits until it has a leader and knows itself. It is killed when the result is
-/// dropped.
+/// Starts Consul, and waits until it has a leader and has registered its node. The process is
+/// killed when the result is dropped.
 async fn run(
     program: &PathBuf,
     ip: Ipv4Addr,
@@ -163,11 +166,11 @@ async fn run(
     let mut child = command.spawn().expect("start Consul");
     let mut log = BufReader::new(child.stdout.take().expect("it is piped")).lines();
     let (ready, is_ready) = oneshot::channel();
-    // The log is read until its end, because Consul waits while the pipe is full.
+    // The log is read until its end, because Consul blocks while the pipe is full.
     tokio::spawn(async move {
         let mut ready = Some(ready);
         while let Ok(Some(line)) = log.next_line().await {
-            // The output of a test that fails.
+            // The test harness shows this output if the test fails.
             println!("{line}");
             if line.contains("agent: Synced node info") {
                 ready.take().map(|ready| ready.send(()));
@@ -178,7 +181,8 @@ async fn run(
     child
 }
 
-/// Waits until a finding fits. Returns what the provider has found by then.
+/// Waits until `fits` accepts the state of the provider. Returns this state. After [`PATIENCE`],
+/// panics with `what`.
 async fn wait(running: &mut Running, what: &str, fits: impl Fn(&Latest) -> bool) -> Latest {
     if let Ok(latest) = timeout(PATIENCE, running.latest.wait_for(fits)).await {
         return latest.expect("the provider runs").clone();
@@ -186,7 +190,8 @@ async fn wait(running: &mut Running, what: &str, fits: impl Fn(&Latest) -> bool)
     panic!("{what}: {:?}", running.latest.borrow());
 }
 
-/// Waits until the list has these endpoints: the last byte of the address, weight and state.
+/// Waits until the list has these endpoints, each as the last byte of its address, its weight and
+/// its state.
 async fn wait_for_list(running: &mut Running, expected: &[(u8, u16, &str)]) -> Latest {
     let expected = expected.iter().map(|(n, weight, state)| (*n, (*weight, (*state).to_owned()))).collect();
     wait(running, &format!("{expected:?}"), |latest| list(latest) == Some(&expected).cloned()).await
@@ -289,7 +294,11 @@ async fn a_server_that_stops_for_a_while_is_followed() {
     let mut asking = agent.provider("users", None, None);
     wait(&mut asking, "a failure", |latest| is_failed(latest, "no answer within 5s")).await;
     let now = waiting.latest.borrow().clone();
-    assert_eq!((list(&now), now.failures), (list(&before), 0), "it may be that nothing changes");
+    assert_eq!(
+        (list(&now), now.failures),
+        (list(&before), 0),
+        "a question that waits for a change has not failed"
+    );
     agent.signal(Signal::CONT);
     agent.register("users", 2, "blue").await;
     let two = [one[0], (2, 20, "healthy")];
@@ -304,14 +313,15 @@ async fn an_unknown_service_is_asked_for_at_most_once_a_second() {
     let began = Instant::now();
     let mut unknown = agent.provider("unknown", None, None);
     let mut seen = 0;
-    // Every change of the catalogue wakes the question.
+    // Every change of the catalogue ends the blocking query.
     for n in 1..=4 {
         agent.register("others", n, "blue").await;
         let latest = wait(&mut unknown, "an answer", |latest| latest.answers > seen).await;
         assert!(matches!(latest.finding, Some(Finding::Empty { .. })), "{latest:?}");
         seen = latest.answers;
     }
-    // The first answer and the first that is equal to it come at once.
+    // No pause precedes the first two answers. The first pause follows the first answer that equals
+    // the answer before it.
     let least = Duration::from_secs(seen.saturating_sub(2));
     assert!(seen >= 4 && began.elapsed() >= least, "{seen} answers in {:?}", began.elapsed());
     agent.register("unknown", 1, "blue").await;

@@ -1,5 +1,5 @@
-//! The provider of DNS against the real BIND 9, whose records `nsupdate` changes. Each test starts
-//! its own server on loopback.
+//! Tests of the DNS provider with a real BIND 9. `nsupdate` changes the server's records. Each test
+//! starts its own server on the loopback interface.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,10 +23,11 @@ use tokio::time::timeout;
 
 const NAMED: &str = "/usr/sbin/named";
 
-/// Limit for everything that a test waits for.
+/// The time limit of each wait in a test.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Returns whether the server is installed. Where nothing but failures is noticed, it must be.
+/// Returns whether the server is installed. In CI, a missing server is a failure, because only
+/// failures are noticed there.
 fn is_installed() -> bool {
     let is_installed = Path::new(NAMED).exists();
     if !is_installed {
@@ -36,15 +37,15 @@ fn is_installed() -> bool {
     is_installed
 }
 
-/// Ports for servers: below those that the kernel gives to connections, so that a server can start
-/// again at its port. Different processes begin at different ports.
+/// Ports for servers. They are below the range of ephemeral ports, so that a server can be
+/// restarted at its port. Different processes begin at different ports.
 fn ports() -> impl Iterator<Item = u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = || std::process::id() * 16 + NEXT.fetch_add(1, Ordering::Relaxed);
     std::iter::repeat_with(move || 10_000 + u16::try_from(next() % 20_000).expect("below 20,000"))
 }
 
-/// A server. It is killed when this is dropped, and also if this process is killed.
+/// A running server. It is killed when this is dropped, or when this process is killed.
 struct Named {
     folder: TempDir,
     address: SocketAddr,
@@ -53,8 +54,9 @@ struct Named {
 }
 
 impl Named {
-    /// A primary server for `example.com`, which permits so many records of a type (0: any number),
-    /// and a secondary server for `broken.example`, which has no primary.
+    /// Starts a primary server for `example.com` with at most `records_per_type` records of each
+    /// type (0: any number). The server is also a secondary server for `broken.example`, which has
+    /// no primary.
     async fn start(records_per_type: u32) -> Self {
         for port in ports() {
             if let Some(named) = Self::start_at(port, records_per_type).await {
@@ -67,9 +69,10 @@ impl Named {
     /// Returns `None` if another process listens at the port.
     async fn start_at(port: u16, records_per_type: u32) -> Option<Self> {
         let folder = tempfile::tempdir().expect("make a folder");
-        // AppArmor permits the installed program to read only its own folders. Another process
-        // makes the copy: a child that another test starts meanwhile would inherit a descriptor of
-        // this process that writes to the copy, and the copy could not be executed (ETXTBSY).
+        // AppArmor permits the installed program to read only its own folders, so a copy runs. The
+        // copy is written by `cp`, not by this process. A child that another test starts at the
+        // same time would inherit this process's descriptor for the copy, and the copy could not be
+        // executed (ETXTBSY).
         let copied = Command::new("cp").arg(NAMED).arg(folder.path().join("named")).status().await;
         assert!(copied.expect("start cp").success(), "copy named");
         let config = format!(
@@ -102,7 +105,7 @@ impl Named {
         (listens && !is_taken).then_some(named)
     }
 
-    /// What the server has logged.
+    /// The log of the server.
     fn text(&self) -> MutexGuard<'_, String> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,7 +124,8 @@ impl Named {
         self.child.kill().await.expect("kill named");
     }
 
-    /// Changes records, by lines such as `add users 60 A 10.0.0.1`, whose first name is relative.
+    /// Changes records. Each line is an update such as `add users 60 A 10.0.0.1`, with a name
+    /// relative to `example.com`.
     async fn update(&self, lines: &str) {
         let mut text = format!("server {} {}\n", self.address.ip(), self.address.port());
         for (number, line) in lines.lines().enumerate() {
@@ -147,7 +151,8 @@ impl Named {
         let (min_ttl, max_ttl) = (Duration::from_millis(200), Duration::from_millis(200));
         let settings = DnsSettings { servers: vec![self.address], transport, min_ttl, max_ttl };
         let origin = Origin::Dns(DnsOrigin { name: name.to_owned(), port, settings });
-        // A host may query as much as it wants, so that addresses of 1,000 targets take a second.
+        // The rate of questions is not limited, so that the addresses of 1,000 targets take a
+        // second.
         let limits = QueryLimits { whole: Duration::from_secs(1), per_second: 1_000_000 };
         let shared = Arc::new(ProviderContext { dns: Resolvers::new(Path::new("/nonexistent"), limits) });
         spawn(DiscoveryRequest::List { origin, is_ipv6: false }, &shared, Arc::new(Notify::new()))
@@ -177,7 +182,7 @@ async fn run(folder: &Path, log: &Arc<Mutex<String>>) -> Child {
     let (ready, is_ready) = oneshot::channel();
     tokio::spawn(async move {
         let mut ready = Some(ready);
-        // The log is read until its end, so that the server never waits for its reader.
+        // The log is read until its end, so that the server never blocks on a full pipe.
         while let Ok(Some(line)) = lines.next_line().await {
             if !line.contains("updating zone") {
                 let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +197,8 @@ async fn run(folder: &Path, log: &Arc<Mutex<String>>) -> Child {
     child
 }
 
-/// Waits until the provider's latest finding is as claimed.
+/// Waits until `holds` accepts the provider's latest finding, and returns the finding. After
+/// [`DEADLINE`], panics with `claim`.
 async fn until(running: &mut Running, claim: &str, holds: impl Fn(&Finding) -> bool) -> Finding {
     let is_so = |latest: &Latest| latest.finding.as_ref().is_some_and(&holds);
     let found = timeout(DEADLINE, running.latest.wait_for(is_so)).await.ok();
@@ -219,7 +225,7 @@ fn addresses(list: &DiscoveredList) -> BTreeSet<String> {
     groups.as_array().expect("groups").iter().map(target).collect()
 }
 
-/// Updates for a service with three endpoints.
+/// Updates that create a service with three endpoints.
 fn three() -> String {
     let of = |n| format!("add _users._tcp 60 SRV 0 {n} 8080 b{n}.example.com.\nadd b{n} 60 A 10.0.0.{n}\n");
     (1..=3).map(of).collect()
@@ -277,8 +283,8 @@ async fn an_answer_that_does_not_fit_into_a_message_is_refused() {
         return;
     }
     let named = Named::start(0).await;
-    // Names are not compressed. The server stores as many bytes as fit into a message, but there,
-    // each record has an owner as well.
+    // The names of targets are not compressed. The server stores as much record data as fits into a
+    // message. In the message, each record also has an owner name.
     let target = |n: usize| format!("a-long-name-for-one-of-the-users-{n:03}.example.com.");
     let records = (0..999).map(|n| format!("add _users._tcp 60 SRV 0 1 8080 {}\n", target(n)));
     named.update(&records.collect::<String>()).await;
@@ -324,10 +330,10 @@ async fn a_server_that_is_stopped_or_killed_is_a_failure_until_it_answers_again(
 
     named.kill().await;
     until_unreachable(&mut tcp, "Connection refused").await;
-    // An error of an earlier datagram does not wake the socket's reader.
+    // An ICMP error for an earlier datagram does not wake the reader of the socket.
     until_unreachable(&mut udp, "no answer within 0.5 s").await;
     named.start_again().await;
-    // The server reads its journal of updates.
+    // The restarted server reads its journal, which contains the updates.
     assert_eq!(until_list_of(&mut tcp, 3).await, list);
     until_list_of(&mut udp, 1).await;
 }

@@ -1,4 +1,4 @@
-//! Answers over a stream in memory and in virtual time, and answers of hostile servers on the
+//! Tests of answers over an in-memory stream in virtual time, and answers of hostile servers on the
 //! loopback interface. The answer in `users.json` was recorded from Consul 1.8.7; only its
 //! whitespace was removed.
 
@@ -26,7 +26,7 @@ fn consul(address: SocketAddr, tag: Option<&str>, token: Option<&Path>) -> Consu
     Consul::new(&ConsulOrigin { service: "users".to_owned(), tag, settings }, false)
 }
 
-/// A provider that is only queried over streams.
+/// A provider for queries over in-memory streams; it never connects to its address.
 fn offline() -> Consul {
     consul("10.0.0.9:8500".parse().unwrap(), None, None)
 }
@@ -48,14 +48,14 @@ fn at(address: &str) -> String {
     instance(&format!(r#""Address":"{address}","Port":80"#))
 }
 
-/// Queries once a server that answers after a time. Returns the result and the request.
+/// Queries once. The server answers after `delay`. Returns the result and the request.
 async fn ask_after(consul: &mut Consul, delay: Duration, answer: Vec<u8>) -> (Queried, String) {
     let (client, mut server) = duplex(1 << 10);
     let server = tokio::spawn(async move {
         let mut request = Vec::new();
         while !request.ends_with(b"\r\n\r\n") && server.read_buf(&mut request).await.is_ok_and(|n| n > 0) {}
         sleep(delay).await;
-        // A client that has given up does not read.
+        // The write fails if the client has closed the stream.
         let _ = server.write_all(&answer).await;
         String::from_utf8(request).unwrap()
     });
@@ -67,7 +67,7 @@ async fn query(consul: &mut Consul, answer: Vec<u8>) -> (Queried, String) {
     ask_after(consul, Duration::ZERO, answer).await
 }
 
-/// The query of a request.
+/// The query string in the request line.
 fn query_of(request: &str) -> &str {
     request.split(['?', ' ']).nth(2).unwrap()
 }
@@ -364,7 +364,7 @@ async fn an_answer_that_may_be_old_or_incomplete_is_a_failure() {
         let body = if status.starts_with("200") { &*one } else { "ACL not found" };
         assert_eq!(query(status, headers, body).await, Finding::Failed(failure));
     }
-    // Agents that stream changes do not know whether there is a leader.
+    // Agents that stream changes always report that there is no leader.
     let streaming =
         "x-consul-index: 9\r\nx-consul-knownleader: false\r\nx-consul-query-backend: streaming\r\n";
     assert_eq!(expect_list(query("200 OK", streaming, &one).await).endpoints, 1);
@@ -372,7 +372,7 @@ async fn an_answer_that_may_be_old_or_incomplete_is_a_failure() {
     assert_eq!(why, format!("Consul lists no instance; if it has ACLs, {rights}"));
 }
 
-/// A server on the loopback interface that gives every connection the same answer.
+/// A server on the loopback interface that sends the same answer on every connection.
 struct Server {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
@@ -396,7 +396,7 @@ async fn server(answer: Vec<u8>) -> Server {
             counter.fetch_add(1, Ordering::Relaxed);
             let mut request = [0; 1024];
             let _ = stream.read(&mut request).await;
-            // A client that has given up does not read.
+            // The write fails if the client has closed the connection.
             let _ = stream.write_all(&answer).await;
         }
     };

@@ -17,7 +17,7 @@ use crate::Failure;
 /// The longest chain of aliases (CNAME) that an answer may contain.
 const MAX_ALIASES: usize = 16;
 
-/// The longest TTL; a longer TTL counts as 0 (RFC 2181, section 8).
+/// The longest TTL; a longer TTL is treated as 0 (RFC 2181, section 8).
 const MAX_TTL: u32 = i32::MAX as u32;
 
 /// The subject of a question: the records of one type that belong to one name.
@@ -28,7 +28,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// Requests SRV records. All names are absolute, with or without a dot at their end.
+    /// A question for SRV records. All names are absolute, with or without a dot at their end.
     ///
     /// # Errors
     /// If the name is not a domain name.
@@ -36,7 +36,7 @@ impl Question {
         Self::new(name, Rtype::SRV)
     }
 
-    /// Requests A records, or with `is_ipv6` for AAAA records.
+    /// A question for A records, or with `is_ipv6` for AAAA records.
     ///
     /// # Errors
     /// If the name is not a domain name.
@@ -51,7 +51,7 @@ impl Question {
         }
     }
 
-    /// The question as a message to a server that resolves names for its clients.
+    /// The question as a message that requests recursion (RD).
     pub fn request(&self) -> RequestMessage<Vec<u8>> {
         let mut message = MessageBuilder::new_vec();
         message.header_mut().set_rd(true);
@@ -71,13 +71,15 @@ impl std::fmt::Display for Question {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup<T> {
     Records(RecordSet<T>),
-    /// The name does not exist, or has no such records. `why` states which.
+    /// The name does not exist, or has no records of the requested type. `why` states which of
+    /// both.
     Empty {
         why: String,
     },
 }
 
-/// The records that were requested: at least one, in no particular order. A server may repeat one.
+/// The records that were requested: at least one, in no particular order. A server may repeat a
+/// record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordSet<T> {
     pub records: Vec<T>,
@@ -85,8 +87,8 @@ pub struct RecordSet<T> {
     pub ttl: Duration,
     /// The serial number of the zone, if the answer contains it.
     pub serial: Option<u32>,
-    /// With SRV records: addresses that the server has added without a question, by their names in
-    /// lower case. It adds all addresses of a name and a family, or none.
+    /// With SRV records: the addresses in the additional section of the answer, by name in lower
+    /// case. For each name and family, a server adds all addresses or none.
     pub additional: BTreeMap<String, Additional>,
 }
 
@@ -105,7 +107,8 @@ pub struct Srv {
     pub priority: u16,
     pub weight: u16,
     pub port: u16,
-    /// The host's name in lower case, without a dot at its end. `.`: there is no such service.
+    /// The host's name in lower case, without a dot at its end. If the target is `.`, the service
+    /// does not exist.
     pub target: String,
 }
 
@@ -146,8 +149,9 @@ impl RecordData for IpAddr {
 /// Reads the answer to a question.
 ///
 /// # Errors
-/// If it is not a usable answer: the server refuses, the message is cut or truncated, or it answers
-/// another question. The text names neither the server nor the question.
+/// If the message is not a usable answer: the server refuses, the message is incomplete or has the
+/// flag TC, or it answers another question. The text of the failure names neither the server nor
+/// the question.
 pub fn read<T: RecordData>(message: &[u8], question: &Question) -> Result<Lookup<T>, Failure> {
     let message =
         Message::from_slice(message).map_err(|_| malformed("the answer is shorter than a header"))?;
@@ -157,7 +161,7 @@ pub fn read<T: RecordData>(message: &[u8], question: &Question) -> Result<Lookup
     }
     match header.rcode() {
         Rcode::NOERROR | Rcode::NXDOMAIN => {}
-        // Such an answer need not repeat the question.
+        // An answer with an error code need not repeat the question, so the code is read first.
         Rcode::SERVFAIL => return Err(Failure::Unreachable("the server answers SERVFAIL".to_owned())),
         rcode => return Err(Failure::Refused(format!("the server answers {rcode}"))),
     }
@@ -218,7 +222,8 @@ pub fn read<T: RecordData>(message: &[u8], question: &Question) -> Result<Lookup
         (false, false) => Ok(Lookup::Records(RecordSet { records, ttl, serial, additional: added })),
         (true, false) => Err(malformed("the answer has the code NXDOMAIN, but it has records")),
         (true, true) => Ok(Lookup::Empty { why: format!("NXDOMAIN{alias}") }),
-        // RFC 2308: an answer without records has a SOA record, or no NS record either.
+        // RFC 2308: an answer without records contains a SOA record, or no NS record. NS records
+        // alone are a referral.
         (false, true) if has_ns && serial.is_none() && !header.aa() => {
             let what = "the server refers to other name servers instead of answering";
             Err(Failure::Refused(what.to_owned()))
@@ -227,8 +232,8 @@ pub fn read<T: RecordData>(message: &[u8], question: &Question) -> Result<Lookup
     }
 }
 
-/// Follows aliases from a name to the name that has the records. Returns that name with the
-/// shortest TTL of the aliases.
+/// Follows the aliases of `name`. Returns the last name of the chain, and the shortest TTL of the
+/// aliases.
 fn follow(
     name: &Name<Vec<u8>>,
     aliases: &[(MessageName<'_>, MessageName<'_>, Duration)],

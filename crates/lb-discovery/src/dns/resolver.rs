@@ -1,10 +1,10 @@
-//! Queries DNS servers: it decides which server, TCP or UDP, and how many questions at a time and
-//! per second. There is one resolver for all names of the host that are queried with the same
-//! settings.
+//! Queries DNS servers: chooses the server and the transport, and limits the number of questions at
+//! a time and per second. There is one resolver for all names of the host that are queried with the
+//! same settings.
 //!
-//! Messages and the transports are those of the crate `domain`, which also matches the ids of
-//! questions and answers. Its TCP transport never ends if a server sends without pause, so each
-//! connection has a limit of bytes, and ends with its [`ServerConnection`].
+//! The crate `domain` implements messages and transports, and matches the ids of questions and
+//! answers. Its TCP transport does not end while a server sends without pause. Therefore each
+//! connection has a limit of bytes, and the drop of its [`ServerConnection`] aborts the transport.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -34,10 +34,10 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::message::{self, Lookup, Question, RecordData, Srv};
 use crate::Failure;
 
-/// The number of questions that a resolver has in flight.
+/// The largest number of questions that a resolver has in flight.
 pub const IN_FLIGHT: usize = 8;
 
-/// The number of servers in resolv.conf that are used, as in the C library.
+/// The largest number of servers in resolv.conf that are used; the C library has the same limit.
 const MAX_SERVERS: usize = 3;
 
 /// The longest resolv.conf, in bytes.
@@ -48,13 +48,13 @@ const MAX_CONNECTION_BYTES: u64 = 64 << 20;
 
 const CLOSED: &str = "the server closed the connection";
 
-/// How much the questions of a host may cost.
+/// The limits of the questions of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryLimits {
-    /// The longest time for a question, with all its servers. It begins when the question is in
-    /// flight.
+    /// The longest time for a question, over all servers. The time starts when the question is in
+    /// flight ([`IN_FLIGHT`]).
     pub whole: Duration,
-    /// The number of questions per second, of all resolvers.
+    /// The number of questions per second, over all resolvers.
     pub per_second: usize,
 }
 
@@ -64,7 +64,7 @@ impl Default for QueryLimits {
     }
 }
 
-/// The resolvers of a host, one for each different setting.
+/// The resolvers of a host, one for each different [`DnsSettings`].
 pub struct Resolvers {
     resolv_conf: PathBuf,
     whole: Duration,
@@ -109,7 +109,7 @@ impl Resolvers {
     }
 }
 
-/// Queries the servers of one setting.
+/// Queries the servers of one [`DnsSettings`].
 pub struct Resolver {
     settings: DnsSettings,
     resolv_conf: PathBuf,
@@ -118,11 +118,11 @@ pub struct Resolver {
     permits: Semaphore,
     /// The number of questions and of [`ConnectionGuard`]s.
     users: AtomicUsize,
-    /// The server of the last answer, which is queried first. So questions do not wait for an
-    /// earlier server that does not answer.
+    /// The server that sent the last usable answer. This server is queried first, so that questions
+    /// do not wait for an unreachable server before it in the list.
     answered_last: Mutex<Option<SocketAddr>>,
     /// The connection that all questions use; `None` while there is no question. Servers permit few
-    /// connections: named 150 by default.
+    /// connections: BIND's named 150 by default.
     link: tokio::sync::Mutex<Option<Arc<ServerConnection>>>,
 }
 
@@ -130,7 +130,7 @@ pub struct Resolver {
 pub struct ConnectionGuard<R: Deref<Target = Resolver>>(R);
 
 impl<R: Deref<Target = Resolver>> ConnectionGuard<R> {
-    /// Holds the connection open between questions that follow each other.
+    /// Prevents that the connection is closed between consecutive questions.
     pub fn of(resolver: R) -> Self {
         resolver.users.fetch_add(1, Ordering::AcqRel);
         Self(resolver)
@@ -140,8 +140,8 @@ impl<R: Deref<Target = Resolver>> ConnectionGuard<R> {
 impl<R: Deref<Target = Resolver>> Drop for ConnectionGuard<R> {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // If the lock is taken, a new question has begun; that question closes the connection
-            // later.
+            // If the lock is taken, a new question has begun; the [`ConnectionGuard`] of that
+            // question closes the connection.
             if let Ok(mut link) = self.0.link.try_lock() {
                 *link = None;
             }
@@ -157,7 +157,7 @@ struct ServerConnection {
     connection: Connection,
     /// The number of bytes that the server has sent.
     received: Arc<AtomicU64>,
-    /// A question had no answer, so there are no new questions on this connection.
+    /// A question got no answer on this connection, so no new question uses the connection.
     is_over: AtomicBool,
     transport: AbortHandle,
 }
@@ -168,7 +168,8 @@ impl Drop for ServerConnection {
     }
 }
 
-/// The receiving half of a connection. It ends after [`MAX_CONNECTION_BYTES`].
+/// The receiving half of a connection. After [`MAX_CONNECTION_BYTES`], it returns the end of the
+/// stream.
 struct BoundedReader {
     socket: OwnedReadHalf,
     received: Arc<AtomicU64>,
@@ -191,8 +192,8 @@ impl AsyncRead for BoundedReader {
     }
 }
 
-/// A question on a connection. If it is dropped without an answer, because there is a fault or
-/// because it takes too long, later questions get another connection.
+/// A question on a connection. If it is dropped without an answer, because of an error or a
+/// timeout, later questions use another connection.
 struct PendingQuery {
     link: Arc<ServerConnection>,
     is_answered: bool,
@@ -210,15 +211,17 @@ impl Resolver {
     /// Requests the SRV records of an absolute name.
     ///
     /// # Errors
-    /// If no server gives a usable answer. The text is one line with every server and its fault.
+    /// If no server sends a usable answer. The text of the failure is one line with every server
+    /// and its fault.
     pub async fn srv(&self, name: &str) -> Result<Lookup<Srv>, Failure> {
         self.query(&Question::srv(name)?).await
     }
 
-    /// Requests the A records of an absolute name, or with `is_ipv6` for its AAAA records.
+    /// Requests the A records of an absolute name, or with `is_ipv6` its AAAA records.
     ///
     /// # Errors
-    /// If no server gives a usable answer. The text is one line with every server and its fault.
+    /// If no server sends a usable answer. The text of the failure is one line with every server
+    /// and its fault.
     pub async fn addresses(&self, name: &str, is_ipv6: bool) -> Result<Lookup<IpAddr>, Failure> {
         self.query(&Question::addresses(name, is_ipv6)?).await
     }
@@ -273,7 +276,7 @@ impl Resolver {
         self.pace.wait().await;
         let mut config = dgram::Config::new();
         config.set_max_retries(0);
-        // Longer than the whole question, which decides.
+        // The timeout of the whole question ends the wait earlier.
         config.set_read_timeout(2 * self.whole);
         let transport = dgram::Connection::with_config(UdpConnect::new(server), config);
         let answer = transport.send_request(question.request()).get_response().await;
@@ -298,8 +301,9 @@ impl Resolver {
                 Err(error) => error,
             };
             // Some servers close a connection after one or more answers, while other questions are
-            // on it. These questions are sent again. Even if the server answers only one question
-            // per connection, the last question succeeds in its last attempt.
+            // in flight on the connection. These questions are sent again. Even if a server answers
+            // only one question per connection, the last of [`IN_FLIGHT`] questions is answered in
+            // its last attempt.
             let has_received = pending.link.received.load(Ordering::Relaxed) > 0;
             match failure(&error) {
                 Failure::Unreachable(_) if has_received && attempt < IN_FLIGHT => attempt += 1,
@@ -334,10 +338,10 @@ impl Resolver {
     }
 }
 
-/// At most so many questions in any second.
+/// Permits at most `per_second` questions in any second.
 struct RateLimiter {
     per_second: usize,
-    /// When the last questions were due, in their order.
+    /// The times at which the last `per_second` questions were due, in order.
     last: Mutex<VecDeque<Instant>>,
 }
 
@@ -347,7 +351,8 @@ impl RateLimiter {
         sleep_until(due).await;
     }
 
-    /// When the next question may be sent. Its place is taken even if it is never sent.
+    /// Returns the time at which the next question may be sent. The question counts even if it is
+    /// never sent.
     fn due(&self, now: Instant) -> Instant {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let first = if last.len() < self.per_second { None } else { last.pop_front() };

@@ -1,4 +1,5 @@
-//! Answers as messages, read as lists. `server` queries servers of which many are hostile.
+//! Tests that read DNS messages as lists. The tests in `server` query test servers, many of them
+//! hostile.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! When host names are queried, and what their answers mean, in virtual time.
+//! Tests of the times at which host names are queried, and of the effect of answers.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ fn a_name_is_asked_again_after_its_ttl_but_not_before_30_s_or_after_5_min() {
             assert_eq!(schedule.due(), None, "a question is under way");
             schedule.answered(&host("a"), records(&["10.0.0.1"], ttl), now, draw);
             let wait = schedule.due().unwrap() - now;
-            // It may begin as early as questions that share a connection begin.
+            // A question can start [`TOGETHER`] early, so that it shares a connection.
             assert!(wait - TOGETHER >= Duration::from_secs(least), "{ttl}: {wait:?}");
             assert!(wait <= Duration::from_secs(most), "{ttl}: {wait:?}");
         }
@@ -64,7 +64,7 @@ fn an_answer_without_addresses_keeps_the_last_ones_and_notes_since_when() {
         (0..=MAX_ADDRESSES).map(|n| format!("10.1.{}.{}", n / 250, n % 250 + 1)).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     schedule.answered(&host("a"), records(&many, 60), now, 0.5);
-    assert_eq!(addresses(&schedule), before, "an answer that is too long is none");
+    assert_eq!(addresses(&schedule), before, "an answer with too many addresses is a failure");
     schedule.answered(&host("a"), records(&["10.0.0.3"], 60), now, 0.5);
     let state = schedule.table().0[&host("a")].clone();
     assert_eq!((state.missing, state.addresses.len()), (None, 1));
@@ -83,7 +83,7 @@ fn failed_questions_are_repeated_with_growing_pauses_and_never_earlier() {
         pauses.push((due - now).as_millis());
         assert_eq!(schedule.begin(due - Duration::from_millis(1), true), None);
         now = due;
-        // The other name is not due meanwhile.
+        // Prevents that the question for `b` becomes due.
         schedule.0.get_mut(&host("b")).unwrap().due = Some(now + Duration::from_mins(1));
     }
     assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_000, 25_000]);
@@ -132,7 +132,10 @@ fn stored_addresses_count_until_a_name_resolves_and_never_replace_later_ones() {
         );
     }
     let table = schedule.table();
-    assert!(table.is_known(&host("c")) && !table.is_answered(&host("c")), "a list may be made with it");
+    assert!(
+        table.is_known(&host("c")) && !table.is_answered(&host("c")),
+        "stored addresses are sufficient for a list"
+    );
     // An answer without addresses changes nothing.
     for result in [empty(), failed()] {
         schedule.answered(&host("c"), result, now, 0.5);
@@ -143,7 +146,7 @@ fn stored_addresses_count_until_a_name_resolves_and_never_replace_later_ones() {
         (state(&schedule, "c").addresses.to_vec(), state(&schedule, "c").stored),
         (vec!["10.0.0.3".parse::<IpAddr>().unwrap()], None)
     );
-    // No file makes the daemon query without bound.
+    // Stored addresses, too, add names only up to the maximum number.
     let many = (0..2 * MOST).map(|n| (host(&format!("n{n}")), (Arc::clone(&old), at))).collect();
     schedule.adopt(many, now);
     assert_eq!(schedule.0.len(), MOST);

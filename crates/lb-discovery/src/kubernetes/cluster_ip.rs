@@ -39,11 +39,12 @@ struct ServicePort {
     port: u16,
 }
 
-/// Returns the address that the text of a Service contains: a list whose text is the address.
+/// Reads the address from the JSON text of a Service. The text of the returned list is only this
+/// address.
 ///
 /// # Errors
-/// If the Service has no cluster IP of the wanted family or no such port, or if the address cannot
-/// be that of a service.
+/// If the Service has no cluster IP of the wanted family or not exactly one such port, or if the
+/// address cannot be the address of a balanced service.
 pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Finding, Failure> {
     let Object { spec } = read("the Service", text)?;
     let refuse =
@@ -70,7 +71,7 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
         ip.parse().map_err(|_| Failure::Malformed(format!("the cluster IP {} is no address", quote(ip))))?;
     let protocol = wanted.protocol.name();
     let ports = spec.ports.unwrap_or_default();
-    // The API leaves nothing out: a port without a protocol is a TCP port.
+    // In the API, the default protocol of a port is TCP.
     let is_of_protocol =
         |port: &&ServicePort| port.protocol.as_deref().unwrap_or("TCP").eq_ignore_ascii_case(protocol);
     let ports: Vec<&ServicePort> = ports.iter().filter(is_of_protocol).collect();

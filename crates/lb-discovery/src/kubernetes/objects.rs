@@ -1,9 +1,9 @@
 //! The EndpointSlices of one service, or the Service itself, as the API server has last reported
-//! them. This file applies the pages of a list and the events of a watch, and decides how much of
-//! both is retained. It performs no I/O.
+//! them. This file applies the pages of a list and the events of a watch, and limits the retained
+//! objects. It performs no I/O.
 //!
-//! The texts of the objects are retained as they arrived. The reader of endpoint files maps them to
-//! endpoints ([`read_slices`]), so a slice means the same in a file and in a watch.
+//! The JSON texts of the objects are stored unchanged. [`read_slices`], which also reads endpoint
+//! files, maps them to endpoints. Therefore a slice has the same meaning in a file and in a watch.
 //!
 //! Sources: Kubernetes API Concepts, "Efficient detection of changes" and "Retrieving large results
 //! sets in chunks"; `WatchEvent` and `Status` in `k8s.io/apimachinery/pkg/apis/meta/v1`.
@@ -29,15 +29,15 @@ pub const MAX_SLICE_BYTES: usize = 4 << 20;
 
 const MAX_ENDPOINTS: usize = MAX_BACKENDS as usize;
 
-/// The largest number of objects. Without endpoints, a slice is of no use.
+/// The largest number of objects. It suffices even if each slice contains only one endpoint.
 const MAX_SLICES: usize = MAX_ENDPOINTS;
 
-/// The largest size of a resource version, and of a token for the next page, in bytes. The server
-/// receives them back in the URL of a request.
+/// The largest size of a resource version, and of a token for the next page, in bytes. The provider
+/// sends both back in the URL of a request.
 const MAX_VERSION: usize = 256;
 const MAX_TOKEN: usize = 4 << 10;
 
-/// An object, as far as it is read here.
+/// The part of an object that this file reads.
 #[derive(Deserialize)]
 #[serde(expecting = "an object")]
 struct PartialObjectMetadata {
@@ -78,8 +78,8 @@ struct PageMetadata {
     next: Option<String>,
 }
 
-/// Reads a list up to a number of elements, because an element takes more memory than its text.
-/// `null` is an empty list.
+/// Reads at most [`MAX_SLICES`] elements of a list, because an element takes more memory than its
+/// text. `null` is an empty list.
 fn items<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<&'de RawValue>, D::Error> {
     struct Items;
     impl<'de> Visitor<'de> for Items {
@@ -124,12 +124,12 @@ pub struct Status {
     pub code: u16,
 }
 
-/// The meaning of an event.
+/// The effect of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchOutcome {
     /// An object has been added, changed or deleted.
     Changed,
-    /// Nothing has changed up to a newer version.
+    /// A bookmark: no object has changed up to a newer version.
     Confirmed,
     /// The server no longer has the changes since the last version, so the objects must be listed
     /// again.
@@ -175,7 +175,6 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Begins without objects.
     pub fn new(kind: ObjectKind, namespace: &str, service: &str) -> Self {
         let (namespace, service) = (namespace.to_owned(), service.to_owned());
         Self { kind, namespace, service, texts: BTreeMap::new(), bytes: 0, version: String::new() }
@@ -195,8 +194,8 @@ impl Objects {
     /// one.
     ///
     /// # Errors
-    /// If the text is not a page of objects of this service, or exceeds a limit. Then part of its
-    /// objects may have been added.
+    /// If the text is not a page of objects of this service, or exceeds a limit. In this case, some
+    /// of its objects may have been added.
     pub fn add_page(&mut self, text: &[u8]) -> Result<Option<String>, Failure> {
         let page: ListPage<'_> = read("the list", utf8("the list", text)?)?;
         if let kind = page.kind.unwrap_or_default()
@@ -221,8 +220,8 @@ impl Objects {
     ///
     /// # Errors
     /// If the line is not an event about objects of this service, or reports an error other than
-    /// 410 (Gone), or exceeds a limit. The objects are unchanged then, but an event is missing, so
-    /// they must be listed again.
+    /// 410 (Gone), or exceeds a limit. The objects are then unchanged. They must be listed again,
+    /// because they lack the change of this event.
     pub fn apply(&mut self, line: &[u8]) -> Result<WatchOutcome, Failure> {
         let WatchEvent { r#type, object } = read("a line of the watch", utf8("a line of the watch", line)?)?;
         let text = object.get();
@@ -363,7 +362,7 @@ fn utf8<'t>(what: &str, bytes: &'t [u8]) -> Result<&'t str, Failure> {
 pub fn read<'t, T: Deserialize<'t>>(what: &str, text: &'t str) -> Result<T, Failure> {
     serde_json::from_str(text).map_err(|error| {
         let why = not_json(&error, text).unwrap_or_else(|| error.to_string());
-        // Some messages repeat a value from the text.
+        // Some messages quote a value from the text.
         let why = if why.contains(char::is_control) { quote(&why) } else { why };
         Failure::Malformed(format!("{what}: {why}"))
     })

@@ -1,6 +1,6 @@
-//! The answers in `answers` are what an API server of version 1.29 sends, byte by byte: heads,
-//! framing, order of the fields. No API server can run here, so they were composed by hand from its
-//! documentation and sources, not recorded.
+//! Tests with answers of an API server of version 1.29. The files in `answers` contain the bytes
+//! that the server sends: heads, framing, order of the fields. The files were not recorded. They
+//! were composed by hand from the documentation and the sources of Kubernetes.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::path::Path;
@@ -40,9 +40,9 @@ type Script = Vec<Step>;
 enum Step {
     Send(Vec<u8>),
     Pause(Duration),
-    /// Sends this without an end.
+    /// Sends these bytes again and again, without end.
     Flood(Vec<u8>),
-    /// Sends nothing more, and does not close.
+    /// Sends nothing more, and leaves the connection open.
     Hang,
 }
 
@@ -106,7 +106,7 @@ fn list_one() -> Script {
     list_of(&[slice("a", 10, &["10.0.0.1".to_owned()])])
 }
 
-/// The server. It ends when this is dropped.
+/// The test server. It accepts connections until it is dropped.
 struct Server {
     scripts: Mutex<VecDeque<Script>>,
     requests: Mutex<Vec<String>>,
@@ -130,7 +130,7 @@ impl Server {
         self.scripts.lock().unwrap().extend(scripts);
     }
 
-    /// The requests since the last call: their targets without the part that is always the same.
+    /// The targets of the requests since the last call, without their common prefix.
     fn queries(&self) -> Vec<String> {
         let prefix = format!("GET {PATH}?{SELECTOR}&");
         let requests = std::mem::take(&mut *self.requests.lock().unwrap());
@@ -173,7 +173,7 @@ impl Server {
         let _ = stream.shutdown().await;
     }
 
-    /// Serves connections in memory, for virtual time.
+    /// Returns a provider that connects to this server in memory, for virtual time.
     fn in_memory(self: &Arc<Self>, seed: u64, settings: impl FnOnce(&mut KubernetesOrigin)) -> Kubernetes {
         let mut origin = origin(SERVER);
         settings(&mut origin);
@@ -202,14 +202,14 @@ fn origin(server: &str) -> KubernetesOrigin {
     }
 }
 
-/// A server in memory that does this, and a provider that uses it.
+/// A server with these scripts, and a provider that connects to it in memory.
 fn provider(scripts: Vec<Script>) -> (Arc<Server>, Kubernetes) {
     let server = Server::new(scripts);
     let kubernetes = server.in_memory(7, |_| {});
     (server, kubernetes)
 }
 
-/// Returns the addresses of the next answer's list, with their states.
+/// Queries once. Returns the addresses of the list, with their states.
 async fn addresses(kubernetes: &mut Kubernetes) -> Vec<String> {
     let Queried { finding, again } = kubernetes.query().await;
     assert_eq!(again, Again::AtOnce);
@@ -234,7 +234,7 @@ async fn addresses(kubernetes: &mut Kubernetes) -> Vec<String> {
     addresses
 }
 
-/// Returns the next answer's failure.
+/// Queries once. Returns the failure.
 async fn failure(kubernetes: &mut Kubernetes) -> Failure {
     match kubernetes.query().await.finding {
         Finding::Failed(failure) => failure,
@@ -246,13 +246,13 @@ fn place() -> String {
     format!("{SERVER}: GET {PATH}")
 }
 
-/// The time of the watch in a query, and the rest of the query.
+/// The time of the watch in a query, in seconds, and the rest of the query.
 fn split_time(query: &str) -> (u64, &str) {
     let (rest, seconds) = query.rsplit_once("&timeoutSeconds=").expect("a watch");
     (seconds.parse().unwrap(), rest)
 }
 
-/// Whether a query opens a watch from this version.
+/// Checks that a query opens a watch from this version.
 #[track_caller]
 fn is_watch_from(query: &str, version: usize) {
     let (seconds, rest) = split_time(query);
@@ -623,7 +623,7 @@ async fn a_wrong_slice_is_refused_until_it_is_corrected() {
     assert_eq!(server.queries().len(), 2, "the watch goes on");
 }
 
-/// The addresses of an endpoint that belongs to a list of many.
+/// The addresses of the 100 endpoints of a slice.
 fn many(slice: usize) -> Vec<String> {
     (0..100).map(|n| format!("10.0.{slice}.{n}")).collect()
 }
@@ -654,7 +654,7 @@ async fn a_hundred_changes_a_second_need_five_questions_a_second() {
     let mut answers = 0;
     while addresses(&mut kubernetes).await != ["10.0.1.199:8080"] {
         answers += 1;
-        // As `running` does between two questions.
+        // `running` makes the same pause between two questions.
         sleep(Duration::from_millis(200)).await;
     }
     assert!(began.elapsed() < Duration::from_millis(2300), "{:?}", began.elapsed());
@@ -672,7 +672,8 @@ async fn a_change_that_changes_no_endpoint_gives_an_equal_answer() {
     assert_eq!(kubernetes.query().await, first);
 }
 
-/// Serves connections of TCP on loopback, with or without TLS, until the server is dropped.
+/// Serves TCP connections on the loopback interface, with or without TLS, until the server is
+/// dropped.
 async fn on_loopback(server: &Arc<Server>, tls: Option<TlsAcceptor>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -705,7 +706,7 @@ async fn a_server_on_loopback_is_listed_watched_and_found_again() {
     assert_eq!(addresses(&mut kubernetes).await.len(), 3);
     // The events may arrive in several parts.
     while addresses(&mut kubernetes).await.len() != 4 {}
-    // The connection is refused, because the server has no more scripts.
+    // The server closes the connection, because the server has no more scripts.
     assert!(matches!(failure(&mut kubernetes).await, Failure::Unreachable(_)));
     server.then(vec![answer(WATCH_EXPIRED), answer(LIST_EMPTY)]);
     assert!(matches!(kubernetes.query().await.finding, Finding::Empty { .. }));
@@ -773,7 +774,7 @@ async fn an_expired_client_certificate_fails_and_a_renewed_one_continues_with_th
     assert_eq!(server.queries().len(), 2, "the slices are listed once");
 }
 
-/// A Service with this specification.
+/// A Service with this `spec`.
 fn service(version: usize, spec: &Value) -> Value {
     let metadata = json!({ "name": "users", "namespace": "shop", "resourceVersion": version.to_string() });
     json!({ "metadata": metadata, "spec": spec })

@@ -1,4 +1,4 @@
-//! Checks TLS against a server in memory, with certificates that the tests make.
+//! Tests of TLS with a server in memory and generated certificates.
 
 use std::fs;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ impl Made {
     }
 }
 
-/// Any content in PEM: `rcgen` would bring a further crate for it.
+/// Encodes any content as PEM. `rcgen` would need a further crate for this.
 fn pem(label: &str, content: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = format!("-----BEGIN {label}-----\n");
@@ -76,7 +76,7 @@ fn authority_named(name: &str) -> Made {
     Made { certificate: params.self_signed(&key).unwrap(), key }
 }
 
-/// A certificate for these names, valid until the first of January of this year.
+/// A certificate for these names, valid until the first of January of the year `until`.
 pub fn signed(authority: &Made, names: &[&str], until: i32) -> Made {
     let mut params = params(names);
     params.not_after = date_time_ymd(until, 1, 1);
@@ -84,7 +84,8 @@ pub fn signed(authority: &Made, names: &[&str], until: i32) -> Made {
     Made { certificate: params.signed_by(&key, &authority.certificate, &authority.key).unwrap(), key }
 }
 
-/// A server's side of TLS. With `clients`, it requires a certificate that these have signed.
+/// The TLS side of a server. With `clients`, the server requires a client certificate that this CA
+/// has signed.
 pub fn acceptor(
     server: &Made,
     clients: Option<&Made>,
@@ -107,7 +108,7 @@ pub fn acceptor(
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// Files in PEM, which are removed after the test.
+/// A folder with files in PEM, which is removed after the test.
 pub struct Folder(TempDir);
 
 impl Folder {
@@ -139,8 +140,8 @@ impl Folder {
     }
 }
 
-/// Connects to a server, and exchanges a byte with it. In TLS 1.3, a server refuses a client only
-/// after the client has sent it.
+/// Connects to a server, and exchanges a byte with it. Only the exchange shows a refusal in TLS
+/// 1.3: a server refuses the client's certificate after the client's handshake has ended.
 async fn exchange(tls: &mut Tls, acceptor: TlsAcceptor) -> Result<(), Failure> {
     let (client, server) = duplex(1 << 14);
     let serve = tokio::spawn(async move {
@@ -160,7 +161,7 @@ async fn exchange(tls: &mut Tls, acceptor: TlsAcceptor) -> Result<(), Failure> {
         Ok(())
     }
     .await;
-    // A server that is refused reports that as its own error.
+    // If the client refuses the server, the server's task also returns an error.
     let _ = serve.await.unwrap();
     result
 }
@@ -327,7 +328,7 @@ fn the_date_in_a_cut_or_foreign_certificate_is_unknown() {
     for position in 0..der.len() {
         let mut wrong = der.to_vec();
         wrong[position] ^= 0x55;
-        // Any result is right, but no panic.
+        // Any result is right; only a panic is wrong.
         let _ = not_after(&wrong);
     }
 }

@@ -1,5 +1,5 @@
-//! The provider queries real sockets on loopback, which answer as well as a server can and as
-//! badly.
+//! Tests in which the provider queries servers on the loopback interface. The servers answer
+//! correctly, incompletely or with hostile data.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -16,29 +16,30 @@ use super::*;
 
 mod hosts;
 
-/// What a server does with a question.
+/// How a test server reacts to a question.
 #[derive(Clone)]
 enum Then {
     Answer(Reply),
-    /// Answers and closes the connection, to which the client may have written more questions.
+    /// Answers, then shuts down its sending side. The client may already have written more
+    /// questions.
     Last(Reply),
-    /// Answers with another id, and over UDP then with the right one.
+    /// Answers with another id. Over UDP, an answer with the right id follows.
     Forged(Reply),
     /// Sends these bytes, and leaves the connection open.
     Bytes(Vec<u8>),
     Close,
     Nothing,
-    /// Sends answers without end that belong to no question.
+    /// Sends answers that belong to no question, without end.
     Flood,
 }
 
-/// Limit for each test.
+/// The time limit of each test.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The time for a question to a server that does not answer it.
+/// The time limit of a question to a server that does not answer.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A question as a server sees it.
+/// A question that a test server has received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     name: String,
@@ -48,11 +49,11 @@ struct Seen {
 
 type Script = Arc<dyn Fn(&Seen) -> Then + Send + Sync>;
 
-/// A server. It ends when this is dropped.
+/// A server. Its tasks end when it is dropped.
 struct Server {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
-    /// The number of connections: at present, and of all.
+    /// The number of open connections, and of all connections since the start.
     connections: watch::Receiver<(usize, usize)>,
     _tasks: JoinSet<()>,
 }
@@ -61,7 +62,7 @@ impl Server {
     async fn start(script: impl Fn(&Seen) -> Then + Send + Sync + 'static) -> Self {
         let (listener, socket) = loop {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-            // Another process may have this UDP port.
+            // Another process may use this UDP port.
             if let Ok(socket) = UdpSocket::bind(listener.local_addr().unwrap()).await {
                 break (listener, socket);
             }
@@ -152,7 +153,7 @@ async fn answer_datagrams(socket: UdpSocket, script: Script, log: Arc<Mutex<Vec<
             Then::Close | Then::Nothing | Then::Flood => Vec::new(),
         };
         for reply in replies {
-            // The client may be gone.
+            // The client may have closed its socket.
             let _ = socket.send_to(&reply, from).await;
         }
     }
@@ -163,7 +164,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), message].concat()
 }
 
-/// A provider with state of its own. `whole` is the time for a question.
+/// A provider that shares no state with another one. `whole` is the time limit of a question.
 fn provider(origin: DnsOrigin, servers: &[SocketAddr], transport: DnsTransport, whole: Duration) -> Dns {
     let limits = QueryLimits { whole, ..QueryLimits::default() };
     let shared = ProviderContext { dns: Resolvers::new(Path::new("/nonexistent"), limits) };
@@ -185,15 +186,15 @@ fn good() -> Reply {
 
 const GOOD: [&str; 2] = ["10.0.0.1:8080 1", "10.0.0.2:8080 1"];
 
-/// Queries a new server, which does this with every question.
+/// Queries a new server that reacts to every question with `then`.
 async fn ask_one(then: Then, whole: Duration) -> (Finding, Server) {
     let server = Server::answering(then).await;
     let queried = query(&mut provider(host(), &[server.address], DnsTransport::Tcp, whole)).await;
     (queried.finding, server)
 }
 
-/// Checks that all answers over TCP of this kind fail, with a text that begins with the question
-/// and the server.
+/// Checks that a query over TCP has failed, with a text that begins with the question and the
+/// server.
 #[track_caller]
 fn failed_with((finding, server): (Finding, Server), expected: &str) {
     let Finding::Failed(failure) = finding else { panic!("{finding:?}") };
@@ -352,7 +353,7 @@ fn srv_for(numbers: std::ops::Range<usize>, added: &[&str]) -> Reply {
     Reply { answer: records.collect(), ..Reply::srv(&[], added) }
 }
 
-/// An answer with the address of a target `b7.example.com`: 10.0.0.7.
+/// An answer with the address of the target: 10.0.0.7 for `b7.example.com`.
 fn address(seen: &Seen) -> Reply {
     let number = &seen.name[1..seen.name.find('.').unwrap()];
     Reply::to(&seen.name, Rtype::A, &[&format!("{} 30 A 10.0.0.{number}", seen.name)])
@@ -391,7 +392,6 @@ async fn a_target_that_loses_its_addresses_retains_them_and_one_that_never_had_a
     let rcodes: Arc<Mutex<BTreeMap<&str, Rcode>>> = Arc::default();
     let of = Arc::clone(&rcodes);
     let server = Server::start(move |seen| {
-        // The TTL of addresses is 0, so that they are requested each time.
         let rcode = of.lock().unwrap().get(seen.name.as_str()).copied().unwrap_or(Rcode::NOERROR);
         Then::Answer(match (seen.rtype, rcode) {
             (Rtype::SRV, _) => srv_for(0..5, &[]),
@@ -443,7 +443,8 @@ async fn targets_have_at_most_8_questions_in_flight_on_one_connection() {
     let server = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut waiting = Vec::new();
-        // Answers only when 8 questions wait, so that a client with fewer in flight gets stuck.
+        // The server answers only when 8 questions are waiting. A client with fewer in flight gets
+        // no answer.
         for number in 0..=40 {
             let mut query = vec![0; usize::from(stream.read_u16().await.unwrap())];
             stream.read_exact(&mut query).await.unwrap();
@@ -451,10 +452,10 @@ async fn targets_have_at_most_8_questions_in_flight_on_one_connection() {
             let reply = if number == 0 { srv_for(0..40, &[]) } else { address(&seen) };
             waiting.push(framed(&Reply { id, ..reply }.bytes()));
             if number == 0 || waiting.len() == 8 {
-                // A ninth question would be here, or on another connection.
+                // A ninth question would be in this stream, or on another connection.
                 let mut more = [0; 1];
                 assert!(stream.try_read(&mut more).is_err(), "8 in flight");
-                // Other answers come first than questions did.
+                // The answers have the reverse order of the questions.
                 waiting.reverse();
                 stream.write_all(&waiting.concat()).await.unwrap();
                 waiting.clear();

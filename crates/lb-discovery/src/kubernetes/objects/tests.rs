@@ -1,4 +1,5 @@
-//! Checks what pages and events do to slices, and which of them are refused.
+//! Tests of the effect that pages and events have on the stored slices, and of the answers that are
+//! refused.
 
 use std::path::Path;
 
@@ -56,7 +57,7 @@ fn addresses(slices: &Objects) -> Vec<String> {
             assert_eq!(list.as_slice().len(), snapshot.endpoints);
             let mut addresses: Vec<String> =
                 list.as_slice().iter().map(|endpoint| endpoint.address.to_string()).collect();
-            // Without indexes, the order of a list is that of its hashes.
+            // A list without indexes is sorted by the hashes of the addresses.
             addresses.sort();
             addresses
         }
@@ -148,7 +149,7 @@ fn a_wrong_value_refuses_the_list_and_names_the_slice() {
         let Err(Failure::Malformed(text)) = slices.finding(port, false) else { panic!("{why}") };
         assert!(text.starts_with("slice b:1:") && text.contains(why), "{text}");
     }
-    // The reader of lists refuses the number that Kubernetes itself does not accept.
+    // Port 0, which Kubernetes itself does not accept, is refused by the reader of lists.
     let Ok(Finding::List(list)) = finding(&listed(&[with_port(0)])) else { panic!("a list") };
     let (path, hosts) = (Path::new("users.json"), &NO_HOSTS);
     let context = ListContext { path, port_name: None, service: None, services: &[], hosts };
@@ -259,7 +260,7 @@ fn a_list_has_at_most_as_many_endpoints_as_a_service() {
     items.push(slice_of(17, 1));
     let too_many = Failure::TooLarge("there are more than 16384 endpoints".to_owned());
     assert_eq!(count(&listed(&items)), Err(too_many.clone()));
-    // So many duplicates are refused before they are merged.
+    // Too many duplicates are refused before they are merged.
     let doubles: Vec<Value> = (0..40)
         .map(|n| {
             let mut double = slice_of(0, 1000);

@@ -17,10 +17,11 @@ const DOCKERFILE: &str = include_str!("../../../../../packaging/kubernetes/Docke
 const GUIDE: &str = include_str!("../../../../../docs/guide/kubernetes.md");
 const UNIT: &str = include_str!("../../../../../packaging/systemd/socklb.service");
 
-/// The documents of a text in YAML. Scalars are texts.
+/// Parses the documents of a YAML text. All scalars become strings.
 fn documents(text: &str) -> Vec<Value> {
     let mut documents = Vec::new();
-    // Each open list or mapping; a mapping with its next key.
+    // The lists and mappings that are open, the innermost last. A mapping has the key of its next
+    // value.
     let mut open: Vec<(Value, Option<String>)> = Vec::new();
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
@@ -160,7 +161,7 @@ fn the_configuration_is_valid_and_its_directories_are_mounted() {
     let list = |value: &Value| value.as_array().expect("a list").clone();
     let container = &pod["containers"][0];
     let (mounts, volumes) = (list(&container["volumeMounts"]), list(&pod["volumes"]));
-    // Where a path of the container is on the host, and whether it is writable.
+    // The path on the host that a path of the container leads to, and whether it is writable.
     let place = |path: &Path| {
         let within = |mount: &&Value| path.starts_with(mount["mountPath"].as_str().expect("a path"));
         let mount = mounts.iter().find(within).unwrap_or_else(|| panic!("{} is mounted", path.display()));
@@ -204,7 +205,7 @@ fn the_image_has_what_the_manifest_starts_and_what_the_guide_builds() {
     let path = format!("PATH={}", program.parent().expect("an absolute path").display());
     assert_eq!(instruction("ENV"), path, "`kubectl exec` finds the program by its name");
 
-    // The guide's build writes the program where the Dockerfile copies it from.
+    // The guide's build writes the program to the path from which the Dockerfile copies it.
     let built = instruction("ARG");
     let built: Vec<&str> = built.strip_prefix("PROGRAM=").expect("the program").split('/').collect();
     let ["target", triple, "release", name] = built[..] else { panic!("{built:?}") };
@@ -222,7 +223,7 @@ fn the_image_has_what_the_manifest_starts_and_what_the_guide_builds() {
     }
     assert_eq!(copied, [program.to_str().expect("text")]);
 
-    // All three name the same version, and the name that is to be replaced.
+    // The Dockerfile, the manifest and the guide agree on the version and on the name of the image.
     let version = env!("CARGO_PKG_VERSION");
     let label = format!("org.opencontainers.image.version=\"{version}\"");
     assert!(instruction("LABEL").contains(&label), "{label}");

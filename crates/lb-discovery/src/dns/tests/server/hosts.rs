@@ -1,4 +1,4 @@
-//! The names of lists are resolved by a real socket on loopback.
+//! Tests in which the host names of lists are resolved by servers on the loopback interface.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,7 +21,7 @@ fn resolving(per_second: usize) -> Hosts {
     Hosts::new(&Arc::new(ProviderContext { dns }), &Arc::default())
 }
 
-/// The states of these names once all of them are known.
+/// Waits until all these names are known. Returns the states of all names.
 async fn known(hosts: &Hosts, wanted: &BTreeSet<HostName>, at: &DnsSettings) -> Arc<HostTable> {
     let mut table = hosts.resolve_too(wanted.clone(), at);
     let is_known = |table: &Arc<HostTable>| wanted.iter().all(|host| table.is_known(host));
@@ -118,7 +118,7 @@ async fn more_names_than_three_times_those_of_all_lists_are_not_asked() {
     drop(hosts.resolve_too(all.clone(), &settings));
     let table = known(&hosts, &first, &settings).await;
     assert_eq!(table.0.len(), 3 * MAX_HOSTS);
-    // Names that are no longer needed are forgotten, and make room.
+    // Names that are no longer needed are removed, and new names can be added.
     hosts.resolve_only(names(0..1), &settings);
     assert_eq!(hosts.table().0.len(), 1);
     assert_eq!(known(&hosts, &names(0..3), &settings).await.0.len(), 3);
