@@ -12,7 +12,7 @@ pub struct NotAnAddress {
     pub help: String,
 }
 
-/// As [`parse_address`], but the message begins with the quoted text.
+/// Parses an address like [`parse_address`]. The message of the error begins with the quoted text.
 pub fn address(text: &str) -> Result<SocketAddr, Refusal> {
     parse_address(text).map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
 }

@@ -2,7 +2,7 @@
 //!
 //! To repair a file, an operator needs all its faults at once, each with line and column. A fault
 //! is shown in one line for a log, or with its source line and a caret for a terminal. This module
-//! does not know the meaning of files.
+//! does not depend on the content of the file.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -23,7 +23,7 @@ pub struct Diagnostic {
     pub column: usize,
     /// Byte offsets in the file.
     pub span: Range<usize>,
-    /// What is wrong. Names the value.
+    /// The fault, with the wrong value.
     pub message: String,
     /// The correction, if there is one.
     pub help: Option<String>,
@@ -186,7 +186,7 @@ pub struct DiagnosticCollector<'t> {
 }
 
 impl<'t> DiagnosticCollector<'t> {
-    /// Begins a collection without faults, for the file at `path` with the content `text`.
+    /// Creates an empty collection for the file at `path` with the content `text`.
     pub fn new(path: &'t Path, text: &'t str) -> Self {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         Self { path, text, line_starts, broken: BTreeSet::new(), faults: Vec::new(), left_off: 0 }
@@ -197,7 +197,7 @@ impl<'t> DiagnosticCollector<'t> {
         self.line_starts.partition_point(|start| *start <= span.start)
     }
 
-    /// Reports that the text could not be parsed here.
+    /// Reports that the text could not be parsed at `span`.
     pub fn add_syntax(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
         self.broken.insert(self.line(&span));
         self.push(span, message.into(), help);
@@ -205,7 +205,7 @@ impl<'t> DiagnosticCollector<'t> {
 
     /// Reports a wrong value. Does not report it if the line of the value could not be parsed.
     pub fn add(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<Option<String>>) {
-        // If the parser has invented a value to continue, its span is empty.
+        // A value with an empty span was inserted by the parser after a syntax fault.
         if self.broken.contains(&self.line(&span)) || (span.is_empty() && !self.broken.is_empty()) {
             return;
         }

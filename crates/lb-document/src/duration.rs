@@ -14,7 +14,7 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     number.checked_mul(ms).map(Duration::from_millis)
 }
 
-/// Formats a time as it is written in configurations, in the longest unit that gives a whole
+/// Formats a time as it is written in configurations, in the longest unit in which it is a whole
 /// number.
 pub fn in_units(duration: Duration) -> String {
     let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);

@@ -1,8 +1,8 @@
-//! The keys of a document. Each key has one row, which defines the accepted values, the refused
-//! values, and the text of the documentation pages.
+//! The keys of a document. Each key has one row: its accepted values, its default, and its text on
+//! the documentation pages.
 //!
-//! The rows of the configuration are in `crates/lb-config/src/keys.rs`, and the rows of endpoint
-//! files are in the file of their reader. This module does not know the effects of values.
+//! The rows of the configuration are in `crates/lb-config/src/keys.rs`. The rows of endpoint files
+//! are in the module that reads these files. This module does not depend on the effects of values.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::kind::ValueKind;
 use super::{Item, Table};
 use crate::diagnostic::DiagnosticCollector;
 
-/// What applies if a key is not written.
+/// The effect of a key that is not written.
 pub enum Unset<V> {
     /// The key must be written.
     Required,
@@ -29,7 +29,8 @@ pub struct ConfigKey<K: ValueKind> {
 }
 
 impl<K: ValueKind> ConfigKey<K> {
-    /// The item if the key is written. Reports a required key that is missing.
+    /// The item of the key; `None` if the key is not written. Reports a fault if the key is
+    /// required and missing.
     pub fn item<'t>(&self, table: &Table<'t>, report: &mut DiagnosticCollector<'_>) -> Option<Item<'t>> {
         let item = table.get(self.name);
         if item.is_none() && matches!(self.unset, Unset::Required) {
@@ -63,8 +64,8 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The written value and its position. `None` if the key is not written, or if its value is
-    /// wrong, which is reported.
+    /// The written value and its position. `None` if the key is not written. If the value is wrong,
+    /// reports a fault and returns `None`.
     pub fn take_at(
         &self,
         table: &Table<'_>,
@@ -74,7 +75,8 @@ impl<K: ValueKind> ConfigKey<K> {
         Some((self.kind.read(&item, report)?, item.span()))
     }
 
-    /// The written value. The outer `None` means that it is wrong, which is reported.
+    /// The written value; `Some(None)` if the key is not written. If the value is wrong, reports a
+    /// fault and returns `None`.
     pub fn take_written(
         &self,
         table: &Table<'_>,
@@ -86,7 +88,7 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The written value, or the default. If the value is wrong, reports that and returns the
+    /// The written value, or the default. If the value is wrong, reports a fault and returns the
     /// default.
     pub fn take_or_default(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> K::Value {
         self.take(table, report).unwrap_or_else(|| self.default())
@@ -117,16 +119,16 @@ impl<K: ValueKind> DocumentedKey for ConfigKey<K> {
 }
 
 pub struct Section {
-    /// Its header: `[[name]]` or `[name]`. If the section is the value of a key, `key` or
-    /// `key.key`.
+    /// The header of the section: `[[name]]` or `[name]`. If the section is the value of a key: the
+    /// path of the key, `key` or `key.key`.
     pub header: &'static str,
-    /// Its name in messages.
+    /// The section's name in messages.
     pub what: &'static str,
-    /// Its description on documentation pages.
+    /// The section's description on documentation pages.
     pub text: &'static str,
-    /// Its keys, in the order in which pages and messages list them.
+    /// The section's keys, in the order in which pages and messages list them.
     pub rows: &'static [&'static dyn DocumentedKey],
-    /// Former keys, and what to write instead.
+    /// Former keys, each with the correction.
     pub gone: &'static [(&'static str, &'static str)],
 }
 
@@ -141,15 +143,15 @@ impl Section {
         self.rows.iter().map(|row| row.name()).collect()
     }
 
-    /// Its keys as pages show them, each with its cells.
+    /// The section's keys as documentation pages show them, each with [`DocumentedKey::cells`].
     fn entries(&self) -> impl Iterator<Item = (String, [String; 3])> {
         let prefix = if self.header.starts_with('[') { String::new() } else { format!("{}.", self.header) };
         self.rows.iter().map(move |row| (format!("{prefix}{}", row.name()), row.cells()))
     }
 }
 
-/// The keys of a table as pages show them, each with its cells. If the value of a key is a table,
-/// that table's keys follow the key.
+/// The keys of a table as documentation pages show them, each with [`DocumentedKey::cells`]. If the
+/// value of a key is a table, that table's keys follow the key.
 pub fn entries(sections: &[&Section]) -> Vec<(String, [String; 3])> {
     let mut entries: Vec<(String, [String; 3])> = Vec::new();
     for section in sections {

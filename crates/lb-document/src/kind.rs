@@ -1,7 +1,7 @@
 //! The kinds of values that a key may have. A kind has limits and a parser.
 //!
-//! A kind defines both the values that readers refuse and the values that documentation pages list,
-//! so the two cannot differ. If a key accepts more than one kind of value, its kind is a
+//! A kind defines both the values that readers accept and the values that documentation pages list,
+//! so that they cannot differ. If a key accepts more than one kind of value, its kind is a
 //! [`FreeForm`], and the key's own reader parses the value.
 
 use std::fmt::Display;
@@ -92,7 +92,8 @@ impl ValueKind for Thousandths {
     }
 }
 
-/// Parses digits, which a decimal point and up to three more digits may follow.
+/// Parses digits, which may be followed by a decimal point and at most three more digits. Returns
+/// the number in thousandths.
 fn thousandths(text: &str) -> Option<u32> {
     let (whole, rest) = text.split_once('.').unwrap_or((text, ""));
     let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

@@ -2,8 +2,8 @@
 //! once.
 //!
 //! A derived deserializer stops at the first fault, so an operator would have to repair one fault
-//! per attempt. This crate knows only tables with their keys, and kinds of values. Its callers know
-//! the meaning of keys and values.
+//! per attempt. This crate processes tables with their keys, and kinds of values. Its callers
+//! define the keys and their effects.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -40,12 +40,11 @@ use key::Section;
 use kind::Refusal;
 
 /// The maximum length, in bytes, of a text for which all syntax faults are reported. For a longer
-/// text only the first is reported, because a file that is not TOML may cause a fault for every
-/// byte.
+/// text only the first fault is reported, because a file that is not TOML may cause a fault for
+/// every byte.
 pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
 
-/// Parses a document. Syntax faults are reported. The return value holds everything that could be
-/// read.
+/// Parses a document. Syntax faults are reported. Returns everything that could be parsed.
 pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
     let first = match DeTable::parse(text) {
         Ok(root) => return root.into_inner(),
@@ -91,13 +90,12 @@ impl<'t> Table<'t> {
         self.span.clone()
     }
 
-    /// Refuses every key that is not `known`.
+    /// Reports every key that is not `known`.
     pub fn check_keys(&self, known: &[&str], report: &mut DiagnosticCollector<'_>) {
         self.check_keys_and_former(known, &[], report);
     }
 
-    /// As `check_keys`, but if a former key (in `gone`) is written, the message names its
-    /// replacement.
+    /// Like `check_keys`, but the message for a former key (in `gone`) names its replacement.
     fn check_keys_and_former(
         &self,
         known: &[&str],
@@ -119,13 +117,14 @@ impl<'t> Table<'t> {
         self.entries?.get(key).map(|value| Item { name: Cow::Borrowed(key), value })
     }
 
-    /// The table with the header `[name]`. If it is absent, the result has no keys.
+    /// The table with the header `[name]`. If the table is absent, the result has no keys.
     pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Self {
         let table = self.get(section.name()).and_then(|item| item.table(section, report));
         table.unwrap_or(Self { what: section.what, span: 0..0, entries: None })
     }
 
-    /// The tables with the header `[[name]]`, at most `limit` of them.
+    /// The tables with the header `[[name]]`, at most `limit` of them. Reports a fault if there are
+    /// more.
     pub fn tables(&self, section: &Section, limit: usize, report: &mut DiagnosticCollector<'_>) -> Vec<Self> {
         let key = section.name();
         let Some(item) = self.get(key) else { return Vec::new() };
@@ -152,7 +151,7 @@ impl<'t> Item<'t> {
         self.value.span()
     }
 
-    /// Its name in messages.
+    /// The name of the value in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -175,7 +174,7 @@ impl<'t> Item<'t> {
         self.wrong_kind_but(expected, None, report);
     }
 
-    /// As [`Item::wrong_kind`], with the correction.
+    /// Like [`Item::wrong_kind`], with a correction.
     pub fn wrong_kind_but(
         &self,
         expected: &str,
@@ -202,7 +201,7 @@ impl<'t> Item<'t> {
         self.text_or(None, report)
     }
 
-    /// As [`Item::text`], with the correction of a value of another kind.
+    /// Like [`Item::text`]. `help` is the correction for a value of another kind.
     pub fn text_or(
         &self,
         help: impl Into<Option<String>>,
@@ -218,7 +217,8 @@ impl<'t> Item<'t> {
     /// The elements of the list. Reports a value of another kind.
     pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let DeValue::Array(elements) = self.value() else {
-            // A text with blanks may stand for several elements.
+            // A text with blanks may be intended as several elements, so no correction is
+            // suggested.
             let element = self.as_str().filter(|text| !text.contains(' '));
             let help = element.map(|text| format!("write [{}]", quote(text)));
             self.wrong_kind_but("a list", help, report);
@@ -242,7 +242,7 @@ impl<'t> Item<'t> {
         Some(table)
     }
 
-    /// Parses the string with `parse`, and reports the error.
+    /// Parses the string with `parse`, and reports the parser's error.
     pub fn parse<T>(
         &self,
         parse: fn(&str) -> Result<T, Refusal>,
@@ -270,7 +270,7 @@ fn kind(value: &DeValue<'_>) -> &'static str {
     }
 }
 
-/// The positions of those values that may occur only once.
+/// The values that may occur only once, with their positions.
 pub struct Unique<K>(BTreeMap<K, Range<usize>>);
 
 impl<K> Default for Unique<K> {
@@ -280,8 +280,8 @@ impl<K> Default for Unique<K> {
 }
 
 impl<K: Ord> Unique<K> {
-    /// Refuses `key` at `span` if it has been claimed before. `what` is the value's name in the
-    /// message.
+    /// Registers `key` at `span`. If the key has been registered before, reports a fault and
+    /// returns `false`. `what` is the name of the value in the message.
     pub fn claim(
         &mut self,
         key: K,

@@ -26,8 +26,8 @@ pub fn did_you_mean(word: &str, known: &[&str]) -> String {
     if let Some((_, ours)) = elsewhere {
         return format!("did you mean {ours}? ");
     }
-    // Up to two wrong letters count as a typing error. In a short word fewer do, because all short
-    // words are similar.
+    // Up to two wrong letters are treated as a typing error. In words of less than six letters at
+    // most one is, because short words are similar to each other.
     let near = |candidate: &&&str| distance(word, candidate) <= (candidate.len() / 3).min(2);
     let best = known.iter().filter(near).min_by_key(|candidate| distance(word, candidate));
     best.map_or_else(String::new, |best| format!("did you mean {best}? "))

@@ -1,11 +1,11 @@
-//! Access to the host, for the daemon and the agent. The crate makes no decision that belongs to
-//! one of them.
+//! Access to the host, for the daemon and the agent. The crate contains no decisions of either of
+//! them.
 //!
 //! In reading order: which directories and processes are trusted ([`trust`]), binding a Unix socket
 //! ([`socket`]), changes in directories ([`watch`]), messages to the service manager ([`notify`]),
 //! logging ([`log`]), reading whole files ([`regular_file`]), files for a later start ([`store`]),
-//! and waking a thread ([`wake`]). [`watch`] and [`notify`] have threads of their own. A call that
-//! accesses the file system may block as long as the file system does.
+//! and waking a thread ([`wake`]). [`watch`] and [`notify`] have their own threads. A call that
+//! accesses the file system blocks while the file system blocks.
 
 pub mod trust;
 

@@ -1,4 +1,5 @@
-//! Logging of the daemon and the agent to standard error, in the form that the reader expects.
+//! Logging of the daemon and the agent to standard error, in the format that the journal or a
+//! terminal expects.
 //!
 //! If standard error is a connection to the journal of a service manager, the manager has set
 //! `JOURNAL_STREAM` (systemd.exec(5)). The journal adds the time to each line. It reads a priority
@@ -16,8 +17,8 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Starts logging. `RUST_LOG` selects levels, as in `warn,lb_user=debug`; the default level is
-/// INFO. `is_json`: log one JSON object per line. `colour`: use colours if standard error is a
-/// terminal that has them.
+/// INFO. `is_json`: log one JSON object per line. `colour`: colour the lines, unless they are JSON
+/// or go to the journal.
 pub fn init(is_json: bool, colour: bool) {
     let selected = std::env::var("RUST_LOG").unwrap_or_default();
     let (targets, wrong) = targets(&selected);

@@ -13,7 +13,7 @@ pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
     open_with(path, 0)
 }
 
-/// Like [`open`], but does not follow a symbolic link at the path itself.
+/// Like [`open`], but does not follow a symbolic link at the end of the path.
 ///
 /// # Errors
 /// As for [`open`], and if the path is a symbolic link.
@@ -27,7 +27,8 @@ pub fn open_itself(path: &Path) -> io::Result<(File, Metadata)> {
 }
 
 fn open_with(path: &Path, flags: i32) -> io::Result<(File, Metadata)> {
-    // Without O_NONBLOCK, opening a pipe would wait for a writer.
+    // Without O_NONBLOCK, opening a pipe would block until another process opens the pipe for
+    // writing.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
@@ -37,7 +38,7 @@ fn open_with(path: &Path, flags: i32) -> io::Result<(File, Metadata)> {
 }
 
 /// Returns the content of a file; `None` if it has more than `most` bytes. The limit bounds memory
-/// and time if the operator writes the path of a wrong file.
+/// and time if an operator names a wrong file.
 ///
 /// # Errors
 /// If the file cannot be read.

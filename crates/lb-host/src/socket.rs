@@ -1,5 +1,5 @@
-//! Binds a Unix socket at its path when a program starts. Does not wait for a process that may
-//! listen at that path.
+//! Binds a program's Unix socket to a path. Does not wait for a process that already listens at
+//! that path.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -18,10 +18,10 @@ pub struct Bound {
     path: PathBuf,
 }
 
-/// Binds the socket under a temporary name. So errors show before the kernel is changed, and no
-/// client can connect before the program can answer. If a socket exists at the final path and no
-/// process listens on it, a dead process has left it, and it is replaced. The socket's owner and
-/// the members of the group `admins` may open the socket.
+/// Binds the socket under a temporary name. So errors occur before the program changes the kernel's
+/// state, and no client can connect before the program can answer. If no process listens on an
+/// existing socket at the final path, an ended process has left this socket, and the new socket
+/// replaces it. The socket's owner and the members of the group `admins` may open the socket.
 ///
 /// # Errors
 /// If the directory cannot be created or is not trusted, if another process answers on the socket,
@@ -52,8 +52,8 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
         }
     }
     let listener = UnixListener::bind(&hidden)?;
-    // Only root may give a file to any group; other users may give it only to their own groups. For
-    // a program of another user, the service manager controls the access.
+    // Only root may change the group of a file to a group of which it is not a member. If the
+    // program runs as another user, the service manager controls the access.
     if admins.is_some() && rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&hidden, None, admins)?;
     }
@@ -86,7 +86,7 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        // If the start fails, no socket is left.
+        // Removes the socket if the start fails.
         if self.listener.is_some() {
             let _ = std::fs::remove_file(&self.hidden);
         }

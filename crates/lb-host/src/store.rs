@@ -7,8 +7,8 @@
 //! to root or to the user of this process, and no other user may have write permission. No symbolic
 //! link below the root is followed.
 //!
-//! Each call may block for as long as the file system does, so a thread of an asynchronous runtime
-//! must not make it.
+//! Each call blocks while the file system blocks, so a thread of an asynchronous runtime must not
+//! call it.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -39,7 +39,7 @@ pub enum StoreError {
     /// The file is longer than the caller's limit, in bytes.
     #[error("{} is larger than {} KiB, the limit for a valid file", .0.display(), .1 >> 10)]
     TooLarge(PathBuf, u64),
-    /// The file cannot be written. The previous content stays.
+    /// The file cannot be written. The previous content remains.
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -91,13 +91,13 @@ impl StateDirectory {
         bytes.map(Some).ok_or(StoreError::TooLarge(path, most))
     }
 
-    /// Writes a file, and replaces an existing one. The content goes to a temporary file, which is
-    /// renamed once all of it is on the disk. Missing directories are created.
+    /// Writes a file, and replaces an existing one. The content is written to a temporary file,
+    /// which is renamed when its whole content is on the disk. Missing directories are created.
     ///
     /// # Errors
     /// If other users may write to a directory above the file, if another process writes to its
-    /// directory at the same moment, or if the file cannot be written. The previous content stays,
-    /// unless the only failure was to synchronize the directory.
+    /// directory at the same moment, or if the file cannot be written. The previous content
+    /// remains, unless only the synchronization of the directory failed.
     pub fn write(&self, name: impl AsRef<Path>, parts: &[&[u8]]) -> Result<(), StoreError> {
         let path = self.path(name);
         let fail = |source| StoreError::Write { path: path.clone(), source };
@@ -136,7 +136,7 @@ impl StateDirectory {
     /// Renames a file within the store.
     ///
     /// # Errors
-    /// If other users may write to a directory above the file, or the rename fails.
+    /// If other users may write to a directory above the file, or if the rename fails.
     pub fn rename(&self, name: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), StoreError> {
         let (path, to) = (self.path(name), self.path(to));
         self.check(&path)?;
@@ -146,7 +146,7 @@ impl StateDirectory {
     /// Removes a file, if it exists.
     ///
     /// # Errors
-    /// If other users may write to a directory above the file, or it cannot be removed.
+    /// If other users may write to a directory above the file, or if the file cannot be removed.
     pub fn remove(&self, name: impl AsRef<Path>) -> Result<(), StoreError> {
         let path = self.path(name);
         if !self.check(&path)? {
@@ -197,8 +197,8 @@ fn make_public_directories(root: &Path, directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Creates a file. If there is something else at its path, such as another user's link, that is
-/// removed and not followed.
+/// Creates a file. An existing entry at its path, such as another user's link, is removed and not
+/// followed.
 fn write_new(path: &Path, parts: &[&[u8]], is_public: bool) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -351,7 +351,7 @@ mod tests {
         store.write("web/users.json", &[b"{}"]).unwrap();
         let mode = |name: &str| fs::metadata(store.path(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!([mode(""), mode("web"), mode("web/users.json")], [0o755, 0o755, 0o644]);
-        // An operator's mode stays.
+        // A mode that an operator has set remains.
         set_mode(&root, 0o750);
         store.write("web/users.json", &[b"[]"]).unwrap();
         assert_eq!(
@@ -369,7 +369,7 @@ mod tests {
         store.remove("web/users.json").unwrap();
         store.remove("other/users.json").unwrap();
         assert!(!store.path("web/users.json").exists() && store.path("web").exists());
-        // A mistyped path makes no tree of directories.
+        // With a mistyped path, no parent directories are created.
         let error = error_of(StateDirectory::public(folder.path().join("a/b")).write("c/d", &[b"{}"]));
         assert!(error.contains("cannot write") && error.contains("No such file"), "{error}");
     }

@@ -1,9 +1,9 @@
-//! Which directories and daemons socklb trusts. They must belong to root, to socklb's own user or
-//! to the owner of the pins.
+//! Decides which directories and daemons socklb trusts: those of root, of socklb's own user, or of
+//! the owner of the pins.
 //!
-//! A user who may write to a directory decides what socklb finds in it, and a daemon that answers
-//! on the socket decides what `exec` and `wait` do. This module checks only owners and modes, not
-//! the content of a directory.
+//! A user with write permission controls the files that socklb reads from a directory, and a daemon
+//! that answers on the socket controls the effect of `exec` and `wait`. This module checks only
+//! owners and modes, not the content of a directory.
 
 use std::fs;
 use std::io;
@@ -135,8 +135,7 @@ pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
 }
 
 /// Checks that this process may trust a daemon that runs as user `peer`. If this process does not
-/// run as root, every daemon passes, because it cannot make this process use more rights than the
-/// user has.
+/// run as root, every daemon is trusted, because this process has only the rights of its user.
 ///
 /// # Errors
 /// If this process runs as root, and the daemon runs neither as root nor as the owner of the pins.

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Both ends of the eventfd.
+/// The eventfd, which the event loop writes and the thread reads.
 #[derive(Clone)]
 pub struct Wake(Arc<OwnedFd>);
 
 impl Wake {
-    /// The eventfd is not readable at first.
+    /// Creates an eventfd that is not readable yet.
     ///
     /// # Errors
     /// If no descriptor is free.
@@ -22,7 +22,7 @@ impl Wake {
 
     /// Makes the eventfd readable.
     pub fn wake(&self) {
-        // The counter is full only if the thread was woken and has not read the counter yet.
+        // The write fails only if the counter is full, because the thread has not read it yet.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 

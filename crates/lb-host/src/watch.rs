@@ -1,9 +1,9 @@
 //! Reports changes in directories, with inotify(7).
 //!
-//! Adding a watch resolves a path. If a file system does not answer, this blocks the thread that
-//! adds the watch. So watches can be added from any thread, and no lock is held meanwhile. A
-//! library's watcher does not fit, because its only thread alternates between adding watches and
-//! reading changes. If there are no watches, callers still check everything once per second.
+//! Adding a watch resolves a path, which blocks the thread while the file system does not answer.
+//! Therefore any thread can add watches, and holds no lock during the system call. Watchers of
+//! libraries are unsuitable, because a single thread adds their watches and reads their changes.
+//! Even without watches, callers check everything once per second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::sync::mpsc;
 
-/// The events that count as a change. Reading a file is not a change.
+/// The events that are reported as changes. Reading a file is not a change.
 const CHANGES: WatchFlags = WatchFlags::CREATE
     .union(WatchFlags::DELETE)
     .union(WatchFlags::MODIFY)
@@ -48,8 +48,9 @@ pub struct Watcher {
 
 #[derive(Default)]
 struct WatchedDirectory {
-    /// For each path: device and inode, and the watch. A different device or inode shows that the
-    /// directory was removed and created again, and so has lost its watch.
+    /// For each path: the device and inode of the directory, and its watch. If the path later has
+    /// another device or inode, the directory was removed and created again, and the watch has
+    /// ended.
     directories: BTreeMap<PathBuf, (Identity, i32)>,
 }
 
@@ -95,7 +96,8 @@ impl Watch {
 }
 
 impl Watcher {
-    /// Watches the directory, if it is not watched yet. May block as long as its file system does.
+    /// Watches the directory, if it is not watched yet. Blocks while the directory's file system
+    /// blocks.
     ///
     /// # Errors
     /// If the directory does not exist or no watch is left.
@@ -113,8 +115,8 @@ impl Watcher {
     }
 
     /// Watches the nearest existing directory above `path`, so that the creation of `path` is
-    /// reported as a change. To be called again after each change of the returned directory,
-    /// because `path` may have come closer.
+    /// reported as a change. Must be called again after each change of the returned directory,
+    /// because a directory nearer to `path` may then exist.
     ///
     /// # Errors
     /// If no watch is left.
@@ -125,7 +127,7 @@ impl Watcher {
         }
     }
 
-    /// Removes the watches of all other directories.
+    /// Removes the watches of all directories that are not in `wanted`.
     pub fn retain_only(&self, wanted: &BTreeSet<PathBuf>) {
         let unwanted: Vec<i32> = self
             .watched()

@@ -25,14 +25,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, watch};
 
 /// Maximum size of a request head, in bytes. This is the smallest buffer that hyper accepts.
-/// Requests of our commands and of Prometheus have a tenth of this size.
+/// Requests of our commands and of Prometheus are about a tenth of this size.
 pub const HEAD_BYTES: usize = 8 << 10;
 /// Time limit for the request to arrive.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 /// Time limit for the server to produce the answer. A request that waits for a cgroup to be covered
 /// is answered after at most half of this time. All other requests take seconds.
 const ANSWERING: Duration = Duration::from_secs(60);
-/// Time limit for the peer to read the answer. Prometheus' default timeout of a scrape is the same.
+/// Time limit for the peer to read the answer. It equals the default scrape timeout of Prometheus.
 const READING: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,8 +78,9 @@ impl ConnectionActivity {
         }
     }
 
-    /// Sort key. Connections that have not sent a request come first; among equals, the connection
-    /// that has been idle longest comes first. `None` while the connection waits for the server.
+    /// Sort key for the choice of the connection to replace. Connections that have not sent a
+    /// request come first; among equals, the connection that has been idle longest comes first.
+    /// `None` while the connection waits for the server.
     pub fn idleness(&self) -> Option<impl Copy + Ord + use<>> {
         let phase = *self.phase.borrow();
         (phase != ConnectionPhase::Answering).then(|| (phase, self.progress.load(Ordering::Relaxed)))
@@ -115,7 +116,7 @@ pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
 }
 
 /// Serves one connection to its end. Errors are ignored, because the peer causes them. If the
-/// peer's credentials are known, handlers find them in the request's extensions.
+/// peer's credentials are known, the request's extensions contain them for the handlers.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     router: Router,
@@ -130,8 +131,8 @@ pub async fn serve(
         respond(request, router.clone(), Arc::clone(&activity))
     });
     let mut http = http1::Builder::new();
-    // Each connection has only one request. So a client cannot send another request before it has
-    // read the answer, and an idle connection never has a request.
+    // Each connection has only one request. So a client cannot send further requests while it does
+    // not read the answer.
     http.max_buf_size(HEAD_BYTES).keep_alive(false);
     tokio::select! {
         _ = http.serve_connection(TokioIo::new(stream), service) => {}

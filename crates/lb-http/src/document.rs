@@ -1,9 +1,9 @@
-//! A long answer. It is produced as a whole and stored compressed, and all its readers share it.
+//! A long answer. It is produced completely, stored compressed, and shared by all its readers.
 //!
-//! A page of metrics for ten thousand backends has 70 MB, and a slow reader may take ten seconds to
-//! read it. Compressed, it takes a fortieth of that size. Meanwhile each reader has only a position
-//! in the compressed document: no thread, no copy, and no lock for which others would wait. If a
-//! reader does not accept gzip, the document is decompressed part by part.
+//! A page of metrics for ten thousand backends has 70 MB; compressed, it has a fortieth of that
+//! size. A slow reader may take ten seconds to read it. During this time, the reader needs only a
+//! position in the compressed document: no thread, no copy and no lock. If a reader does not accept
+//! gzip, the document is decompressed part by part.
 
 use std::fmt;
 use std::io::{self, BufRead, Read, Write};

@@ -4,8 +4,8 @@
 //! A connection takes a limited number of descriptors, bytes and seconds, regardless of its peer's
 //! behaviour. A listener serves a limited number of connections, and each connection carries one
 //! request. When the limit is reached, a new connection replaces the connection that has been idle
-//! longest, so silent peers cannot take the connection of an active peer, however many they are.
-//! The server does not know the content of requests.
+//! longest, so even many silent peers cannot displace an active peer. The server does not interpret
+//! the content of requests.
 
 mod connection;
 
@@ -88,7 +88,8 @@ pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize)
     loop {
         tokio::select! {
             Some(ended) = hall.tasks.join_next_with_id() => hall.left(ended.map_or_else(|error| error.id(), |(id, ())| id)),
-            // A connection has changed its phase, so check again whether one can be replaced.
+            // A connection has changed its phase, so the loop checks again whether a connection can
+            // be replaced.
             () = hall.moved.notified(), if !hall.has_room() => {}
             accepted = listener.next(), if hall.has_room() => match accepted {
                 Ok(stream) => {
@@ -130,8 +131,8 @@ struct OpenConnections {
 }
 
 impl OpenConnections {
-    /// Whether one more connection can be accepted, if necessary in the place of another. In that
-    /// case, there is for a moment one connection more than the limit.
+    /// Whether one more connection can be accepted, if necessary in the place of another. A
+    /// replacement exceeds the limit by one connection until the aborted task has ended.
     fn has_room(&self) -> bool {
         self.tasks.len() < self.limit || (self.tasks.len() == self.limit && self.idlest().is_some())
     }

@@ -82,9 +82,9 @@ fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     Err(io::Error::from_raw_os_error(libc::ERANGE))
 }
 
-/// Returns the number of a group, which is given by its name or by the number in digits; `None` if
-/// there is no such group. Queries the name services that the host is configured to use. One of
-/// them may be a directory service, which may block.
+/// Returns the number of a group; `None` if the group does not exist. `name` is the group's name,
+/// or its number in digits. Queries the configured name services of the host. The query blocks
+/// while such a service blocks, for example a directory service.
 ///
 /// # Errors
 /// If the name services fail.
@@ -134,8 +134,8 @@ mod tests {
         assert!(ours.iter().all(|group| peer.groups.contains(&group.as_raw())), "{peer:?}");
     }
 
-    /// The test suite is linked statically, and in a static program the C library cannot load the
-    /// name services of the host.
+    /// Restricts the look-up of groups to files. The test suite is linked statically, and in a
+    /// static program the C library cannot load the host's name services.
     fn look_only_into_files() {
         #[cfg(target_feature = "crt-static")]
         {

@@ -125,7 +125,7 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut head = [0; 1024];
             let length = stream.read(&mut head).await.unwrap();
-            // A client that has stopped reading does not read all of it.
+            // The write fails if the client has closed the connection.
             let _ = stream.write_all(answer).await;
             let open = (!answer.is_empty()).then_some(stream);
             (open, String::from_utf8_lossy(&head[..length]).into_owned())
