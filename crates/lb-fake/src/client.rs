@@ -31,14 +31,14 @@ pub(crate) struct FakeHost {
     last_cgroup: u64,
     last_program: u64,
     last_client: u64,
-    /// Number of links made so far.
+    /// The number of links created so far.
     last_link: u64,
     pub host_maps: SharedMaps,
     /// The pinned clients, by the directory of their maps.
     pub clients: BTreeMap<PathBuf, FakePinnedClient>,
     /// The directories of maps that also contain a pin of another owner.
     foreign: BTreeSet<PathBuf>,
-    /// The cgroups with a program that allows none beside it.
+    /// The cgroups with a program that permits no further programs.
     exclusive: BTreeSet<u64>,
 }
 
@@ -62,16 +62,17 @@ impl FakePinnedClient {
 /// All links of a client to a cgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FakeLink {
-    /// The number of the programs, which are loaded together.
+    /// The number of the load operation that loaded the programs.
     program: u64,
-    /// Whether flows begin in the cgroup.
+    /// Whether the programs choose backends for new flows. If not, they only process flows that are
+    /// open.
     pub begins: bool,
     /// The number of the link in the order in which all links were created. It does not change if
     /// the programs of the link are replaced.
     pub attached: u64,
 }
 
-/// The cgroup of a process, by its id.
+/// A cgroup, by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeCgroup(pub u64);
 
@@ -97,7 +98,6 @@ impl FakeKernel {
         Ok(Self { host: Arc::new(Mutex::new(host)), faults })
     }
 
-    /// The fault injection of this kernel.
     pub fn faults(&self) -> &FaultInjection {
         &self.faults
     }
@@ -116,18 +116,19 @@ impl FakeKernel {
         FakeCgroup(id)
     }
 
-    /// Removes the cgroup at a full path. Sockets that were made in it may still dial.
+    /// Removes the cgroup at a full path. Sockets that were created in the cgroup can still
+    /// connect.
     pub fn remove_cgroup(&self, path: &Path) {
         self.host().cgroups.remove(path);
     }
 
-    /// A client; its maps are not opened yet.
+    /// A client without opened maps.
     fn fake_client(&self, pins: &Pins) -> FakeClient {
         FakeClient { kernel: self.clone(), pins: pins.clone(), program: 0 }
     }
 
-    /// Adds a foreign pin to a client's pins, so that the client cannot be opened; or removes the
-    /// foreign pin.
+    /// Adds a pin of another owner to a client's pins, so that the client cannot be opened; or
+    /// removes this pin.
     pub fn set_foreign_pins(&self, pins: &Pins, is_foreign: bool) {
         let mut host = self.host();
         if is_foreign {
@@ -137,8 +138,8 @@ impl FakeKernel {
         };
     }
 
-    /// Attaches a program that allows none beside it to a cgroup, so that no client can be attached
-    /// there; or removes it.
+    /// Attaches a program that permits no further programs to a cgroup, so that no client can be
+    /// attached; or removes this program.
     pub fn set_exclusive(&self, cgroup: FakeCgroup, is_exclusive: bool) {
         let mut host = self.host();
         if is_exclusive {
@@ -148,17 +149,17 @@ impl FakeKernel {
         };
     }
 
-    /// Changes a row of a client's services without the daemon's knowledge.
+    /// Changes an element of a client's map `services`, as another process could do.
     pub fn change_service(&self, pins: &Pins, index: usize, change: impl FnOnce(&mut Service)) {
         change_row(&self.host().clients[&pins.maps()].maps.services, index, change);
     }
 
-    /// Changes a row of a client's backends without the daemon's knowledge.
+    /// Changes an element of a client's map `backends`, as another process could do.
     pub fn change_backend(&self, pins: &Pins, slot: usize, change: impl FnOnce(&mut Backend)) {
         change_row(&self.host().clients[&pins.maps()].maps.backends, slot, change);
     }
 
-    /// Removes all links of a client, as an operator may.
+    /// Removes all links of a client, as an operator could do.
     pub fn unlink(&self, pins: &Pins) {
         if let Some(client) = self.host().clients.get_mut(&pins.maps()) {
             client.links.clear();
@@ -273,7 +274,8 @@ impl FakeClient {
         self.kernel.faults.step().map_err(|error| self.fail(error))
     }
 
-    /// Refuses pinned maps that these limits do not make.
+    /// Returns an error if the length of a pinned map differs from the length that the limits
+    /// require.
     fn check_shape(&self, client: &FakePinnedClient, limits: &Limits) -> Result<(), DatapathError> {
         let wanted = entries_of_maps(limits);
         let misfit = client.maps.lengths().into_iter().find(|&(name, found)| found != wanted[name] as usize);

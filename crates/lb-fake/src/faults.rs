@@ -45,17 +45,17 @@ impl FaultInjection {
         self.change(|state| state.plan = FaultPlan::From(state.steps + others));
     }
 
-    /// Makes `per_mille` of a thousand operations fail; the seed determines which.
+    /// Makes `per_mille` of a thousand operations fail; the seed determines which ones.
     pub fn fail_some(&self, per_mille: u64, seed: u64) {
         self.change(|state| state.plan = FaultPlan::Some { per_mille, state: seed });
     }
 
-    /// Number of operations until now that could have failed.
+    /// The number of operations so far that could have failed.
     pub fn steps(&self) -> u64 {
         self.change(|state| state.steps)
     }
 
-    /// Number of operations until now that have failed.
+    /// The number of operations so far that have failed.
     pub fn failed(&self) -> u64 {
         self.change(|state| state.failed)
     }

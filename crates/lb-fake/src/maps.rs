@@ -36,7 +36,7 @@ impl SharedMaps {
         })
     }
 
-    /// Handles of the same maps, as the daemon opens them.
+    /// Handles of these maps, as the daemon opens them.
     pub fn opened(&self) -> HostArrays {
         HostArrays {
             verdicts: self.verdicts.shared(),
@@ -92,7 +92,7 @@ impl ClientMaps {
         })
     }
 
-    /// The lengths of the maps that follow from limits.
+    /// The lengths of those maps that [`Limits`] determine.
     pub fn lengths(&self) -> [(&'static str, usize); 2] {
         [(map::BACKENDS, self.backends.length()), (map::SCHEDULE, self.schedule.length())]
     }
@@ -103,7 +103,7 @@ impl ClientMaps {
         rows.map(|row| self.backends.load64(row, std::mem::offset_of!(Backend, flows))).sum()
     }
 
-    /// Handles of the same maps, as the daemon opens them.
+    /// Handles of these maps, as the daemon opens them.
     pub fn opened(&self) -> (Maps, Verdicts) {
         fn per_cpu<V: bytemuck::Pod>(array: &Array) -> PerCpuArray<V> {
             PerCpuArray::over(Box::new(array.clone()), 1)

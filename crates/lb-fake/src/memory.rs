@@ -1,4 +1,5 @@
-//! Maps that are read and written by calls: an array (of one CPU), and a hash.
+//! Maps that the daemon reads and writes by system calls: a per-CPU array with one CPU, and a hash
+//! map.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +11,7 @@ use lb_kernel::{Elements, Mapped};
 use crate::faults::FaultInjection;
 
 /// An array whose elements consist of 64-bit words. The simulated programs access the words
-/// directly; the daemon reads and writes the same elements by calls.
+/// directly; the daemon reads and writes the same elements through [`Elements`].
 #[derive(Clone)]
 pub struct Array {
     words: Arc<Mapped<u64>>,

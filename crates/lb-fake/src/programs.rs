@@ -1,8 +1,8 @@
 //! Simulates the kernel programs: sends a connect to a backend, counts the flow, and judges its
 //! end.
 //!
-//! `lb_common` makes the decisions, as for the kernel programs. This file contains the access to
-//! the maps in memory, and the order of the steps.
+//! The decisions are made by the code of `lb_common` that the kernel programs also run. This file
+//! contains the access to the maps in memory, and the order of the steps.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -53,8 +53,8 @@ pub struct FakeFlow {
 
 impl FakeKernel {
     /// Connects a TCP socket of a process in a cgroup to an address. If the programs of several
-    /// clients are attached to the cgroup, they run in the order of attachment, and each sees the
-    /// destination that the previous one has written.
+    /// clients are attached to the cgroup, they run in the order of attachment, and each client's
+    /// programs receive the destination that the previous ones have written.
     pub fn connect(&self, from: FakeCgroup, process: u32, to: SocketAddr) -> Connect {
         let host = self.host();
         let mut attached: Vec<(u64, &FakePinnedClient)> = host
@@ -106,7 +106,7 @@ impl FakeKernel {
         });
     }
 
-    /// Simulates that the backend answers data on a connection.
+    /// Simulates that the backend sends data on a connection.
     pub fn answer(&self, flow: &FakeFlow) {
         self.with(flow, |programs| {
             if programs.awaits_answer() {

@@ -2,7 +2,7 @@
 //! that state the unit.
 //!
 //! So that drawings do not mislead, an axis shows its whole range, and figures that are compared
-//! have the same range. This module must not know the meaning of the numbers.
+//! have the same range. This module must not depend on the meaning of the numbers.
 
 use crate::drawing::{Anchor, Drawing, LineStyle};
 use crate::geometry::{Area, Point, at};
@@ -49,7 +49,7 @@ impl<'a> Axis<'a> {
         Self::worded(title, ticks, |tick| tick.to_string())
     }
 
-    /// Creates an axis whose labels are made by a function.
+    /// Creates an axis with labels that the function `words` returns.
     pub fn worded(title: &'a str, ticks: &[f64], words: fn(f64) -> String) -> Self {
         Self { title, ticks: ticks.iter().map(|&tick| (tick, words(tick))).collect() }
     }
@@ -90,7 +90,7 @@ impl Plot {
     }
 
     /// Draws the grid and the labels. Must be called before anything else is drawn, so that the
-    /// grid is below it.
+    /// grid is below everything else.
     pub fn axes(&self, drawing: &mut Drawing, x: &Axis<'_>, y: &Axis<'_>) {
         let Area { left, top, right, bottom } = self.area;
         for (value, words) in &y.ticks {

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use crate::geometry::{Area, Point, on_circle};
 use crate::palette::Paint;
 
-/// Which part of a text is placed at its point.
+/// The part of a text that is placed at the given point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Start,
@@ -247,7 +247,7 @@ impl Drawing {
         self.text(Paint::QUIET, Lettering::Small, point, anchor, text);
     }
 
-    /// Returns what is wrong with the layout: shapes beyond the edges, and overlapping labels.
+    /// Returns the faults of the layout: shapes beyond the edges, and overlapping labels.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let Area { left, top, right, bottom } = self.bounds;

@@ -1,7 +1,7 @@
 //! A figure: a drawing with a title and a description, as a separate file or inside a page.
 //!
 //! Both forms contain a description of the drawing for readers that cannot see it. This module must
-//! not know how pages look.
+//! not depend on the design of pages.
 
 use crate::drawing::{Drawing, escaped};
 use crate::palette::{Paint, style};

@@ -4,9 +4,9 @@
 //! The planner's report and the benchmark's picture share this code. It has two features that SVG
 //! crates do not offer. Colours are set by class, so that a figure follows the colours of the
 //! reader's page without scripts. The positions of labels and shapes are recorded, so that tests
-//! can find cut-off ones without a browser. The crate `svg` would replace only the few lines that
-//! format elements, and its attributes are untyped. This crate must not know the meaning of a
-//! drawing, and must not depend on another crate.
+//! can find cut-off shapes without a browser. The crate `svg` would replace only the few lines that
+//! format elements, and its attributes are untyped. This crate must not depend on the meaning of a
+//! drawing, or on another crate.
 #![forbid(unsafe_code)]
 
 pub mod geometry;

@@ -2,21 +2,21 @@
 //!
 //! A figure appears inside a page and as a separate file. So its style has no custom properties:
 //! viewers that are not browsers (librsvg, Inkscape) support classes, but not `var()`. Colour is
-//! never the only distinction: every series has a label where it is drawn. The caller decides what
-//! a hue means, by making a [`Paint`] from it and naming the paint for its meaning.
+//! never the only distinction: every series has a label where it is drawn. The caller assigns a
+//! meaning to a hue by creating a [`Paint`] with a name for this meaning.
 
 use std::fmt::Write as _;
 
 /// A colour as `0xRRGGBB`: first for a light page, then for a dark one.
 pub type Hue = [u32; 2];
 
-/// For bad results, or for results left to chance.
+/// For bad results, or for results that depend on chance.
 pub const RED: Hue = [0xb3_42_1c, 0xf2_8f_66];
 /// For a series.
 pub const BLUE: Hue = [0x2a_60_b0, 0x82_b2_f5];
 /// For a series.
 pub const OCHRE: Hue = [0x85_5d_00, 0xd8_ae_4e];
-/// For our own results.
+/// For socklb's own results.
 pub const GREEN: Hue = [0x0b_71_61, 0x4f_c4_b0];
 /// For a series.
 pub const VIOLET: Hue = [0x78_3c_97, 0xca_9c_e4];
