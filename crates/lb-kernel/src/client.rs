@@ -1,12 +1,12 @@
 //! One client task in the kernel: its maps, its programs, and the steps that change the contents of
 //! the maps to a plan.
 //!
-//! [`Datapath`] stores what the maps contain, as a plan, and where the tables are. If a step fails,
-//! the next comparison with the wanted plan finds the same step again. A failed step leaves the
-//! arena consistent: a table is retired in the arena before the row with its reference is
-//! overwritten, and a new table is published in the arena only when no later write can fail.
-//! [`Datapath`] makes no decisions: `lb-core` computes plans, and its arena determines where tables
-//! are.
+//! [`Datapath`] stores the contents of the maps as a plan, and the positions of the tables. If a
+//! step fails, the next comparison with the wanted plan results in the same step. A failed step
+//! leaves the arena consistent: a table is retired in the arena before the row with its reference
+//! is overwritten, and a new table is published in the arena only when no later write can fail.
+//! [`Datapath`] makes no decisions: `lb-core` computes plans, and its arena determines the positions
+//! of tables.
 
 mod adoption;
 
@@ -51,7 +51,7 @@ pub use kernel::{ClientKernel, PinnedClient};
 pub struct Datapath {
     kernel: Box<dyn ClientKernel>,
     tables: Tables,
-    /// Where tables lie in the schedule map.
+    /// The positions of the tables in the map `schedule`.
     arena: Arena,
     /// The contents of the maps as a plan, which includes every completed step.
     applied: Plan,
@@ -64,7 +64,8 @@ impl Datapath {
     /// programs.
     ///
     /// # Errors
-    /// If existing pins are not ours or do not have this shape, or if the kernel refuses.
+    /// If existing pins are not socklb's, or have another shape than `limits` requires, or if the
+    /// kernel refuses.
     pub fn open(
         mut kernel: Box<dyn ClientKernel>,
         limits: &Limits,
@@ -82,7 +83,7 @@ impl Datapath {
     /// programs with them.
     ///
     /// # Errors
-    /// If the kernel refuses; the previous programs stay.
+    /// If the kernel refuses; the previous programs remain.
     pub fn reload(
         &mut self,
         limits: &Limits,
@@ -116,8 +117,8 @@ impl Datapath {
     /// other steps are carried out.
     ///
     /// # Errors
-    /// If the kernel refuses a step. The steps before it remain done, and the next call continues
-    /// with it.
+    /// If the kernel refuses a step. The steps before it remain done, and the next call repeats the
+    /// refused step.
     pub fn apply(&mut self, plan: &Plan, cursor_seed: &CursorSeed) -> Result<bool, DatapathError> {
         let mut complete = true;
         for step in diff(&self.applied, plan) {
@@ -206,18 +207,19 @@ impl Datapath {
         is_done
     }
 
-    /// Ensures that each service with any of these ejected backends plans the trial of one of them
-    /// as its next trial ([`Service::next_trial`](lb_common::abi::Service::next_trial)).
+    /// Ensures that the next trial ([`Service::next_trial`](lb_common::abi::Service::next_trial))
+    /// of each service with any of these ejected backends is the trial of one of them.
     pub fn renew_trials(&mut self, ejected: &[Slot]) {
         if !ejected.is_empty() {
             self.tables.renew_trials(ejected, self.kernel.now_ns());
         }
     }
 
-    /// Stores which evidence the programs count. `namespace`: the cookie of the only network
-    /// namespace with flows that count; if it is `None`, all flows count. `several_processes`:
-    /// whether several processes have begun flows lately. If so, failures that may depend on the
-    /// data that a process sends do not eject a backend while only one process has seen them.
+    /// Stores which flows are evidence for the programs. `namespace`: the cookie of the only
+    /// network namespace with flows that are evidence; if it is `None`, all flows are.
+    /// `several_processes`: whether several processes have recently begun flows. In this case,
+    /// failures that may depend on a process's data do not eject a backend while only one process
+    /// has these failures.
     pub fn set_evidence_scope(&mut self, namespace: Option<u64>, several_processes: bool) {
         for index in self.applied.services.keys() {
             self.tables.set_evidence_scope(*index, namespace.unwrap_or_default(), several_processes);

@@ -28,7 +28,7 @@ pub trait Kernel: Send + Sync {
     /// The cgroup at a full path.
     ///
     /// # Errors
-    /// As [`ClientKernel::cgroup`].
+    /// The errors of [`ClientKernel::cgroup`].
     fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError>;
 
     /// Every client that is pinned below `pins`, of any ABI version, by name and version.
@@ -46,7 +46,7 @@ pub trait Kernel: Send + Sync {
     /// Opens the maps of a client for reading.
     ///
     /// # Errors
-    /// If one is missing or cannot be opened.
+    /// If a map is missing or cannot be opened.
     fn tables(&self, pins: &Pins) -> Result<Tables, DatapathError>;
 
     /// Locks the pins of a client against other writers; `None` if this implementation has no lock.
@@ -55,14 +55,14 @@ pub trait Kernel: Send + Sync {
     /// If another process holds the lock, or it cannot be acquired.
     fn lock(&self, pins: &Pins) -> Result<Option<Lock>, DatapathError>;
 
-    /// Whether a client was retired: no new flow begins, but its open flows are still followed
+    /// Whether a client was retired: no new flow begins, but the programs track its open flows
     /// until they end.
     ///
     /// # Errors
     /// If the pins cannot be read.
     fn is_retired(&self, pins: &Pins) -> Result<bool, DatapathError>;
 
-    /// Retires a client: no new flow begins, but its open flows are still followed until they end.
+    /// Retires a client: no new flow begins, but the programs track its open flows until they end.
     ///
     /// # Errors
     /// If a link cannot be removed.
@@ -89,10 +89,10 @@ pub trait Kernel: Send + Sync {
     /// Opens the maps that all clients below `pins` share, and creates missing ones.
     ///
     /// # Errors
-    /// As [`HostMaps::open`].
+    /// The errors of [`HostMaps::open`].
     fn host_maps(&self, pins: &Path) -> Result<HostMaps, DatapathError>;
 
-    /// Waits until every kernel program that is running now has ended. May block.
+    /// Blocks until every kernel program that is running now has ended.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -87,8 +87,8 @@ fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
 }
 
 /// Calls `act` while this thread's signals are blocked; the kernel delivers them afterwards. The
-/// verifier gives up with EAGAIN as soon as a signal is pending, so otherwise a signal to reload or
-/// to stop would make a start fail.
+/// verifier gives up with EAGAIN as soon as a signal is pending, so a signal to reload or to stop
+/// would make a start fail.
 pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
     /// Restores the mask of signals when it is dropped, even if `act` panics.
     struct SignalMask(libc::sigset_t);
@@ -174,8 +174,8 @@ fn info<I: bytemuck::Pod>(object: BorrowedFd<'_>) -> io::Result<I> {
     Ok(info)
 }
 
-/// As [`info`], but the given structure already contains the addresses of the arrays that the
-/// kernel must fill.
+/// Like [`info`], but the structure already contains the addresses of the arrays that the kernel
+/// must fill.
 fn info_into<I: bytemuck::Pod>(object: BorrowedFd<'_>, info: &mut I) -> io::Result<()> {
     let mut attr = InfoByFd {
         bpf_fd: raw(object),

@@ -1,9 +1,9 @@
 //! Finds attached programs of an earlier daemon that a start can reuse, so that no verifier runs at
 //! a restart of the same build.
 //!
-//! This needs no record outside the kernel. The constants of a client's programs are in one frozen
-//! map (`.rodata`), to which every program refers. The map contains all constants and ends with a
-//! mark, which contains a hash of the object. A start reuses the attached programs if two
+//! This requires no record outside the kernel. The constants of a client's programs are in one
+//! frozen map (`.rodata`), to which every program refers. The map contains all constants and ends
+//! with a mark, which contains a hash of the object. A start reuses the attached programs if two
 //! conditions hold: the map contains exactly the constants that this start would load, and every
 //! hook has a program that refers only to this map and to pinned maps. In every other case, and
 //! after any error, the start loads programs. Without CAP_SYS_ADMIN it always loads them, because
@@ -86,7 +86,8 @@ impl Attached {
 }
 
 fn nearest(first_ns: u64, measured: Jiffies) -> Jiffies {
-    /// Times that are computed from jiffies may be a few ticks early (see `jiffies`).
+    /// The largest difference in ticks. Times that are computed from jiffies may be a few ticks
+    /// early (see `jiffies`).
     const TICKS: u64 = 4;
     let apart = first_ns.wrapping_sub(measured.first_ns).cast_signed().unsigned_abs();
     if apart <= TICKS * measured.length_ns { Jiffies { first_ns, ..measured } } else { measured }

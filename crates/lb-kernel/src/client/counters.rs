@@ -39,8 +39,8 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn get(&self, slot: Slot) -> io::Result<SlotCounters> {
-        // `chosen` is read last. A flow is counted there first, so the result never includes the
-        // end of a flow without its choice.
+        // `chosen` is read last. Programs increase it before they count the end of the flow, so the
+        // result never includes an end without its choice.
         let counts = self.counts.get(slot.number())?;
         Ok(SlotCounters { chosen: self.chosen.get(slot.number())?, ..counts })
     }
@@ -76,7 +76,7 @@ impl Counters {
         self.chosen.get_some(&numbers)
     }
 
-    /// Sets the counts of a slot. No program may be counting in it.
+    /// Sets the counts of a slot. No program may count in this slot at the same time.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -17,7 +17,7 @@ pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
     pins.remove(|name| !pins.is_of_this_version() || is_ours(name), links::detaches_first)
 }
 
-/// Retires a client: no new flow begins, but open flows are still followed until they end.
+/// Retires a client: no new flow begins, but the programs track open flows until they end.
 ///
 /// # Errors
 /// If a link cannot be removed.
@@ -25,7 +25,7 @@ pub fn retire(pins: &Pins) -> Result<(), DatapathError> {
     pins.remove_links(links::detaches_first)
 }
 
-/// Whether a client was retired: no new flow begins, but open flows are still followed until they
+/// Whether a client was retired: no new flow begins, but the programs track open flows until they
 /// end. (A client that was never attached has no links, and is not retired.)
 ///
 /// # Errors

@@ -30,7 +30,7 @@ impl FlowTable {
     /// Maps both arrays of the table.
     ///
     /// # Errors
-    /// If one is missing or may not be opened.
+    /// If an array is missing, or this process may not open it.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
         Ok(Self {
             buckets: Mapped::open(&pins.maps().join(map::FLOW_BUCKETS), writable)?,
@@ -43,13 +43,13 @@ impl FlowTable {
         self.buckets.length()
     }
 
-    /// The cookie in a bucket: the cookie of the socket that holds the bucket, 0 if the bucket is
-    /// free, or [`RECLAIMING`].
+    /// The cookie in a bucket: the cookie of the socket that occupies the bucket, 0 if the bucket
+    /// is free, or [`RECLAIMING`].
     pub fn cookie(&self, index: usize) -> u64 {
         self.buckets.load64(index, COOKIE)
     }
 
-    /// The cookie of the socket that holds a bucket; `None` if no socket does.
+    /// The cookie of the socket that occupies a bucket; `None` if there is no such socket.
     pub fn socket(&self, index: usize) -> Option<u64> {
         Some(self.cookie(index)).filter(|cookie| *cookie != 0 && *cookie != RECLAIMING)
     }

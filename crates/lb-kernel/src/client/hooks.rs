@@ -80,8 +80,8 @@ impl Programs {
         let mut all = Vec::with_capacity(self.loaded.len());
         for (hook, program) in &self.loaded {
             let runs = sys::runs::runs(program.fd.as_fd())?;
-            // A process may also turn the statistics on with `BPF_ENABLE_STATS`, which that file
-            // does not show.
+            // A process may also turn the statistics on with `BPF_ENABLE_STATS`, which
+            // `bpf_stats_enabled` does not show.
             if on.trim() == "1" || runs.count > 0 {
                 all.push((hook.name, runs));
             }

@@ -22,13 +22,14 @@ use crate::host::pins::{self, Lock, Pins};
 use crate::host::{features::Features, maps::HostMaps};
 use crate::sys::{clock::monotonic_ns, cpus::possible_cpus, runs::Runs};
 
-/// The kernel, as one client task needs it.
+/// The kernel operations that one client task needs.
 pub trait ClientKernel: Send + Sync {
     /// Creates or adopts the client's maps, and loads programs for them. Does not attach the
     /// programs.
     ///
     /// # Errors
-    /// If existing pins are not ours or do not have this shape, or if the kernel refuses.
+    /// If existing pins are not socklb's, or have another shape than `limits` requires, or if the
+    /// kernel refuses.
     fn open(
         &mut self,
         limits: &Limits,
@@ -40,7 +41,7 @@ pub trait ClientKernel: Send + Sync {
     /// them.
     ///
     /// # Errors
-    /// If the kernel refuses; the previous programs stay.
+    /// If the kernel refuses; the previous programs remain.
     fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError>;
 
     /// The time of the programs' clock, in nanoseconds.
@@ -52,8 +53,8 @@ pub trait ClientKernel: Send + Sync {
     /// If the kernel does not report the number.
     fn cpus(&self) -> io::Result<u32>;
 
-    /// The cookie of the daemon's network namespace; `None` if the kernel does not report it, as
-    /// before Linux 5.14.
+    /// The cookie of the daemon's network namespace; `None` if the kernel does not report it
+    /// (before Linux 5.14).
     fn own_namespace(&self) -> Option<u64>;
 
     /// The mount point of cgroup2.
@@ -73,10 +74,10 @@ pub trait ClientKernel: Send + Sync {
     fn is_cgroup(&self, path: &Path, id: u64) -> bool;
 
     /// Attaches the programs to the cgroup, in place of older programs of this client. The programs
-    /// of links to cgroups that the client has left are replaced as well.
+    /// at links to cgroups that the client has left are also replaced.
     ///
     /// # Errors
-    /// If the kernel refuses; older programs stay attached.
+    /// If the kernel refuses; older programs remain attached.
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError>;
 
     /// Whether all loaded programs are attached to the cgroup with this id, and no link remains
@@ -99,23 +100,23 @@ pub trait ClientKernel: Send + Sync {
     /// If the links cannot be read.
     fn begins_at(&self) -> Result<Vec<u64>, DatapathError>;
 
-    /// Detaches the programs with which flows begin from all cgroups other than this one. Flows
-    /// that are open there are still followed until they end.
+    /// Detaches the programs that begin flows from all cgroups other than this one. The other
+    /// programs track the open flows there until they end.
     ///
     /// # Errors
     /// If a link cannot be removed.
     fn leave_other_cgroups(&self, cgroup: u64) -> Result<(), DatapathError>;
 
-    /// The same as [`ClientKernel::leave_other_cgroups`], but for a client with a path at which
-    /// there is no cgroup now. A link to a removed cgroup stays, because sockets that were made in
-    /// that cgroup may still dial.
+    /// Like [`ClientKernel::leave_other_cgroups`], but for a client without a cgroup at its present
+    /// path. A link to a removed cgroup remains, because sockets that were created in that cgroup
+    /// can still connect.
     ///
     /// # Errors
     /// If a link cannot be read or removed.
     fn leave_cgroups_elsewhere(&self, path: &Path) -> Result<(), DatapathError>;
 
-    /// Whether links to cgroups other than this one are left, which follow the flows of sockets
-    /// that were made there.
+    /// Whether links to cgroups other than this one remain. Their programs track the flows of
+    /// sockets that were created there.
     ///
     /// # Errors
     /// If the links cannot be read.

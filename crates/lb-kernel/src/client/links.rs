@@ -56,11 +56,11 @@ fn look(path: &Path) -> Result<Option<Pinned>, DatapathError> {
 }
 
 /// Attaches every program to the cgroup, each in place of its predecessor if there is one. Links to
-/// other cgroups also get the new programs. These links stay until [`leave`] removes those at which
-/// flows begin and the caller removes the others.
+/// other cgroups also get the new programs. Of the links to other cgroups, [`leave`] later removes
+/// those at which flows begin, and the caller removes the others.
 ///
 /// # Errors
-/// If the kernel refuses; older programs stay attached.
+/// If the kernel refuses; older programs remain attached.
 pub fn attach(programs: &Programs, pins: &Pins, cgroup: &Cgroup) -> Result<(), DatapathError> {
     for (hook, program) in programs.hooks() {
         attach_one(hook, program, pins, cgroup)?;
@@ -138,8 +138,8 @@ fn attach_one(
             pins::unlink(&successor)?;
             pin(&successor)?;
             rename(&successor, &path)?;
-            // The old link no longer has a pin, so if this fails, the kernel detaches the link soon
-            // afterwards.
+            // The old link no longer has a pin. If this call fails, the kernel detaches the link
+            // when its descriptor is closed.
             let _ = sys::link_detach(other.as_fd());
             Ok(())
         }
@@ -185,8 +185,8 @@ pub fn old_links(pins: &Pins, cgroup: u64) -> Result<Vec<String>, DatapathError>
     Ok(links)
 }
 
-/// Removes the links at which flows begin from all cgroups other than this one. Open flows there
-/// are still followed until they end.
+/// Removes the links at which flows begin from all cgroups other than this one. The programs at the
+/// remaining links track open flows until they end.
 ///
 /// # Errors
 /// If a link cannot be removed.
@@ -212,8 +212,8 @@ pub fn only_program_of(pins: &Pins, hook: &Hook) -> Option<u32> {
 /// The ids of the programs of a client's pinned links.
 ///
 /// # Errors
-/// If a link cannot be read. (Otherwise one of the client's programs would be mistaken for a
-/// foreign one.)
+/// If a link cannot be read. (If the error were ignored, one of the client's programs would be
+/// mistaken for a foreign one.)
 pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     let mut programs = Vec::new();
     for name in pins.link_names()? {
@@ -238,8 +238,8 @@ pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
 }
 
 /// Whether a client's programs balance the connects of a cgroup: every hook is attached there,
-/// except perhaps the one that tracks connections, which only some kinds of accounting need. It
-/// does not matter which build loaded the programs; `are_fully_attached` also checks that.
+/// except perhaps the one that tracks connections, which only some kinds of accounting need. Any
+/// build may have loaded the programs; `are_fully_attached` also checks the build.
 ///
 /// # Errors
 /// If a link cannot be read.

@@ -54,7 +54,7 @@ impl Maps {
     /// Opens the maps pinned in `dir`. Does not check their shapes (see `object::check_pins`).
     ///
     /// # Errors
-    /// If one is missing or may not be opened.
+    /// If a map is missing, or this process may not open it.
     pub fn open(dir: &Path, writable: bool) -> Result<Self, DatapathError> {
         let path = |name: &str| dir.join(name);
         Ok(Self {

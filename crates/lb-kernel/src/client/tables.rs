@@ -44,7 +44,7 @@ impl Tables {
     /// Opens the tables of a client.
     ///
     /// # Errors
-    /// If a map is missing or may not be opened.
+    /// If a map is missing or this process may not open it.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
         let maps = Maps::open(&pins.maps(), writable)?;
         Ok(Self::over(maps, Verdicts::open(pins.base())?, pins.clone()))

@@ -1,5 +1,5 @@
-//! Extracts from the verifier's log why it rejected a program: the function, and the last line that
-//! gives a reason.
+//! Extracts the reason of a rejection from the verifier's log: the function, and the last line that
+//! contains a reason.
 //!
 //! Before the refusal, the log contains the verifier's steps, which only authors of programs need;
 //! after it, the log contains statistics (`BPF_LOG_STATS`).
@@ -8,7 +8,7 @@ use std::fmt::{self, Display, Formatter};
 
 use aya::programs::ProgramError;
 
-/// The reason in the log of a rejected program. Empty if the log gives no reason.
+/// The reason in the log of a rejected program. Empty if the log contains no reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusal {
     /// The global function that the verifier checked last; `None` for the program's main function.
@@ -25,7 +25,7 @@ impl Refusal {
     }
 
     fn in_log(log: &str) -> Self {
-        /// Beginnings of lines that give no reason: statistics, and states of the verifier.
+        /// Beginnings of lines that contain no reason: statistics, and states of the verifier.
         const OTHERS: [&str; 7] =
             ["processed ", "verification time ", "stack depth ", "mark_precise:", "from ", "frame ", "SCC "];
         let is_reason = |line: &&str| {

@@ -34,7 +34,7 @@ pub struct Offsets {
     pub socket_mark: u32,
     /// The byte in which `sk_userlocks` begins.
     pub user_locks: u32,
-    /// The mask of its bits for a bound address or a bound port.
+    /// The mask of the bits of `sk_userlocks` for a bound address or a bound port.
     pub user_locks_mask: u32,
     pub socket_filter: u32,
     pub socket_flags: u32,
@@ -58,10 +58,10 @@ pub struct Casts {
     pub sock_addr_sk: u32,
     /// The field `sk` in a `struct bpf_sock_ops_kern`.
     pub sock_ops_sk: u32,
-    /// In a `struct sock`.
+    /// The fields `skc_cookie` and `skc_net` in a `struct sock`.
     pub skc_cookie: u32,
     pub skc_net: u32,
-    /// In a `struct net`.
+    /// The field `net_cookie` in a `struct net`.
     pub net_cookie: u32,
 }
 
@@ -169,14 +169,14 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
 /// The positions of the fields that lead from an open file to the cookie of its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOffsets {
-    /// In a `struct file`.
+    /// The fields `f_inode` and `private_data` in a `struct file`.
     pub inode: u32,
     pub private_data: u32,
-    /// In a `struct inode`.
+    /// The field `i_mode` in a `struct inode`.
     pub mode: u32,
-    /// In a `struct socket`.
+    /// The field `sk` in a `struct socket`.
     pub sock: u32,
-    /// In a `struct sock`, which begins with a `struct sock_common`.
+    /// The field `skc_cookie` in a `struct sock`, which begins with a `struct sock_common`.
     pub cookie: u32,
 }
 
@@ -339,8 +339,8 @@ impl<'b> Types<'b> {
 /// The number of bytes of a type's description after its first three words; `None` for an unknown
 /// kind.
 fn extra(this: &Type) -> Option<usize> {
-    /// `FWD`, `TYPEDEF`, `VOLATILE`, `CONST`, `RESTRICT`, `FUNC`, `FLOAT`, `TYPE_TAG`, and `PTR`:
-    /// nothing.
+    /// The kinds without further bytes: `FWD`, `TYPEDEF`, `VOLATILE`, `CONST`, `RESTRICT`, `FUNC`,
+    /// `FLOAT`, `TYPE_TAG`, and `PTR`.
     const BARE: [u32; 9] = [2, 7, 8, 9, 10, 11, 12, 16, 18];
     Some(match this.kind {
         kind if BARE.contains(&kind) => 0,

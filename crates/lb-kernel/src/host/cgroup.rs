@@ -178,13 +178,14 @@ fn of_version_2(text: &str) -> Option<&str> {
 }
 
 /// The mount point of cgroup2, found by file system type: `/sys/fs/cgroup` on a unified host,
-/// elsewhere on a hybrid one.
+/// another path on a hybrid host.
 ///
-/// If there are several mounts, it returns one that shows the whole tree, if there is one: a mount
-/// that was made in a cgroup namespace shows only the part below the root of the namespace.
+/// If there are several mounts, the result is a mount that shows the whole tree, if such a mount
+/// exists: a mount that was made in a cgroup namespace shows only the part below the root of the
+/// namespace.
 ///
 /// # Errors
-/// If it is not mounted.
+/// If cgroup2 is not mounted.
 pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mut mounts = mounts_of_type(&table, "cgroup2");

@@ -20,7 +20,8 @@ pub struct Interface {
     pub is_up: bool,
     /// The size of the longest packet in bytes.
     pub mtu: u32,
-    /// The kind of a virtual interface, such as `veth`, `bond` or `loopback`; `None` for a device.
+    /// The kind of a virtual interface, such as `veth`, `bond` or `loopback`; `None` for a physical
+    /// device.
     pub kind: Option<String>,
     /// The index of the bond or bridge to which the interface belongs.
     pub master: Option<u32>,
@@ -72,7 +73,7 @@ pub struct Driver {
     pub joins_packets: bool,
 }
 
-/// The driver of an interface, from the same request as that of ethtool(8); `None` if the interface
+/// The driver of an interface, from the ioctl that ethtool(8) also uses; `None` if the interface
 /// has no driver.
 pub fn driver_of(interface: &str) -> Option<Driver> {
     const GET_DRIVER: u32 = 0x3;

@@ -160,11 +160,11 @@ pub fn load_pinned(
     load(&mut loader, image, capacities)
 }
 
-/// Loads an object with unpinned maps, which are closed together with it. A loader cannot forget
-/// pins, so this creates another loader. No start of the daemon needs this.
+/// Loads an object with unpinned maps, which are closed together with it. A loader cannot drop its
+/// pins, so this function creates another loader. No start of the daemon calls it.
 ///
 /// # Errors
-/// As [`load_pinned`].
+/// If the kernel refuses, usually because of a missing privilege.
 pub fn load_unpinned(image: &Image, capacities: Capacities<'_>) -> Result<Ebpf, DatapathError> {
     load(&mut loader(), image, capacities)
 }
@@ -246,7 +246,7 @@ mod tests {
 
     const OBJECTS: [&[u8]; 4] = [objects::CLIENT, objects::PROBES, objects::HOST, objects::RESPONDER];
 
-    /// This is why the loader does not need the kernel's BTF.
+    /// For this reason, the loader does not need the kernel's BTF.
     #[test]
     fn no_object_has_btf_relocations() {
         for object in OBJECTS {
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// [`Image`] sets the values only in this section.
+    /// [`Image`] sets the values of globals only in the section `.rodata`.
     #[test]
     fn all_globals_are_in_rodata() {
         for object in OBJECTS {

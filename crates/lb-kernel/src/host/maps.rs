@@ -5,8 +5,8 @@
 //!
 //! The maps are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and
 //! outlive daemons and versions of the clients' ABI. The first process that opens them creates
-//! them, and the programs of clients use them. They are removed with the last client. This module
-//! does not decide on the content of the maps: the receivers of reports do.
+//! them, and the programs of clients use them. They are removed with the last client. The receivers
+//! of reports determine the content of the maps.
 
 use std::fs::{self, File};
 use std::io;
@@ -102,8 +102,8 @@ impl HostMaps {
 
     /// Takes over the programs that other host ABI versions attached to network interfaces, and
     /// then removes the maps of these versions. A version whose maps a process has open is left
-    /// unchanged. Returns whether there was such a program. It continues to use the maps of its
-    /// version until another program replaces it.
+    /// unchanged. Returns whether a program was taken over. Such a program continues to use the
+    /// maps of its version until another program replaces it.
     ///
     /// # Errors
     /// If the pins cannot be read, moved or removed.
@@ -146,12 +146,12 @@ impl HostMaps {
     }
 
     /// Stores the number of the last report of a backend, unless another process or a program has
-    /// replaced `before` meanwhile. Returns whether it was stored. This also clears the nonce, so
-    /// that answers to earlier requests are no longer accepted, because they may be older than this
-    /// report.
+    /// replaced `before` meanwhile. Returns whether the number was stored. This also clears the
+    /// nonce, so that answers to earlier requests are no longer accepted, because they may be older
+    /// than this report.
     ///
     /// # Panics
-    /// As [`HostMaps::set_lame_until_ns`].
+    /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
     pub fn replace_base(&self, id: u32, before: ReportBase, base: ReportBase) -> bool {
         let index = index_of(id);
         let [nonce, highest] = [NONCE, HIGHEST].map(|offset| self.last_reports.load64(index, offset));
@@ -167,7 +167,7 @@ impl HostMaps {
     /// Clears the last report, the nonce and the verdict of a backend.
     ///
     /// # Panics
-    /// As [`HostMaps::set_lame_until_ns`].
+    /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
     pub fn forget(&self, id: u32) {
         let index = index_of(id);
         for offset in [NONCE, BASE, HIGHEST] {
@@ -180,7 +180,7 @@ impl HostMaps {
     /// expected.
     ///
     /// # Panics
-    /// As [`HostMaps::set_lame_until_ns`].
+    /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
     pub fn set_nonce(&self, id: u32, nonce: u64) {
         self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
     }
@@ -320,8 +320,8 @@ fn remove(pins: &Path) -> Result<(), DatapathError> {
     let Some(base) = Directory::open(pins)? else { return Ok(()) };
     for name in base.names()?.iter().filter(|name| name.starts_with(PREFIX)) {
         let Some(host) = base.within(name)? else { continue };
-        // The lock must come first, and the check for clients after it: a process that opens the
-        // maps for a client has created the client's directory before.
+        // The lock must be taken before the check for clients: a process that opens the maps for a
+        // client has created the client's directory before.
         if !host.lock()? || !Pins::all_versions(pins)?.is_empty() {
             return Ok(());
         }

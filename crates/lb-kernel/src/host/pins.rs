@@ -2,7 +2,7 @@
 //! this directory, which excludes a second writer.
 //!
 //! The layout is `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. Pinned
-//! programs and maps stay in the kernel and continue to work while no daemon runs. There may be
+//! programs and maps remain in the kernel and continue to work while no daemon runs. There may be
 //! directories of other ABI versions: those of previous versions, until their last flows have
 //! ended, or those of another build of socklb.
 
@@ -53,7 +53,7 @@ pub fn remove_empty(pins: &Path) {
     let _ = fs::remove_dir(pins);
 }
 
-/// Creates a directory on bpffs that no other user may write.
+/// Creates a directory on bpffs to which no other user may write.
 pub fn create(directory: &Path) -> Result<(), DatapathError> {
     // The nearest existing ancestor determines the file system. Without this check the directories
     // could be created on another file system, and pinning would fail with an error that does not
@@ -62,15 +62,14 @@ pub fn create(directory: &Path) -> Result<(), DatapathError> {
     if !sys::on_bpffs(existing) {
         return Err(DatapathError::NoBpffs(directory.to_owned()));
     }
-    // The mode excludes other users, because a process that can open the directory can hold its
-    // lock.
+    // The mode excludes other users, because a process that can open the directory can lock it.
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o750)
         .create(directory)
         .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })?;
     // An existing directory is checked as well, because the pins of other users in it would be
-    // mistaken for our own.
+    // mistaken for socklb's own.
     Ok(trust::check_pins(directory)?)
 }
 
@@ -150,7 +149,8 @@ impl Pins {
         }
     }
 
-    /// The parent of the client's directory, and the client's directory; `None` if one is missing.
+    /// The parent of the client's directory, and the client's directory; `None` if one of both is
+    /// missing.
     fn open(&self) -> Result<Option<(Directory, Directory)>, DatapathError> {
         let Some(base) = Directory::open(self.base())? else { return Ok(None) };
         let Some(above) = base.within(&format!("v{}", self.version))? else { return Ok(None) };
@@ -216,7 +216,7 @@ impl Pins {
     /// Detaches and removes the links for which `first` is true: those at which flows begin.
     ///
     /// # Errors
-    /// If one cannot be removed.
+    /// If a link cannot be removed.
     pub fn remove_links(&self, first: impl Fn(&str) -> bool) -> Result<(), DatapathError> {
         for name in self.link_names()?.iter().filter(|name| first(name)) {
             detach(&self.links().join(name))?;
@@ -275,8 +275,8 @@ pub fn look_at_link<I>(
 /// It detaches the link before it removes the pin, for the reason given at [`Directory::detach`].
 ///
 /// # Errors
-/// If the link cannot be opened or detached (it stays pinned and attached then), or its pin cannot
-/// be removed.
+/// If the link cannot be opened or detached (it then remains pinned and attached), or its pin
+/// cannot be removed.
 pub fn detach(path: &Path) -> Result<(), DatapathError> {
     let fail = |source| DatapathError::Unpin { path: path.to_owned(), source };
     match sys::open_pin(path) {

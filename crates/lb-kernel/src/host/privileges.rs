@@ -27,7 +27,7 @@ pub struct Capability {
 pub struct Host {
     /// The kernel's release.
     pub release: String,
-    /// Whether the kernel describes its own types.
+    /// Whether the kernel describes its own types (BTF).
     pub btf: bool,
     /// Whether the pin directory, or the nearest existing directory above it, is on a bpf file
     /// system.

@@ -52,7 +52,7 @@ pub fn attached(pins: &Path) -> Result<Vec<Attachment>, DatapathError> {
 /// the pins of interfaces that no longer exist. Returns the removed attachments.
 ///
 /// # Errors
-/// If the pins cannot be read, or one cannot be removed.
+/// If the pins cannot be read, or a pin cannot be removed.
 pub fn detach_others(pins: &Path, interfaces: &BTreeSet<u32>) -> Result<Vec<Attachment>, DatapathError> {
     let directory = maps::directory(pins);
     let mut left = Vec::new();

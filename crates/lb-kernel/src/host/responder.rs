@@ -152,8 +152,8 @@ impl Responder {
         Ok(addresses.len() - wanted.len())
     }
 
-    /// Makes the program answer only frames that are addressed to these interfaces. Only
-    /// [`MAX_STATIONS`] different hardware addresses have room.
+    /// Makes the program answer only frames that are addressed to these interfaces. If there are
+    /// more than [`MAX_STATIONS`] different hardware addresses, the rest is ignored.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -192,8 +192,8 @@ impl Answers {
     }
 
     /// Removes at most one batch (4,096) of the subscribers that the program has recorded from the
-    /// map, and calls `each` for each removed subscriber. Returns whether the map has no further
-    /// subscribers; if it has, call this again.
+    /// map, and calls `each` for each removed subscriber. Returns `true` if the map has no further
+    /// subscribers. If the result is `false`, call this again.
     ///
     /// # Errors
     /// If the kernel refuses.

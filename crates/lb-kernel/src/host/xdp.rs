@@ -1,5 +1,5 @@
-//! A thread that attaches a program to the configured network interfaces, and follows these when
-//! they appear, disappear and are renamed.
+//! A thread that attaches a program to the configured network interfaces, and adapts the
+//! attachments when interfaces appear, disappear or are renamed.
 //!
 //! The work has a separate thread because a driver may take a second to change the program of an
 //! interface, which would block an event loop for too long.
@@ -50,7 +50,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// The word for how packets are received on the interface: the program's mode, or `socket` if
+    /// How packets are received on the interface: the name of the program's mode, or `socket` if
     /// only the socket of this process receives them.
     pub fn mode(&self) -> &'static str {
         self.attached.as_ref().map_or("socket", |mode| mode.name())
@@ -178,7 +178,7 @@ impl<W: Work> Thread<W> {
             self.changes.forget();
             let found = match interfaces() {
                 Ok(all) => self.work.follow(wanted.as_ref(), &all),
-                // Attached programs stay attached.
+                // Attached programs remain attached.
                 Err(error) => Found {
                     error: Some(format!("cannot list network interfaces: {error}")),
                     ..lock(&self.shared).found.clone()
@@ -209,7 +209,7 @@ impl<W: Work> Thread<W> {
 pub struct Place {
     pub interfaces: Vec<String>,
     /// Whether the program may also run in the network stack (generic mode) on interfaces that
-    /// carry a device's traffic.
+    /// carry the traffic of a physical device.
     pub allows_generic: bool,
     /// The configuration key that sets `allows_generic`.
     pub generic_key: &'static str,
@@ -237,8 +237,8 @@ impl Place {
 }
 
 /// Attaches a program to each of the named interfaces. The generic mode is used only if the
-/// interface does not carry a device's traffic or if `place` allows it. `attach` must attach the
-/// program in one of the given modes; `ours` is the kernel's id of the program.
+/// interface does not carry the traffic of a physical device or if `place` allows it. `attach` must
+/// attach the program in one of the given modes; `ours` is the kernel's id of the program.
 pub fn attach_to(
     place: &Place,
     all: &[Interface],
@@ -314,8 +314,8 @@ pub fn link_to(
     Err(DatapathError::AttachInterface(failed))
 }
 
-/// Whether an interface carries a device's traffic: it is a device, or it is a virtual interface on
-/// top of devices.
+/// Whether an interface carries the traffic of a physical device: it is such a device, or a virtual
+/// interface on top of devices.
 fn carries_a_device(interface: &Interface) -> bool {
     const OF_DEVICES: [&str; 7] = ["bond", "team", "vlan", "bridge", "macvlan", "macvtap", "ipvlan"];
     interface.kind.as_deref().is_none_or(|kind| OF_DEVICES.contains(&kind))

@@ -164,7 +164,7 @@ mod tests {
             Self(command.spawn().expect("root starts a process in a namespace"))
         }
 
-        /// As [`Started::new`], but waits until the kernel's clock has ticked, so that the next
+        /// Like [`Started::new`], but waits until the kernel's clock has ticked, so that the next
         /// process is younger.
         fn and_wait(flags: UnshareFlags) -> Self {
             let started = Self::new(flags);

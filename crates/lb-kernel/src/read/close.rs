@@ -24,7 +24,7 @@ use crate::error::DatapathError;
 pub struct CloseRequest {
     pub service: String,
     pub backend: SocketAddr,
-    /// The latest start of a flow to close, in nanoseconds of `CLOCK_MONOTONIC`. Later flows stay
+    /// The latest start of a flow to close, in nanoseconds of `CLOCK_MONOTONIC`. Later flows remain
     /// open.
     pub begun_until_ns: u64,
     /// Close only TCP connections without data in either direction for this time, and without
@@ -37,19 +37,19 @@ pub struct CloseRequest {
 /// The result for one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
-    /// Its connection was closed; in a dry run: would have been closed.
+    /// The flow's connection was closed; in a dry run: would have been closed.
     Closed,
-    /// Its connection had ended, or its process had closed it.
+    /// The flow's connection had ended, or its process had closed it.
     Gone,
-    /// Its connection was not idle; UDP sockets never count as idle, because the kernel does not
-    /// record when they were used.
+    /// The flow's connection was not idle. UDP sockets are never idle, because the kernel does not
+    /// record when they were last used.
     NotIdle,
-    /// Its UDP socket is not connected, so that it may have flows to other backends.
+    /// The flow's UDP socket is not connected, so that it may have flows to other backends.
     Unconnected,
-    /// Its socket is in a network namespace that this process cannot enter. Before Linux 5.14 also
-    /// if its socket is in no list.
+    /// The flow's socket is in a network namespace that this process cannot enter. Before Linux
+    /// 5.14 also if the socket is in no list.
     Elsewhere,
-    /// The list of its network namespace shows no connection of its socket to the backend.
+    /// The list of the flow's network namespace shows no connection of the socket to the backend.
     Unlisted,
     /// The close job ended before it reached this flow.
     Left,
@@ -57,7 +57,7 @@ pub enum Fate {
     Failed(i32),
 }
 
-/// The number of flows with each fate.
+/// The number of flows with each protocol and fate.
 pub type Fates = BTreeMap<(Protocol, Fate), u64>;
 
 /// Checks that the kernel can close connections and that this process has the privilege for it.
@@ -77,7 +77,7 @@ pub fn try_close() -> Result<(), DatapathError> {
 
 /// Closes the connections of those flows of a client that the request selects, and returns the
 /// results. Before it closes a connection, it calls `turn`, which may block. If `turn` returns
-/// `false`, the remaining connections stay open.
+/// `false`, the remaining connections are not closed.
 ///
 /// May enter network namespaces and take as long as `turn` does: do not call this in the event
 /// loop.
@@ -114,7 +114,7 @@ struct Wanted {
 
 struct Closing<'r> {
     request: &'r CloseRequest,
-    /// By the cookie of the socket.
+    /// The flows, by the cookie of the socket.
     wanted: BTreeMap<u64, Wanted>,
     /// The cookies of the namespaces that were examined.
     examined: BTreeSet<u64>,
@@ -206,7 +206,7 @@ impl<'r> Closing<'r> {
             Ok(connection) => connection,
         };
         let closed = || {
-            // The list may be seconds old.
+            // The list may be seconds old, so the socket is read again.
             if protocol == Protocol::Tcp {
                 let Some(socket) = lists.read_tcp(&connection)? else { return Ok(Fate::Gone) };
                 if let Err(fate) = self.select(protocol, &socket) {
@@ -219,7 +219,8 @@ impl<'r> Closing<'r> {
             .unwrap_or_else(|error: std::io::Error| Fate::Failed(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
-    /// The connection of a socket with a wanted cookie if it is to be closed, otherwise its fate.
+    /// The connection of a socket with a wanted cookie if the connection is to be closed; otherwise
+    /// the flow's fate.
     fn select(&self, protocol: Protocol, socket: &SocketEntry) -> Result<Connection, Fate> {
         let Some(connection) = socket.connection.filter(|_| socket.peer == self.request.backend) else {
             return Err(if protocol == Protocol::Udp { Fate::Unconnected } else { Fate::Unlisted });
@@ -388,7 +389,7 @@ mod tests {
             job.wanted.insert(cookie, Wanted { protocol: Protocol::Tcp, namespace, start_ns: 10 });
         }
         job.examined.insert(7);
-        // The socket of the second flow has ended it, and that of the fourth has begun another one.
+        // The second flow has ended, and the socket of the fourth flow has begun another flow.
         job.find_missing(&[open(1, 10), open(3, 10), open(4, 11)]);
         let expected = [(Fate::Gone, 2), (Fate::Elsewhere, 1), (Fate::Unlisted, 1)];
         assert_eq!(job.fates, fates(expected.map(|(fate, count)| (Protocol::Tcp, fate, count))));

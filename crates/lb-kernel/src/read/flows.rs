@@ -15,7 +15,7 @@ use crate::sys::{self, elements};
 pub struct OpenFlow {
     pub cookie: u64,
     pub flow: Flow,
-    /// Whether the flow began with connect(). Otherwise its socket names the service in each
+    /// Whether the flow began with connect(). If it did not, its socket names the service in each
     /// datagram, and may have other flows.
     pub is_connected: bool,
 }

@@ -36,7 +36,7 @@ pub fn open_in_namespace_of(pid: u32) -> io::Result<SocketLists> {
 /// # Errors
 /// If this process may not enter the namespace.
 pub fn open_within(namespace: File) -> io::Result<SocketLists> {
-    // A thread stays in the namespace that it has entered, so a new thread enters it.
+    // A thread remains in the namespace that it has entered, so a new thread is used.
     let thread = std::thread::Builder::new().name("namespace".to_owned());
     let thread = thread.spawn(move || lists_of(&namespace))?;
     thread.join().map_err(|_| io::Error::other("the thread that entered a network namespace panicked"))?
@@ -82,8 +82,8 @@ pub enum Sight {
     /// The list that must contain the socket if it exists was read completely and does not contain
     /// it.
     Missed,
-    /// That list could not be read. `is_nowhere`: the complete lists of all examined namespaces do
-    /// not contain the socket.
+    /// The list that must contain the socket could not be read. `is_nowhere`: the complete lists of
+    /// all examined namespaces do not contain the socket.
     Unknown { is_nowhere: bool },
 }
 
@@ -128,7 +128,7 @@ impl Namespaces {
                 look.is_whole &= is_whole;
                 look.end()
             }
-            // In this case no list counts as complete.
+            // After an error, no list is treated as complete.
             Err(_) => SocketSnapshot::default(),
         }
     }
@@ -145,7 +145,7 @@ impl Namespaces {
             return Ok(true);
         }
         let others = self.others();
-        // A thread stays in the namespace that it has entered, so a new thread enters it.
+        // A thread remains in the namespace that it has entered, so a new thread is used.
         let enter_all = || {
             let mut is_whole = others.len() < MOST;
             for ways in others {

@@ -20,7 +20,7 @@ use crate::sys::{self, AttachType};
 /// The prefix of the names of socklb's programs.
 pub const NAME_PREFIX: &str = "socklb_";
 
-/// A program that was attached by none of the clients with pins in the same directory.
+/// A program that no client with pins in the same directory has attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Neighbour {
     /// The cgroup to which the program is attached.
@@ -33,8 +33,8 @@ pub struct Neighbour {
     /// Whether the program belongs to another socklb, according to its name. If the kernel reports
     /// no names, this is assumed if there are nameless programs on every hook that socklb needs.
     pub is_socklb: bool,
-    /// Whether the program runs after the client's program: if so, it sees the destination that the
-    /// client's program has written, and may write another one.
+    /// Whether the program runs after the client's program. Such a program reads the destination
+    /// that the client's program has written, and may write another one.
     pub runs_after_ours: bool,
 }
 
@@ -64,7 +64,7 @@ impl<'p> Pinned<'p> {
 /// The programs of other systems on a cgroup and on the cgroups above it, starting with the cgroup
 /// itself, and for each hook in the order in which they run. Omits programs of clients with pins in
 /// the same directory: if another client, or an earlier version of this client, has left programs
-/// on the cgroup, these only follow flows until the flows end.
+/// on the cgroup, these only track flows until the flows end.
 ///
 /// # Errors
 /// If the kernel does not list the programs, which requires CAP_NET_ADMIN.

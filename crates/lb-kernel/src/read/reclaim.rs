@@ -36,11 +36,11 @@ pub struct ReclaimCounts {
     pub removed_mptcp: u64,
     /// Suspected flows: the next pass reclaims their records if it finds the same.
     pub suspected: u64,
-    /// Flows that stay because a process has their sockets open, although the sockets are in no
+    /// Flows that remain because a process has their sockets open, although the sockets are in no
     /// list and so not connected.
     pub kept_open: u64,
-    /// Flows that stay because their network namespaces could not be examined, although no process
-    /// is known to have their sockets open.
+    /// Flows that remain because their network namespaces could not be examined, although no
+    /// process is known to have their sockets open.
     pub kept_elsewhere: u64,
 }
 
@@ -68,7 +68,8 @@ pub struct Suspects {
     clients: BTreeMap<String, Remembered>,
     /// The number of passes so far.
     turn: usize,
-    /// Whether the query for open sockets has ever succeeded. If so, a failure counts as temporary.
+    /// Whether the query for open sockets has ever succeeded. After a success, a failure is treated
+    /// as temporary.
     knows_holders: bool,
 }
 

@@ -100,7 +100,7 @@ impl Records {
     /// Opens the maps.
     ///
     /// # Errors
-    /// If one is missing or may not be opened.
+    /// If a map is missing, or this process may not open it.
     pub fn open(pins: &Pins) -> Result<Self, DatapathError> {
         let path = |name: &str| pins.maps().join(name);
         let open = |name: &str| {

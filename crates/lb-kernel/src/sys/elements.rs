@@ -1,5 +1,5 @@
-//! Access to the contents of maps by calls, element by element or in batches. The implementation
-//! for maps of the kernel uses bpf(2); tests have other implementations.
+//! Access to the contents of maps by system calls, element by element or in batches. The
+//! implementation for maps of the kernel uses bpf(2); tests have other implementations.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -19,7 +19,7 @@ pub trait Elements: Send + Sync {
     /// Writes one element.
     ///
     /// # Errors
-    /// If the kernel refuses: E2BIG if a hash is full.
+    /// If the kernel refuses. The error is E2BIG if a hash is full.
     fn set(&self, key: &[u8], value: &[u8]) -> io::Result<()>;
 
     /// Removes one element of a hash. Returns whether it existed.
@@ -135,7 +135,7 @@ impl Batch {
 
 /// Removes at most one batch (4,096) of the entries of a hash, and calls `each` for each removed
 /// entry. Entries that are written meanwhile are not lost: this call or a later call removes them.
-/// Returns whether the hash has no further entries; if it has, call this again.
+/// Returns `true` if the hash has no further entries. If the result is `false`, call this again.
 pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     mut each: impl FnMut(&K, &V),
@@ -170,7 +170,7 @@ fn by_batches(
         let mut next = 0u64;
         attr.out_batch = std::ptr::from_mut(&mut next).addr() as u64;
         let result = bpf(command, &mut attr);
-        // With ENOENT the kernel marks the last batch.
+        // With the last batch, the kernel returns ENOENT.
         let last = matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ENOENT));
         if !last {
             result?;

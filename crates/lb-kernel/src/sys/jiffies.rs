@@ -2,8 +2,8 @@
 //! compute the time, and `CLOCK_MONOTONIC`.
 //!
 //! Kernel fact: jiffies are incremented when a whole tick of `CLOCK_MONOTONIC` has passed
-//! (`tick_do_update_jiffies64`), so the two do not drift apart, and both stop while the host is
-//! suspended. (A kernel with neither high resolution timers nor tickless idle counts timer
+//! (`tick_do_update_jiffies64`), so the two clocks do not drift apart, and both stop while the host
+//! is suspended. (A kernel with neither high resolution timers nor tickless idle counts timer
 //! interrupts instead.) Times that are computed from jiffies may be a few ticks early.
 
 use std::io;
@@ -28,10 +28,10 @@ const EXIT: u8 = 0x95;
 const BPF_FUNC_JIFFIES64: i32 = 118;
 
 impl Jiffies {
-    /// Measures the relation.
+    /// Measures the parameters.
     ///
     /// # Errors
-    /// If the kernel does not let this process run a program, usually because of a missing
+    /// If the kernel does not permit this process to run a program, usually because of a missing
     /// privilege.
     pub fn read() -> io::Result<Self> {
         /// The number of readings. One reading during which no tick occurs is enough; a reading
@@ -53,8 +53,8 @@ impl Jiffies {
 /// that was read after it.
 ///
 /// Kernel fact: for each tick, the kernel first increments the count and then advances the coarse
-/// clock (`tick_do_update_jiffies64`). So if ticks occur during a reading, its result is too early,
-/// and never too late, even if the reading takes long on a busy host. So the latest of several
+/// clock (`tick_do_update_jiffies64`). If ticks occur during a reading, its result is therefore too
+/// early, and never too late, even if the reading takes long on a busy host. The latest of several
 /// results is the best.
 fn first_ns<const N: usize>(length_ns: u64, readings: [(u64, u64); N]) -> u64 {
     let firsts = readings.map(|(ns, jiffies)| ns.wrapping_sub(jiffies.wrapping_mul(length_ns)));
@@ -64,8 +64,8 @@ fn first_ns<const N: usize>(length_ns: u64, readings: [(u64, u64); N]) -> u64 {
     firsts.into_iter().max_by_key(after_some).expect("at least one reading")
 }
 
-/// The whole count of ticks. Its high half was read before and after the low half, because it may
-/// have changed meanwhile.
+/// The whole count of ticks. The high half was read both before and after the low half, because it
+/// may have changed between these readings.
 fn joined(high_before: u32, low: u32, high_after: u32) -> u64 {
     let high = if low < 1 << 31 { high_after } else { high_before };
     u64::from(high) << 32 | u64::from(low)

@@ -1,7 +1,7 @@
 //! Links: a program attached to a cgroup or to a network interface, by bpf(2).
 //!
 //! aya also creates links, but it can neither replace the program of a link to a cgroup nor detach
-//! a link that stays pinned. This module must not depend on the names or the owners of links.
+//! a link that remains pinned. This module must not depend on the names or the owners of links.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -21,7 +21,7 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// Attaches a program to a cgroup. Other programs on the cgroup stay attached.
+/// Attaches a program to a cgroup. Other programs on the cgroup remain attached.
 pub fn link_create(
     program: BorrowedFd<'_>,
     cgroup: BorrowedFd<'_>,
@@ -93,7 +93,7 @@ impl XdpMode {
     /// Both modes, the better one first.
     pub const ALL: [Self; 2] = [Self::Native, Self::Generic];
 
-    /// The word for the mode in names of pins, tables and JSON.
+    /// The name of the mode in the names of pins, in tables and in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -102,8 +102,8 @@ impl XdpMode {
     }
 }
 
-/// Attaches a program to a network interface. An interface accepts only one program: if there is
-/// another one, this fails with EBUSY or EEXIST.
+/// Attaches a program to a network interface. An interface accepts only one program: if another
+/// program is attached, this fails with EBUSY or EEXIST.
 pub fn xdp_link_create(program: BorrowedFd<'_>, interface: u32, mode: XdpMode) -> io::Result<OwnedFd> {
     let mut attr =
         LinkCreate { prog_fd: raw(program), target_fd: interface, attach_type: XDP, flags: mode as u32 };

@@ -106,7 +106,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         unsafe { self.word::<u64>(index, offset).read_volatile() }
     }
 
-    /// As [`Mapped::load64`], for a word of 32 bits.
+    /// Like [`Mapped::load64`], for a word of 32 bits.
     pub fn load32(&self, index: usize, offset: usize) -> u32 {
         // SAFETY: `word` checks bounds and alignment.
         unsafe { self.word::<u32>(index, offset).read_volatile() }

@@ -1,6 +1,6 @@
 //! A network namespace: its number, and how a thread enters it.
 //!
-//! A thread that has entered a namespace stays there, so only threads that are created for this
+//! A thread that has entered a namespace remains there, so only threads that are created for this
 //! purpose enter namespaces.
 
 use std::fs::{self, File};
@@ -35,8 +35,8 @@ impl NamespaceId {
     /// The network namespace of a process.
     ///
     /// # Errors
-    /// If the process has ended, or this process may not read it: for another user's process, that
-    /// requires CAP_SYS_PTRACE.
+    /// If the process has ended, or this process may not read the namespace: for another user's
+    /// process, that requires CAP_SYS_PTRACE.
     pub fn of(pid: u32) -> io::Result<Self> {
         Self::read(&pid.to_string())
     }
@@ -49,7 +49,7 @@ impl NamespaceId {
 /// Opens a process's network namespace, which exists at least until the file is closed.
 ///
 /// # Errors
-/// As [`NamespaceId::of`].
+/// The errors of [`NamespaceId::of`].
 pub fn open(pid: u32) -> io::Result<File> {
     File::open(format!("/proc/{pid}/ns/net"))
 }
@@ -57,7 +57,7 @@ pub fn open(pid: u32) -> io::Result<File> {
 /// Moves the calling thread into a network namespace.
 ///
 /// # Errors
-/// Without CAP_SYS_ADMIN.
+/// If this process lacks CAP_SYS_ADMIN.
 pub fn enter(namespace: &File) -> io::Result<()> {
     Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }

@@ -96,8 +96,8 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         Ok(())
     }
 
-    /// Sets an element so that the sum of its values is `value`. No program may be counting in the
-    /// element.
+    /// Sets an element so that the sum of its values is `value`. No program may count in the
+    /// element at the same time.
     ///
     /// # Errors
     /// If the kernel refuses.

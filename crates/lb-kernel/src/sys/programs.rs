@@ -165,7 +165,8 @@ pub struct Instruction(pub u8, pub u8, pub i16, pub i32);
 /// Whether the kernel accepts a program for connect that does nothing.
 ///
 /// # Errors
-/// If it refuses for a reason other than the program: no privilege, no memory.
+/// If the kernel refuses for another reason than the program, such as a missing privilege or
+/// missing memory.
 pub fn accepts_nothing() -> io::Result<bool> {
     const MOV64_IMM: u8 = 0xb7;
     const EXIT: u8 = 0x95;

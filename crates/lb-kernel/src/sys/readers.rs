@@ -7,7 +7,7 @@ use crate::error::DatapathError;
 use crate::sys;
 
 /// Waits until every kernel program that is running now has ended: one RCU grace period, 8 to 16
-/// ms. May block: do not call it in the event loop.
+/// ms. Blocks for this time: do not call it in the event loop.
 ///
 /// # Errors
 /// If the kernel offers no way to wait.

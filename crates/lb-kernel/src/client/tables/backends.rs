@@ -2,7 +2,7 @@
 //! writes them step by step.
 //!
 //! A free slot contains the generation of its next backend. The counts of a backend that leaves are
-//! stored under its service and address (see `retired`), in case it returns.
+//! stored under its service and address (see `retired`), in case the backend returns.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -38,7 +38,7 @@ pub struct SlotView {
     pub state: BackendState,
     /// The backend's health according to the daemon, and its reason.
     pub reason: HealthReason,
-    /// Whether the daemon lets connects choose the backend.
+    /// Whether the daemon permits connects to choose the backend.
     pub usable: Usable,
     /// Whether a probe has found the backend healthy.
     pub is_probed_healthy: bool,
@@ -59,7 +59,7 @@ pub struct SlotView {
 }
 
 impl SlotView {
-    /// Whether connect may choose this backend.
+    /// Whether connects may choose this backend.
     pub fn may_be_chosen(&self) -> bool {
         match self.usable {
             Usable::No => false,
@@ -134,10 +134,10 @@ impl Tables {
     /// Ensures that each service with ejected backends has one of them as its next trial. A service
     /// may have no next trial, because the backend of its next trial has left or was readmitted by
     /// an operator. In this case the function selects the backend whose ejection ends first. The
-    /// function also selects another backend if the present one cannot have its trial now, and the
-    /// ejection of the other backend is over. (The programs select the next trial whenever they
-    /// judge a flow, but the next judgement may be far in the future.) If the rules of a service no
-    /// longer eject backends, this readmits the service's ejected backends.
+    /// function also selects another backend if the present backend of the next trial cannot have
+    /// it now, and the ejection of the other backend is over. (The programs select the next trial
+    /// whenever they judge a flow, but the next judgement may be far in the future.) If the rules
+    /// of a service no longer eject backends, this readmits the service's ejected backends.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
         // The ejected backends of each service: the ticks until the ejection is over, the slot, and
@@ -198,7 +198,7 @@ impl Tables {
     }
 
     /// Reduces the recent errors of a slot's backend to at most `most`. If a program adds an error
-    /// at the same moment, this changes nothing; the daemon's next tick calls it again.
+    /// at the same moment, this changes nothing; the daemon's next tick repeats the call.
     pub(crate) fn limit_errors(&self, slot: Slot, most: u32, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -213,7 +213,7 @@ impl Tables {
 
     /// Delays the next halving of the recent errors of a slot's backend by `delay`, but at most
     /// until a half-life from now. If a program adds an error at the same moment, this changes
-    /// nothing; the daemon's next tick calls it again.
+    /// nothing; the daemon's next tick repeats the call.
     pub(crate) fn hold_errors(&self, slot: Slot, delay: Duration, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -229,7 +229,7 @@ impl Tables {
     }
 
     /// Clears the recent errors of a slot's backend if they are stale at the tick `now`. An error
-    /// that a program adds meanwhile stays.
+    /// that a program adds meanwhile remains.
     pub fn forget_errors(&self, slot: Slot, now: u32) {
         let (slot, errors) = (slot.index(), offset_of!(Backend, errors));
         let word = self.maps.backends.load64(slot, errors);
@@ -258,7 +258,7 @@ impl Tables {
     /// first, and at the end removes them from the map of retired counters.
     ///
     /// # Errors
-    /// If the kernel refuses. The slot is free then.
+    /// If the kernel refuses. The slot is then free.
     pub(crate) fn write_backend(
         &mut self,
         slot: Slot,
@@ -292,7 +292,7 @@ impl Tables {
             && let Err(error) = self.maps.retired.remove(&name)
         {
             // The step has failed, so the stored plan will not contain this row. If the row
-            // remained, the backend could get another slot, and the next daemon would find it
+            // remained, the backend could get another slot, and the next daemon would read it
             // twice.
             self.set_state(slot, DaemonState::new(Usable::No, BackendState::Free));
             return Err(self.fail_io(map::RETIRED, "write", error));
@@ -335,8 +335,7 @@ impl Tables {
         self.maps.backends.store32(slot.index(), offset_of!(Backend, endpoint.report), report);
     }
 
-    /// Stores the daemon's half of a slot's state word. The other half belongs to the kernel
-    /// programs.
+    /// Stores the daemon's half of a slot's state word. The kernel programs write the other half.
     pub(crate) fn set_state(&mut self, slot: Slot, state: DaemonState) {
         self.maps.backends.store16(slot.index(), offset_of!(Backend, state), state.to_word());
     }

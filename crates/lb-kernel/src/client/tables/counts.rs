@@ -72,8 +72,9 @@ impl Tables {
         Counts { sums, active, reclaimed }
     }
 
-    /// The number of flows by which the counts of a slot do not add up, minus the difference that
-    /// flows that begin and end during the reading can explain. Any result but 0 is a fault.
+    /// The number of started flows of a slot minus its flows that have ended, are untracked or are
+    /// open, as far as flows that begin and end during the reading cannot explain the difference.
+    /// Any result but 0 is a fault.
     ///
     /// A flow is counted as chosen before it is counted as open, and its end is counted before it
     /// is subtracted from the open flows. So counts that are read before the open flows may be too

@@ -1,8 +1,8 @@
 //! The schedules of a client task's services, which share one map of entries, and the lists of
 //! members that some tables have.
 //!
-//! The arena ([`lb_core::arena`]) decides where a table lies. This module writes a table to a
-//! region that no service refers to, and then makes the table current with a single store of its
+//! The arena ([`lb_core::arena`]) decides the position of each table. This module writes a table to
+//! a region that no service refers to, and then makes the table current with a single store of its
 //! reference.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,8 +32,8 @@ impl Tables {
         self.all_indexes().map(|index| (index, self.table_ref(index)))
     }
 
-    /// The reference of a service's table, read in one piece, because the daemon may switch tables
-    /// meanwhile.
+    /// The reference of a service's table, read with a single load, because the daemon may switch
+    /// tables at the same time.
     pub(super) fn table_ref(&self, index: ServiceIndex) -> TableRef {
         TableRef::from_word(self.maps.services.load64(index.index(), offset_of!(Service, table)))
     }
@@ -46,7 +46,7 @@ impl Tables {
     }
 
     /// Writes a service's new table and makes it current. `entries_of`: the number of entries of
-    /// each slot. `replaced`: the slots of backends that others replace in the table.
+    /// each slot. `replaced`: the slots of replaced backends.
     pub(crate) fn switch_schedule(
         &mut self,
         index: ServiceIndex,

@@ -36,7 +36,7 @@ pub struct ServiceView {
     pub table: TableRef,
 }
 
-/// The input for the computation of the starts of a client's cursors.
+/// The input from which the starts of a client's cursors are computed.
 #[derive(Clone, Debug)]
 pub struct CursorSeed {
     /// A text that differs between client tasks, see [`lb_core::cursor::start`].
@@ -84,7 +84,7 @@ impl Tables {
         self.outcome_row(index.number())
     }
 
-    /// As [`Tables::outcomes`], for several services. Their indexes must be in ascending order.
+    /// Like [`Tables::outcomes`], for several services. Their indexes must be in ascending order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -109,7 +109,7 @@ impl Tables {
     /// Writes a service that is not open, without a table.
     ///
     /// # Errors
-    /// If the kernel refuses. The row is unchanged then.
+    /// If the kernel refuses. The row is then unchanged.
     pub(crate) fn write_service(
         &mut self,
         index: ServiceIndex,
@@ -147,8 +147,8 @@ impl Tables {
         self.maps.services.store16(index.index(), offset_of!(Service, errno), errno);
     }
 
-    /// Stores, if they have changed, the network namespace with flows that count (0: flows in any
-    /// namespace count), and whether several processes have begun flows.
+    /// Stores, if they have changed, the network namespace with flows that are evidence (0: flows
+    /// in all namespaces are), and whether several processes have begun flows.
     pub(crate) fn set_evidence_scope(
         &mut self,
         index: ServiceIndex,
@@ -179,7 +179,7 @@ impl Tables {
         self.maps.services.store32(index.index(), offset_of!(Service, fallback), Slot::number_or_none(slot));
     }
 
-    /// Stores the rules word by word: a connect that reads between two stores still finds usable
+    /// Stores the rules word by word: a connect that reads between two stores still reads valid
     /// rules.
     pub(crate) fn set_rules(&mut self, index: ServiceIndex, rules: Rules) {
         for (i, word) in bytemuck::cast_ref::<Rules, [u32; size_of::<Rules>() / 4]>(&rules).iter().enumerate()

@@ -1,5 +1,5 @@
-//! Creates and enters cgroups with paths that another process has chosen. It opens them relative to
-//! the descriptor of the cgroup2 mount, and follows no symbolic link.
+//! Creates and enters cgroups with paths that another process has chosen. The paths are opened
+//! relative to the descriptor of the cgroup2 mount, and no symbolic link is followed.
 //!
 //! `socklb exec` may run as root, while the daemon, which determines the path of a client's cgroup,
 //! may run as another user. So a path is never opened directly. The kernel resolves the path

@@ -7,8 +7,8 @@ macro_rules! object {
     };
 }
 
-/// The same for programs that write log lines. `cargo xtask run --log-programs` sets the directory
-/// for the build.
+/// Includes the object of programs that write log lines. `cargo xtask run --log-programs` sets the
+/// directory for the build.
 #[cfg(feature = "log-programs")]
 macro_rules! object {
     ($name:literal) => {

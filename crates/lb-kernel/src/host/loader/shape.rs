@@ -26,7 +26,7 @@ impl Shape {
         const HASH: u32 = 1;
         const PER_CPU_ARRAY: u32 = 6;
         const ON_DEMAND: u32 = 1;
-        /// `struct htab_elem` before its key, and a bucket.
+        /// The size of `struct htab_elem` before the key, and the size of a bucket.
         const ELEMENT: u64 = 48;
         const BUCKET: u64 = 16;
         let align = |bytes: u32| u64::from(bytes.next_multiple_of(8));

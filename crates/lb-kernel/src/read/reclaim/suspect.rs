@@ -58,11 +58,11 @@ pub enum Verdict {
     /// The flow may have ended. If a pass at least an interval later observes the same, it has
     /// ended.
     Suspected,
-    /// The flow stays: the socket is open in a process, and not connected.
+    /// The flow remains: the socket is open in a process, and not connected.
     Open,
-    /// The flow stays: the socket is open in a process, and may be connected.
+    /// The flow remains: the socket is open in a process, and may be connected.
     InUse,
-    /// The flow stays: the observations do not suffice for a judgement on the socket.
+    /// The flow remains: the observations do not suffice for a judgement on the socket.
     Elsewhere,
 }
 
