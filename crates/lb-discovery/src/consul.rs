@@ -53,7 +53,7 @@ impl Consul {
         Self { origin: origin.clone(), is_ipv6, tls, token: FileReader::default(), index: 0, last: None }
     }
 
-    /// Makes the server answer the next question at once.
+    /// Makes the next query return at once.
     pub fn forget(&mut self) {
         self.index = 0;
     }
@@ -109,7 +109,7 @@ impl Consul {
         let headers: Vec<_> = token.into_iter().collect();
         let ConsulOrigin { service, tag, .. } = &self.origin;
         let encoded = |text| utf8_percent_encode(text, RESERVED);
-        // `stale`: any server may answer, not only the leader.
+        // With `stale`, any server may answer, not only the leader.
         let mut path = format!(
             "/v1/health/service/{}?index={}&wait={}s&stale",
             encoded(service),
@@ -164,7 +164,8 @@ impl Consul {
     }
 }
 
-/// Whether two answers have the same list and notes, or are both empty.
+/// Whether two findings are equal. Lists are equal if their texts and notes are equal, even if
+/// their versions differ.
 fn says_the_same(last: Option<&Finding>, new: &Finding) -> bool {
     match (last, new) {
         (Some(Finding::List(last)), Finding::List(new)) => last.text == new.text && last.notes == new.notes,
@@ -181,7 +182,7 @@ fn rights(service: &str) -> String {
     )
 }
 
-/// Returns the index of an answer, if the answer may be used.
+/// Returns the index of an answer. Returns an error if the answer must not be used.
 fn usable_index(headers: &HeaderMap, service: &str) -> Result<u64, Failure> {
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is = |name: &str, value: &str| header(name).eq_ignore_ascii_case(value);

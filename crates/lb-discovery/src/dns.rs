@@ -9,8 +9,9 @@
 //!   their shares add up.
 //! * The time until the next question is the shortest TTL, within `min_ttl` and `max_ttl`. A record
 //!   remains in use after its TTL has ended.
-//! * If the query for a target's addresses fails or returns none, the target retains its previous
-//!   addresses as long as an SRV record names it. A target that never had addresses is left out.
+//! * If the question for a target's addresses fails, or its answer contains no address, the target
+//!   retains its previous addresses as long as an SRV record names it. A target that never had
+//!   addresses is left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -38,9 +39,9 @@ use crate::{Again, DiscoveredList, Failure, Finding, Listed, ProviderContext, Qu
 /// The largest number of different targets in the SRV records of a name.
 const MAX_TARGETS: usize = 1000;
 
-/// The time limit for all queries for the addresses of a name's targets. A host can send
-/// [`MAX_TARGETS`] queries in a third of this time ([`QueryLimits`]). The remaining queries are
-/// then treated as failed.
+/// The time limit for all questions for the addresses of a name's targets. A host can send
+/// [`MAX_TARGETS`] questions in a third of this time ([`QueryLimits`]). Questions without an answer
+/// by then are treated as failed.
 const TARGETS_TIME: Duration = Duration::from_secs(60);
 
 /// The largest number of targets that a note names.
@@ -63,9 +64,9 @@ struct Known {
 }
 
 impl Known {
-    /// Whether the addresses need no query yet. The next query for the SRV records may be sent a
-    /// tenth before their TTL ends. Therefore the addresses are requested again after three
-    /// quarters of their TTL.
+    /// Whether the addresses need no new question. The SRV records may be requested again a tenth
+    /// before the end of their TTL. Therefore the addresses are requested again after three
+    /// quarters of the addresses' TTL.
     fn is_fresh(&self, now: Instant) -> bool {
         now < self.learnt + self.ttl * 3 / 4
     }
@@ -131,7 +132,7 @@ impl Dns {
                 })
                 .collect();
         // If the server fails after it has answered with SRV records, a list of the few resolved
-        // targets would look complete.
+        // targets would look like the complete list.
         if let Some(failure) = lost.first().filter(|_| lost.len() >= self.known.len()) {
             return Err((*failure).clone());
         }
@@ -142,7 +143,7 @@ impl Dns {
         Ok((used.list(&known, &missing, records.serial), ttl))
     }
 
-    /// Requests the addresses of targets, at most [`IN_FLIGHT`] at a time, so that queries for
+    /// Requests the addresses of targets, at most [`IN_FLIGHT`] at a time, so that questions for
     /// other names need not wait for all of them. Returns the targets without addresses.
     async fn ask_for(
         &mut self,
@@ -176,7 +177,7 @@ impl Dns {
                 Ok((target, Err(failure))) => {
                     missing.insert(target, UnresolvedTarget::Failed(failure));
                 }
-                // If the task of a query panics, its target remains in `missing`.
+                // If the task of a question panics, its target remains in `missing`.
                 Err(_) => {}
             }
         }
@@ -192,7 +193,7 @@ fn clamp(ttl: Duration, settings: &DnsSettings) -> Duration {
     ttl.min(settings.max_ttl).max(settings.min_ttl)
 }
 
-/// Reads one answer of a server as a list, without queries for addresses that the answer does not
+/// Reads one answer of a server as a list, without questions for addresses that the answer does not
 /// contain.
 pub fn read_list(message: &[u8], origin: &DnsOrigin, is_ipv6: bool) -> Finding {
     read_answer(message, origin, is_ipv6).unwrap_or_else(Finding::Failed)
@@ -233,7 +234,7 @@ struct Used {
     /// A record that the answer contains more than once is used once.
     records: BTreeSet<Srv>,
     targets: BTreeSet<String>,
-    /// How many records have other priorities, and the priority that is used.
+    /// The number of records with other priorities, and the priority value that is used.
     unused: (usize, u16),
 }
 
@@ -257,7 +258,7 @@ impl Used {
         Ok(Self { records, targets, unused: (unused.len(), lowest) })
     }
 
-    /// The addresses that the answer itself contains, by their targets.
+    /// The addresses that the answer itself contains, by target.
     fn added(&self, records: &RecordSet<Srv>, is_ipv6: bool) -> BTreeMap<String, BTreeSet<IpAddr>> {
         let added = self.targets.iter().filter_map(|target| {
             let all = &records.additional.get(target)?.addresses;

@@ -36,7 +36,7 @@ impl FileReader {
     pub async fn read(&mut self, paths: &[&Path]) -> Result<Vec<Vec<u8>>, Failure> {
         let deadline = Instant::now() + PATIENCE;
         if self.pending.is_some() {
-            // The contents may have changed since that read began, so its result is dropped.
+            // The contents may have changed since the earlier read began, so its result is dropped.
             let _outdated = self.finish(deadline).await?;
         }
         let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();

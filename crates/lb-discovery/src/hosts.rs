@@ -42,7 +42,7 @@ pub const MAX_ADDRESSES: usize = 1000;
 /// A host name, and the address family that its list needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostName {
-    /// In lower case, without a dot at its end.
+    /// The name in lower case, without a dot at its end.
     pub name: Arc<str>,
     pub is_ipv6: bool,
 }
@@ -267,8 +267,8 @@ impl Hosts {
         self.resolve(hosts, settings, true);
     }
 
-    /// Resolves these names in addition to the previous ones. The receiver gets each later state of
-    /// the table. Must be called on a Tokio runtime.
+    /// Resolves these names in addition to the previous ones. Returns a receiver for the present
+    /// and later states of the table. Must be called on a Tokio runtime.
     pub fn resolve_too(
         &self,
         hosts: BTreeSet<HostName>,
@@ -337,7 +337,7 @@ impl Inner {
 
 async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
     let mut questions = JoinSet::new();
-    // Prevents that the connection is closed between consecutive questions.
+    // While this guard exists, the connection is not closed between consecutive questions.
     let mut hold = None;
     loop {
         let due = begin(&inner, &mut questions);
@@ -346,7 +346,7 @@ async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
         } else if hold.is_none() {
             hold = inner.state().resolver.clone().map(|(_, resolver)| ConnectionGuard::of(resolver));
         }
-        // At the maximum, the next question starts after another one has ended.
+        // If the maximum number is in flight, the next question starts after another one has ended.
         let is_full = questions.len() >= IN_FLIGHT;
         tokio::select! {
             Some(result) = questions.join_next() => {

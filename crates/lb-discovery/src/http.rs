@@ -2,7 +2,7 @@
 //! time until the head of the answer, and the bytes and the time of the body.
 //!
 //! The stream may be anything that reads and writes, such as TCP or TLS. Redirects are not
-//! followed, because a server must not direct the query to another server.
+//! followed, because a server must not be able to direct the query to another server.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -209,7 +209,7 @@ fn failure(question: &str, error: &AnyError, most: usize) -> Failure {
     let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     match (cause.map(io::Error::kind), error.downcast_ref::<hyper::Error>()) {
         (Some(io::ErrorKind::FileTooLarge), _) => too_large(question, most),
-        // By TLS, the server does not accept the client's certificate.
+        // `tls.rs` reports TLS errors with this kind, such as a refused client certificate.
         (Some(io::ErrorKind::PermissionDenied), _) => Failure::Refused(text),
         (_, Some(error)) if error.is_parse_too_large() => {
             Failure::TooLarge(format!("{question}: the head of the answer is too large"))
@@ -349,7 +349,7 @@ mod tests {
             let failure = answered(&answer).await.unwrap_err();
             let is_expected = match &failure {
                 Failure::TooLarge(_) => true,
-                // hyper has a limit of its own for trailers.
+                // hyper has its own limit for trailers.
                 Failure::Malformed(why) => why.ends_with("chunk trailers count overflow"),
                 Failure::Unreachable(_) | Failure::Refused(_) => false,
             };

@@ -2,9 +2,9 @@
 //! address of the Service itself. These objects are listed once and then watched.
 //!
 //! This file decides when objects are listed, when a watch is opened, and which step follows a
-//! failure. After its end, a watch is opened again from the last version, so that no change is
-//! lost. Objects are listed again only if the server no longer has the changes since that version
-//! (410), or if an event could not be applied.
+//! failure. When a watch ends, it is opened again from the last version, so that no change is lost.
+//! Objects are listed again only if the server no longer has the changes since that version (410),
+//! or if an event could not be applied.
 //!
 //! Lists are read from the cache of the API server, because consistent reads by many hosts at the
 //! same time would load etcd. The first list is requested with `resourceVersion=0`. Later lists are
@@ -82,7 +82,7 @@ type Body = HttpResponse<Box<dyn Stream>>;
 
 struct WatchStream {
     lines: Lines<Box<dyn Stream>>,
-    /// When the last line arrived, or when the watch was opened.
+    /// When the last line arrived; before the first line, when the watch was opened.
     active: Instant,
     is_new: bool,
 }
@@ -211,7 +211,7 @@ impl Kubernetes {
         self.tls.as_ref()?.expires()
     }
 
-    /// The next question lists the objects, and therefore returns at once.
+    /// Makes the next question list the objects, so that it returns at once.
     pub fn forget(&mut self) {
         self.drop_objects();
     }
@@ -279,7 +279,7 @@ impl Kubernetes {
     }
 
     /// Waits for events, and applies all events that have arrived. Returns the most important
-    /// outcome.
+    /// [`WatchOutcome`].
     async fn changes(&mut self) -> Result<WatchOutcome, Failure> {
         // The loop ends after at most two rounds: after the end of an old watch, a new watch is
         // opened, and the end of the new watch is a failure.
@@ -474,10 +474,10 @@ fn one_line(message: &str) -> String {
     message[..end].escape_debug().collect::<String>().replace("\\\"", "\"").replace("\\'", "'")
 }
 
-/// How connections are made.
+/// The way to connect to the server.
 enum Connector {
     Tcp,
-    /// In tests with virtual time: the server's end of a pipe.
+    /// In tests with virtual time: the channel that receives the server's end of each connection.
     #[cfg(test)]
     Memory(tokio::sync::mpsc::UnboundedSender<tokio::io::DuplexStream>),
 }

@@ -12,7 +12,7 @@ pub struct Lines<S: AsyncRead + AsyncWrite + Unpin> {
     buffer: Vec<u8>,
     /// The part of `buffer` before this position has been returned.
     begin: usize,
-    /// There is no end of a line between `begin` and this position.
+    /// There is no line feed between `begin` and this position.
     searched: usize,
     most: usize,
 }

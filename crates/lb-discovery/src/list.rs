@@ -10,7 +10,7 @@ use lb_config::endpoints::{ListEntry, ListedAddress};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use serde_json::{Map, Value, json};
 
-/// A complete list, as a provider has found it.
+/// A complete list from a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveredList {
     /// JSON in the format `file_sd`, see [`render`].
@@ -86,7 +86,7 @@ pub fn render<T: Display>(endpoints: &BTreeMap<T, Listed>) -> Arc<[u8]> {
 fn group(target: &impl Display, listed: &Listed) -> Value {
     let Listed { index, weight, state, zone, agent } = listed;
     let mut labels = Map::new();
-    // The labels of `file_sd` are texts.
+    // The labels of `file_sd` are strings.
     let mut label = |name: &str, value: String| labels.insert(name.to_owned(), Value::String(value));
     if let Some(index) = index {
         label("index", index.to_string());

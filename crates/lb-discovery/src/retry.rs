@@ -6,15 +6,16 @@ use std::time::Duration;
 /// the latest succeeds.
 const FIRST: Duration = Duration::from_millis(100);
 
-/// The longest delay before it is varied by [`JITTER`], which makes it at most 30 s.
+/// The longest delay, without the variation by [`JITTER`]. With the variation, a delay is at most
+/// 30 s.
 const LONGEST: Duration = Duration::from_secs(25);
 
 /// Each delay is varied by up to this part, so that many hosts do not query a returning server at
 /// the same time.
 const JITTER: f64 = 0.2;
 
-/// The delays between attempts while a server does not answer: 0.1 s, then twice the delay before,
-/// up to 25 s; each varied by up to 20 %.
+/// The delays between attempts while a server does not answer: 0.1 s, then twice the previous
+/// delay, up to 25 s; each varied by up to 20 %.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retry {
     /// The number of failures in a row.
@@ -22,7 +23,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// After an answer, the next delay is the first one again.
+    /// Must be called after an answer. The next delay is then [`FIRST`] again.
     pub fn answered(&mut self) {
         self.failures = 0;
     }

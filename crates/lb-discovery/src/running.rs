@@ -28,7 +28,7 @@ pub enum DiscoveryRequest {
     Address(ClusterIpOrigin),
 }
 
-/// The result of one question, and when to query again after it. After a failure, [`Retry`] decides
+/// The result of one question, and when to query again. After a failure, [`Retry`] decides instead
 /// when to query again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queried {
@@ -168,7 +168,7 @@ impl Provider {
         }
     }
 
-    /// Makes the server answer the next question at once.
+    /// Makes the next question return at once.
     fn forget(&mut self) {
         match self {
             Self::Dns(_) => {}
@@ -233,7 +233,7 @@ async fn run(
             () = refresh.notified() => true,
         };
         if is_refreshed {
-            // Without this, the next question could wait for a change.
+            // Without this call, the next question could wait for a change.
             provider.forget();
             is_waiting = false;
             tokio::time::sleep_until(began + PAUSE).await;
@@ -301,13 +301,13 @@ mod tests {
                 }
                 sleep_until(self.down.start).await;
             }
-            // The next question after a failure requests the whole list.
+            // The next question after a failure requests the complete list.
             *is_known = false;
             failed()
         }
     }
 
-    /// The largest number of questions within a second, from `begin` on.
+    /// The largest number of questions within a second, after `begin`.
     fn most_in_a_second(questions: &[Virtual], begin: Virtual) -> usize {
         let after = &questions[questions.partition_point(|at| *at < begin)..];
         let until = |at: &Virtual| after.partition_point(|other| *other < *at + Duration::from_secs(1));
@@ -428,7 +428,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_refresh_gives_up_a_question_that_waits_for_a_change() {
-        // The refresh comes while the question waits, or within the pause before it.
+        // The refresh is requested while the question waits, or within the pause before the
+        // question.
         for silence in [Duration::from_mins(1), PAUSE / 2] {
             let (publish, mut latest) = watch::channel(Latest::default());
             let at_once = |text: &str| Queried { finding: list(text), again: Again::AtOnce };

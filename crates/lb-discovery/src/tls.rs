@@ -1,5 +1,5 @@
-//! TLS connections to the servers of lists. This file decides which certificates are trusted, when
-//! their files are read again, and which file and reason the failure of a connection names.
+//! TLS connections of providers to their servers. This file decides which certificates are trusted,
+//! when their files are read again, and which file and reason the failure of a connection names.
 //!
 //! The files are read before every connection, so that a renewed certificate takes effect with the
 //! next connection. Connections are rare. The comparison of contents also detects the replacement
@@ -31,7 +31,7 @@ use crate::files::FileReader;
 /// The time limit of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// A connection to a server, by TCP or TLS.
+/// A connection to a server, over TCP or TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
@@ -65,7 +65,7 @@ impl Tls {
     }
 
     /// Performs the TLS handshake on `stream`. `host` is the configured name or address of the
-    /// server, without its port. Failures name the server as `server`.
+    /// server, without its port. `server` is the server's name in failures.
     ///
     /// # Errors
     /// If a file is not usable, if the server's certificate is not valid for the name, if the
@@ -188,7 +188,7 @@ fn not_after(certificate: &[u8]) -> der::Result<SystemTime> {
     Ok(SystemTime::UNIX_EPOCH + since_epoch)
 }
 
-/// Returns a reader of the fields of the next sequence.
+/// Returns a reader of the fields of the next DER sequence.
 fn inside<'r>(reader: &mut SliceReader<'r>) -> der::Result<SliceReader<'r>> {
     let sequence = AnyRef::decode(reader)?;
     sequence.header().tag().assert_eq(Tag::Sequence)?;

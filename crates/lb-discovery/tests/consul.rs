@@ -21,7 +21,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout};
 
-/// The longest time for which a test waits for an expected state. The expected time is a few
+/// The longest time for which a test waits for an expected state. Usually, the wait takes
 /// milliseconds, or a few seconds after an outage.
 const PATIENCE: Duration = Duration::from_secs(60);
 

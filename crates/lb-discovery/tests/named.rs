@@ -70,9 +70,9 @@ impl Named {
     async fn start_at(port: u16, records_per_type: u32) -> Option<Self> {
         let folder = tempfile::tempdir().expect("make a folder");
         // AppArmor permits the installed program to read only its own folders, so a copy runs. The
-        // copy is written by `cp`, not by this process. A child that another test starts at the
-        // same time would inherit this process's descriptor for the copy, and the copy could not be
-        // executed (ETXTBSY).
+        // copy is written by `cp`, not by this process. If this process wrote the copy, a child
+        // that another test starts at the same time would inherit the descriptor for the copy, and
+        // the copy could not be executed (ETXTBSY).
         let copied = Command::new("cp").arg(NAMED).arg(folder.path().join("named")).status().await;
         assert!(copied.expect("start cp").success(), "copy named");
         let config = format!(
@@ -151,7 +151,7 @@ impl Named {
         let (min_ttl, max_ttl) = (Duration::from_millis(200), Duration::from_millis(200));
         let settings = DnsSettings { servers: vec![self.address], transport, min_ttl, max_ttl };
         let origin = Origin::Dns(DnsOrigin { name: name.to_owned(), port, settings });
-        // The rate of questions is not limited, so that the addresses of 1,000 targets take a
+        // The rate of questions is not limited, so that the addresses of 1,000 targets take about a
         // second.
         let limits = QueryLimits { whole: Duration::from_secs(1), per_second: 1_000_000 };
         let shared = Arc::new(ProviderContext { dns: Resolvers::new(Path::new("/nonexistent"), limits) });

@@ -238,7 +238,7 @@ impl<'t> DiagnosticCollector<'t> {
     /// Returns `value` if no fault was found.
     ///
     /// # Errors
-    /// All faults, in the order of the file.
+    /// If faults were found: all faults, in the order of the file.
     pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Diagnostics> {
         if self.faults.is_empty() {
             return Ok(value.expect("a reader without a result has reported a fault"));
@@ -275,7 +275,7 @@ impl<'t> DiagnosticCollector<'t> {
 /// Decodes the bytes of a file as text.
 ///
 /// # Errors
-/// The first byte that is not UTF-8.
+/// If the bytes are not UTF-8: a fault at the first wrong byte.
 pub fn utf8<'t>(bytes: &'t [u8], path: &Path) -> Result<&'t str, Diagnostics> {
     let error = match str::from_utf8(bytes) {
         Ok(text) => return Ok(text),

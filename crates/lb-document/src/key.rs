@@ -16,7 +16,7 @@ pub enum Unset<V> {
     Required,
     /// The default value.
     Is(V),
-    /// There is no default value; the text describes what applies.
+    /// There is no default value; the text describes the effect.
     Means(&'static str),
 }
 
@@ -54,8 +54,8 @@ impl<K: ValueKind> ConfigKey<K> {
         }
     }
 
-    /// The written value, or the default. `None` if the value is wrong or a required key is
-    /// missing. Both faults are reported.
+    /// The written value, or the default. If the value is wrong, or a required key is missing,
+    /// reports a fault and returns `None`.
     pub fn take(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<K::Value> {
         match self.item(table, report) {
             Some(item) => self.kind.read(&item, report),

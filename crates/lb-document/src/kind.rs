@@ -22,7 +22,7 @@ pub trait ValueKind: Sync {
     fn values(&self) -> Vec<String>;
     /// Formats a value as it is written in a file.
     fn written(&self, value: &Self::Value) -> String;
-    /// Parses the value. If it is wrong, reports a fault and returns `None`.
+    /// Parses the value. If the value is wrong, reports a fault and returns `None`.
     fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Self::Value>;
 }
 

@@ -62,7 +62,7 @@ pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<
     root
 }
 
-/// Reports a syntax fault in the words of the TOML library, with a correction if one is known.
+/// Reports a syntax fault with the message of the TOML library, with a correction if one is known.
 pub fn add_syntax(span: Range<usize>, message: &str, report: &mut DiagnosticCollector<'_>) {
     let message = message.strip_suffix(", expected nothing").unwrap_or(message);
     // An address without quotes begins like a number.
@@ -72,7 +72,7 @@ pub fn add_syntax(span: Range<usize>, message: &str, report: &mut DiagnosticColl
     report.add_syntax(span, message, help);
 }
 
-/// A table of a document, which may be absent.
+/// A table of a document. An absent table has no keys.
 #[derive(Clone)]
 pub struct Table<'t> {
     what: &'static str,
@@ -81,7 +81,7 @@ pub struct Table<'t> {
 }
 
 impl<'t> Table<'t> {
-    /// The document as a table; `what` is its name in messages.
+    /// The document as a table; `what` is the document's name in messages.
     pub fn root(what: &'static str, entries: &'t DeTable<'t>) -> Self {
         Self { what, span: 0..0, entries: Some(entries) }
     }

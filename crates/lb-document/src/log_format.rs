@@ -5,7 +5,7 @@ use std::str::FromStr;
 /// The format of a log line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Time, level, place, message, and fields as `name=value`.
+    /// Time, level, target, message, and fields as `name=value`.
     #[default]
     Text,
     /// One JSON object with `timestamp`, `level`, `target`, `message`, and each field by its name.

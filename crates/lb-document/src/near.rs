@@ -26,16 +26,16 @@ pub fn did_you_mean(word: &str, known: &[&str]) -> String {
     if let Some((_, ours)) = elsewhere {
         return format!("did you mean {ours}? ");
     }
-    // Up to two wrong letters are treated as a typing error. In words of less than six letters at
-    // most one is, because short words are similar to each other.
+    // At most two wrong letters are treated as a typing error, and at most one in words of less
+    // than six letters, because short words are similar to each other.
     let near = |candidate: &&&str| distance(word, candidate) <= (candidate.len() / 3).min(2);
     let best = known.iter().filter(near).min_by_key(|candidate| distance(word, candidate));
     best.map_or_else(String::new, |best| format!("did you mean {best}? "))
 }
 
 /// Counts the changes of letters between two words: to insert, delete or replace a letter, or to
-/// swap it with its neighbour. Words of more than 64 bytes are not compared, because no known word
-/// is that long.
+/// swap two neighbouring letters. Words of more than 64 bytes are not compared, because no known
+/// word is that long.
 fn distance(left: &str, right: &str) -> usize {
     if left.len() > 64 { usize::MAX } else { strsim::osa_distance(left, right) }
 }

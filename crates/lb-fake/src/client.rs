@@ -16,14 +16,14 @@ use lb_kernel::{
 use crate::faults::FaultInjection;
 use crate::maps::{ClientMaps, SharedMaps};
 
-/// A simulated kernel. Clones share its state.
+/// A simulated kernel. All clones share one state.
 #[derive(Clone)]
 pub struct FakeKernel {
     host: Arc<Mutex<FakeHost>>,
     faults: Arc<FaultInjection>,
 }
 
-/// The state of the kernel.
+/// The state of the simulated kernel.
 pub(crate) struct FakeHost {
     pub now_ns: u64,
     /// The id of each cgroup, by its full path.
@@ -107,7 +107,7 @@ impl FakeKernel {
         self.host().now_ns += u64::try_from(time.as_nanos()).expect("below 584 years");
     }
 
-    /// Creates a cgroup at a full path, replacing an existing one.
+    /// Creates a cgroup at a full path. Replaces an existing cgroup at this path.
     pub fn make_cgroup(&self, path: &Path) -> FakeCgroup {
         let mut host = self.host();
         host.last_cgroup += 1;
@@ -261,7 +261,7 @@ impl Kernel for FakeKernel {
 struct FakeClient {
     kernel: FakeKernel,
     pins: Pins,
-    /// The number of the programs that were loaded last.
+    /// The number of the last load operation.
     program: u64,
 }
 

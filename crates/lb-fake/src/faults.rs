@@ -1,10 +1,10 @@
-//! Decides which operations fail: none, one of them, all from one on, or some that are chosen at
-//! random from a fixed seed.
+//! Decides which operations fail: none, a certain one, all from a certain one on, or a random part
+//! with a fixed seed.
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// Decides which operations fail. Each operation that may fail counts as one step.
+/// Decides which operations fail. Each operation that may fail is one step.
 #[derive(Debug, Default)]
 pub struct FaultInjection {
     state: Mutex<FaultInjectionState>,
@@ -30,7 +30,7 @@ enum FaultPlan {
 }
 
 impl FaultInjection {
-    /// No operation fails from now on.
+    /// Makes no further operation fail.
     pub fn stop(&self) {
         self.change(|state| state.plan = FaultPlan::Never);
     }
@@ -40,7 +40,8 @@ impl FaultInjection {
         self.change(|state| state.plan = FaultPlan::At(state.steps + others));
     }
 
-    /// Makes all operations fail after `others` that succeed, as if their caller had been killed.
+    /// Makes all operations fail after `others` that succeed, as if the calling process had been
+    /// killed.
     pub fn fail_from(&self, others: u64) {
         self.change(|state| state.plan = FaultPlan::From(state.steps + others));
     }

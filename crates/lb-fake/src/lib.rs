@@ -2,8 +2,8 @@
 //! memory.
 //!
 //! Maps are arrays in this process (`memory`), and links are entries of a table (`client`).
-//! [`FakeKernel::connect`], and the methods with a [`FakeFlow`] as argument, follow the steps of
-//! the kernel programs. They run the code that the kernel programs share with the host
+//! [`FakeKernel::connect`], and the methods with a [`FakeFlow`] as argument, carry out the same
+//! steps as the kernel programs. They run the code that the kernel programs share with the host
 //! (`lb_common`: the VIP table, picks, ejection, load). Time does not pass until a call of
 //! [`FakeKernel::pass`]. Any operation that the real kernel may refuse can be made to fail, see
 //! [`faults`].

@@ -36,7 +36,7 @@ impl SharedMaps {
         })
     }
 
-    /// Handles of these maps, as the daemon opens them.
+    /// Handles of these maps, in the form in which the daemon opens maps.
     pub fn opened(&self) -> HostArrays {
         HostArrays {
             verdicts: self.verdicts.shared(),
@@ -103,7 +103,7 @@ impl ClientMaps {
         rows.map(|row| self.backends.load64(row, std::mem::offset_of!(Backend, flows))).sum()
     }
 
-    /// Handles of these maps, as the daemon opens them.
+    /// Handles of these maps, in the form in which the daemon opens maps.
     pub fn opened(&self) -> (Maps, Verdicts) {
         fn per_cpu<V: bytemuck::Pod>(array: &Array) -> PerCpuArray<V> {
             PerCpuArray::over(Box::new(array.clone()), 1)

@@ -21,7 +21,7 @@ pub struct Array {
 }
 
 impl Array {
-    /// An array of `elements` zeros of `bytes` bytes each.
+    /// An array of `elements` elements of `bytes` bytes each, all zero.
     pub fn new(elements: u32, bytes: usize, faults: &Arc<FaultInjection>) -> io::Result<Self> {
         assert!(bytes.is_multiple_of(8), "the values of these maps consist of words");
         let words = Mapped::in_memory(elements as usize * bytes / 8)?;

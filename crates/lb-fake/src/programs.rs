@@ -1,5 +1,5 @@
-//! Simulates the kernel programs: sends a connect to a backend, counts the flow, and judges its
-//! end.
+//! Simulates the kernel programs: sends a connect to a backend, counts the flow, and judges the end
+//! of the flow.
 //!
 //! The decisions are made by the code of `lb_common` that the kernel programs also run. This file
 //! contains the access to the maps in memory, and the order of the steps.
@@ -143,13 +143,14 @@ impl FakeKernel {
             counts.add(flow.slot, offset_of!(SlotCounters, lifetime_ns), lasted_ns);
             counts.add(flow.slot, offset_of!(SlotCounters, bytes_received), received);
             counts.add(flow.slot, offset_of!(SlotCounters, bytes_sent), sent);
-            // The active count decreases last, because after this the slot may get another backend.
+            // The active count decreases last, because the slot may get another backend as soon as
+            // the count is 0.
             programs.maps.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
         });
     }
 
     /// Calls `act` with the programs for a connection, if they are still attached to the cgroup in
-    /// which the connection's socket was made.
+    /// which the connection's socket was created.
     fn with(&self, flow: &FakeFlow, act: impl FnOnce(&FakePrograms<'_>)) {
         let host = self.host();
         let mut clients = host.clients.values();
@@ -287,7 +288,7 @@ impl FakePrograms<'_> {
         report < self.maps.verdicts.length() && self.maps.verdicts.get(report).is_lame(self.now_ns)
     }
 
-    /// The pick for a connect, and its sample.
+    /// Decides a connect. Returns the pick, and the sample from which it was chosen.
     fn decide(&self) -> (Pick, u32) {
         let (table, rules, now) = (self.table(), self.service().rules, self.now());
         let (picked, sample) = match steps::take_trial(self, now) {

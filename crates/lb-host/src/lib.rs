@@ -1,5 +1,4 @@
-//! Access to the host, for the daemon and the agent. The crate contains no decisions of either of
-//! them.
+//! Access to the host, for the daemon and the agent. The crate makes no decisions for them.
 //!
 //! In reading order: which directories and processes are trusted ([`trust`]), binding a Unix socket
 //! ([`socket`]), changes in directories ([`watch`]), messages to the service manager ([`notify`]),

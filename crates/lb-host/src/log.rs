@@ -39,7 +39,7 @@ pub fn init(is_json: bool, colour: bool) {
     }
 }
 
-/// Parses a list of levels. Also returns the parts that do not parse.
+/// Parses a list of levels. Also returns the parts that cannot be parsed.
 fn targets(list: &str) -> (Targets, Vec<&str>) {
     let mut wrong = Vec::new();
     let mut targets = Targets::new().with_default(LevelFilter::INFO);
@@ -57,7 +57,8 @@ fn targets(list: &str) -> (Targets, Vec<&str>) {
     (targets, wrong)
 }
 
-/// One object per event. The object contains the message and the fields of the event.
+/// The format with one JSON object per event. The object contains the message and the fields of the
+/// event.
 fn json() -> Format<Json> {
     Format::default().json().flatten_event(true)
 }
@@ -93,8 +94,8 @@ where
     }
 }
 
-/// The text with a priority before each line, because the journal stores each line as an entry of
-/// its own.
+/// The text with a priority before each line, because the journal stores each line as a separate
+/// entry.
 fn prioritized(text: &str, priority: u8) -> String {
     text.lines().fold(String::new(), |all, line| all + &format!("<{priority}>{line}\n"))
 }

@@ -16,7 +16,7 @@ pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
 /// Like [`open`], but does not follow a symbolic link at the end of the path.
 ///
 /// # Errors
-/// As for [`open`], and if the path is a symbolic link.
+/// If [`open`] fails, or if the path is a symbolic link.
 pub fn open_itself(path: &Path) -> io::Result<(File, Metadata)> {
     open_with(path, libc::O_NOFOLLOW).map_err(|error| match error.raw_os_error() {
         Some(libc::ELOOP) => {

@@ -25,7 +25,7 @@ pub struct Bound {
 ///
 /// # Errors
 /// If the directory cannot be created or is not trusted, if another process answers on the socket,
-/// or if the path is not a socket.
+/// or if an existing object at the path is not a socket.
 pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
     trust::make_directory(run)?;
     trust::check_directory(run, "--run").map_err(io::Error::other)?;
@@ -52,8 +52,8 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
         }
     }
     let listener = UnixListener::bind(&hidden)?;
-    // Only root may change the group of a file to a group of which it is not a member. If the
-    // program runs as another user, the service manager controls the access.
+    // Only root may change a file's group to any group; other users may choose only their own
+    // groups. If the program runs as another user, the service manager controls the access.
     if admins.is_some() && rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&hidden, None, admins)?;
     }
@@ -61,8 +61,9 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
     Ok(Bound { listener: Some(listener), hidden, path })
 }
 
-/// Whether a process listens on a socket. Does not wait: if the queue of the socket is full, as for
-/// a stopped daemon, connect(2) returns EAGAIN, which also means that a process listens.
+/// Whether a process listens on a socket. The function does not wait. If the queue of the socket is
+/// full, for example because the daemon is stopped, connect(2) returns EAGAIN: in this case, too, a
+/// process listens.
 fn is_answered(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

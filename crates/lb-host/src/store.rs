@@ -7,8 +7,8 @@
 //! to root or to the user of this process, and no other user may have write permission. No symbolic
 //! link below the root is followed.
 //!
-//! Each call blocks while the file system blocks, so a thread of an asynchronous runtime must not
-//! call it.
+//! Each call blocks while the file system blocks, so no function of this module must be called on a
+//! thread of an asynchronous runtime.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -95,8 +95,8 @@ impl StateDirectory {
     /// which is renamed when its whole content is on the disk. Missing directories are created.
     ///
     /// # Errors
-    /// If other users may write to a directory above the file, if another process writes to its
-    /// directory at the same moment, or if the file cannot be written. The previous content
+    /// If other users may write to a directory above the file, if another process writes to the
+    /// file's directory at the same moment, or if the file cannot be written. The previous content
     /// remains, unless only the synchronization of the directory failed.
     pub fn write(&self, name: impl AsRef<Path>, parts: &[&[u8]]) -> Result<(), StoreError> {
         let path = self.path(name);
@@ -369,7 +369,7 @@ mod tests {
         store.remove("web/users.json").unwrap();
         store.remove("other/users.json").unwrap();
         assert!(!store.path("web/users.json").exists() && store.path("web").exists());
-        // With a mistyped path, no parent directories are created.
+        // The parent directory of the root is not created, so a mistyped path is an error.
         let error = error_of(StateDirectory::public(folder.path().join("a/b")).write("c/d", &[b"{}"]));
         assert!(error.contains("cannot write") && error.contains("No such file"), "{error}");
     }

@@ -68,7 +68,7 @@ pub enum Untrusted {
         /// The directory of the pins.
         pins: PathBuf,
     },
-    /// The owner and mode cannot be read.
+    /// The owner and the mode of a directory cannot be read.
     #[error("cannot read the owner and mode of {}", path.display())]
     Unseen { path: PathBuf, source: io::Error },
 }
@@ -102,12 +102,12 @@ pub fn check_stored(path: &Path, metadata: &fs::Metadata, flag: &'static str) ->
     check(path, metadata, own_user(), 0, flag)
 }
 
-/// Checks an existing directory of pins, and all directories above it on the same file system: no
-/// other user may have replaced them, or be able to replace them.
+/// Checks that no other user can replace, or could have replaced, an existing directory of pins or
+/// a directory above it on the same file system.
 ///
 /// # Errors
-/// If another user may have replaced a directory or can replace it, or if an owner and mode cannot
-/// be read.
+/// If another user can replace, or could have replaced, such a directory, or if an owner and mode
+/// cannot be read.
 pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
     const FLAG: &str = "--pins";
     let directory = look(directory, std::path::absolute(directory))?;
@@ -125,7 +125,7 @@ pub fn check_pins(directory: &Path) -> Result<(), Untrusted> {
             break;
         }
         // By default, every user may write to the root of bpffs (mode 1777), but because of its
-        // sticky bit no other user can replace our entries.
+        // sticky bit no other user can replace socklb's entries.
         let is_root = level
             .parent()
             .is_none_or(|above| fs::metadata(above).is_ok_and(|metadata| metadata.dev() != device));
@@ -147,7 +147,7 @@ pub fn check_daemon(peer: u32, socket: &Path, pins: &Path) -> Result<(), Untrust
     Err(Untrusted::Daemon { socket: socket.to_owned(), user: peer, pins: pins.to_owned() })
 }
 
-/// If the directory has the mode bit `excused`, write permission for others is harmless.
+/// `excused` is a mode bit with which write permission for others is harmless.
 fn check(
     path: &Path,
     metadata: &fs::Metadata,

@@ -1,4 +1,4 @@
-//! Lets the event loop wake a thread that also waits for other events. Uses an eventfd
+//! Wakes a thread that also waits for other events, from the event loop. Uses an eventfd
 //! (eventfd(2)).
 
 use std::io;

@@ -140,7 +140,8 @@ impl Watcher {
         }
     }
 
-    /// Removes a watch, unless another path leads to the same directory and so shares the watch.
+    /// Removes a watch, unless another path leads to the same directory and therefore shares the
+    /// watch.
     fn drop_watch(&self, watch: Option<i32>) {
         let is_used = |watch: &i32| self.watched().directories.values().any(|(_, used)| used == watch);
         if let Some(watch) = watch.filter(|watch| !is_used(watch)) {
@@ -224,7 +225,7 @@ mod tests {
         let watcher = watch.watcher().unwrap();
         watcher.add(&one).unwrap();
         watcher.add(&link).unwrap();
-        // Both paths share one watch, which stays while any of the paths is wanted.
+        // Both paths share one watch, which remains while any of the paths is wanted.
         watcher.retain_only(&[link.clone()].into());
         fs::write(one.join("a"), "x").unwrap();
         assert_eq!(watch.changed().await, [link.join("a")].into());

@@ -120,7 +120,7 @@ pub fn accepts_gzip(headers: &HeaderMap) -> ContentCoding {
     }
 }
 
-/// An answer with its length, so that the reader notices if the answer is cut off.
+/// An answer with its length, so that the reader detects a truncated answer.
 pub fn respond(
     document: Arc<CompressedDocument>,
     form: ContentCoding,
@@ -137,7 +137,7 @@ pub fn respond(
 }
 
 /// An answer that begins before the document is complete. If the document cannot be produced, the
-/// answer is cut off.
+/// answer is truncated.
 pub fn pending(
     document: oneshot::Receiver<Arc<CompressedDocument>>,
     form: ContentCoding,

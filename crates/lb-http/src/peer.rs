@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Credentials of a connected process, as they were when it connected.
+/// Credentials of a connected process, at the time of its connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
     /// Effective user.
@@ -54,7 +54,7 @@ fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     // The maximum number of groups of a process.
     const MOST: usize = 65_536;
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
-    // Bound: a second attempt with the size that the kernel demands is enough.
+    // Bound: a second attempt with the size that the kernel returns is enough.
     for _ in 0..2 {
         let mut bytes = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or(libc::socklen_t::MAX);
         // SAFETY: the kernel writes at most `bytes` bytes to the buffer, which has that length, and
@@ -93,7 +93,7 @@ pub fn group_number(name: &str) -> io::Result<Option<u32>> {
         return Ok(Some(number));
     }
     let Ok(name) = CString::new(name) else { return Ok(None) };
-    // The buffer must have room for all members of the group, too.
+    // The buffer must also have room for all members of the group.
     const LONGEST: usize = 16 << 20;
     let mut buffer: Vec<libc::c_char> = vec![0; 16 << 10];
     loop {

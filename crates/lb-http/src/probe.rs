@@ -116,8 +116,8 @@ mod tests {
 
     use super::*;
 
-    /// Probes a server that sends `answer` and does not close. Returns the result and the request
-    /// that the server received.
+    /// Probes a server that sends `answer` and does not close the connection. Returns the result
+    /// and the request that the server received.
     async fn answered(answer: &[u8]) -> (Result<(), ProbeError>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();

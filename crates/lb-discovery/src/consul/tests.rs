@@ -1,5 +1,5 @@
-//! Tests of answers over an in-memory stream in virtual time, and answers of hostile servers on the
-//! loopback interface. The answer in `users.json` was recorded from Consul 1.8.7; only its
+//! Tests of answers over an in-memory stream in virtual time, and of answers of hostile servers on
+//! the loopback interface. The answer in `users.json` was recorded from Consul 1.8.7; only its
 //! whitespace was removed.
 
 use std::net::SocketAddr;
@@ -297,7 +297,7 @@ async fn the_server_may_use_its_wait_but_no_more() {
         (Duration::from_millis(4999), None),
         (longest - Duration::from_millis(1), None),
         (longest + Duration::from_millis(1), Some("68.75s")),
-        // After a failure, the server must answer at once.
+        // After a failure, the time limit is that of a question that does not wait for a change.
         (Duration::from_millis(5001), Some("5s")),
         (Duration::from_millis(4999), None),
     ];

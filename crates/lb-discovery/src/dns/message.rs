@@ -1,5 +1,5 @@
-//! Interprets the answers of DNS servers: bytes become records, an empty answer, or the reason why
-//! the answer cannot be used. Nothing here queries a server.
+//! Parses the answers of DNS servers into records, an empty answer, or the reason why the answer
+//! cannot be used. This file performs no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -71,8 +71,7 @@ impl std::fmt::Display for Question {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lookup<T> {
     Records(RecordSet<T>),
-    /// The name does not exist, or has no records of the requested type. `why` states which of
-    /// both.
+    /// The name does not exist, or has no records of the requested type. `why` states the reason.
     Empty {
         why: String,
     },
@@ -103,7 +102,7 @@ pub struct Additional {
 /// An SRV record (RFC 2782).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Srv {
-    /// Clients use the lowest value for which they reach a target.
+    /// Clients use the lowest value with a target that they can reach.
     pub priority: u16,
     pub weight: u16,
     pub port: u16,
@@ -112,7 +111,7 @@ pub struct Srv {
     pub target: String,
 }
 
-/// A type of records that can be requested.
+/// A type of record data that can be requested.
 pub trait RecordData: Sized {
     /// Reads a record; `None` if it has another type.
     fn read(record: &Parsed<'_>, rtype: Rtype) -> Result<Option<Self>, ParseError>;

@@ -1,10 +1,10 @@
 //! Queries DNS servers: chooses the server and the transport, and limits the number of questions at
-//! a time and per second. There is one resolver for all names of the host that are queried with the
-//! same settings.
+//! a time and per second. A host has one resolver for each different [`DnsSettings`].
 //!
 //! The crate `domain` implements messages and transports, and matches the ids of questions and
 //! answers. Its TCP transport does not end while a server sends without pause. Therefore each
-//! connection has a limit of bytes, and the drop of its [`ServerConnection`] aborts the transport.
+//! connection has a limit of bytes, and the transport is aborted when its [`ServerConnection`] is
+//! dropped.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -48,13 +48,13 @@ const MAX_CONNECTION_BYTES: u64 = 64 << 20;
 
 const CLOSED: &str = "the server closed the connection";
 
-/// The limits of the questions of a host.
+/// The limits of a host's DNS questions.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryLimits {
     /// The longest time for a question, over all servers. The time starts when the question is in
     /// flight ([`IN_FLIGHT`]).
     pub whole: Duration,
-    /// The number of questions per second, over all resolvers.
+    /// The largest number of questions per second, over all resolvers.
     pub per_second: usize,
 }
 
@@ -79,7 +79,8 @@ impl Default for Resolvers {
 }
 
 impl Resolvers {
-    /// `resolv_conf` is read for the addresses of the servers if the settings contain none.
+    /// If settings contain no addresses of servers, the addresses are read from the file
+    /// `resolv_conf`.
     pub fn new(resolv_conf: &Path, limits: QueryLimits) -> Self {
         let QueryLimits { whole, per_second } = limits;
         let pace = Arc::new(RateLimiter { per_second, last: Mutex::default() });
@@ -116,21 +117,21 @@ pub struct Resolver {
     whole: Duration,
     pace: Arc<RateLimiter>,
     permits: Semaphore,
-    /// The number of questions and of [`ConnectionGuard`]s.
+    /// The number of [`ConnectionGuard`]s. Each question has one.
     users: AtomicUsize,
     /// The server that sent the last usable answer. This server is queried first, so that questions
     /// do not wait for an unreachable server before it in the list.
     answered_last: Mutex<Option<SocketAddr>>,
     /// The connection that all questions use; `None` while there is no question. Servers permit few
-    /// connections: BIND's named 150 by default.
+    /// connections; BIND permits 150 by default.
     link: tokio::sync::Mutex<Option<Arc<ServerConnection>>>,
 }
 
-/// While this exists, the resolver's connection stays open.
+/// While a guard exists, the resolver does not close its connection.
 pub struct ConnectionGuard<R: Deref<Target = Resolver>>(R);
 
 impl<R: Deref<Target = Resolver>> ConnectionGuard<R> {
-    /// Prevents that the connection is closed between consecutive questions.
+    /// Creates a guard, so that the connection remains open between consecutive questions.
     pub fn of(resolver: R) -> Self {
         resolver.users.fetch_add(1, Ordering::AcqRel);
         Self(resolver)
@@ -140,7 +141,7 @@ impl<R: Deref<Target = Resolver>> ConnectionGuard<R> {
 impl<R: Deref<Target = Resolver>> Drop for ConnectionGuard<R> {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // If the lock is taken, a new question has begun; the [`ConnectionGuard`] of that
+            // If the lock is taken, a new question has begun; the `ConnectionGuard` of that
             // question closes the connection.
             if let Ok(mut link) = self.0.link.try_lock() {
                 *link = None;
@@ -302,7 +303,7 @@ impl Resolver {
             };
             // Some servers close a connection after one or more answers, while other questions are
             // in flight on the connection. These questions are sent again. Even if a server answers
-            // only one question per connection, the last of [`IN_FLIGHT`] questions is answered in
+            // only one question per connection, the last of `IN_FLIGHT` questions is answered in
             // its last attempt.
             let has_received = pending.link.received.load(Ordering::Relaxed) > 0;
             match failure(&error) {
@@ -312,7 +313,7 @@ impl Resolver {
         }
     }
 
-    /// Returns the connection to a server. If there is none, connects.
+    /// Returns the connection to a server. If there is no usable connection, connects.
     async fn link(&self, server: SocketAddr) -> Result<Arc<ServerConnection>, Failure> {
         let mut slot = self.link.lock().await;
         if let Some(link) =
@@ -351,8 +352,8 @@ impl RateLimiter {
         sleep_until(due).await;
     }
 
-    /// Returns the time at which the next question may be sent. The question counts even if it is
-    /// never sent.
+    /// Returns the time at which the next question may be sent. The limit includes the question
+    /// even if it is never sent.
     fn due(&self, now: Instant) -> Instant {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let first = if last.len() < self.per_second { None } else { last.pop_front() };
@@ -373,8 +374,8 @@ async fn read_resolv_conf(path: &Path) -> Result<Vec<SocketAddr>, Failure> {
     if servers.is_empty() { Err(fault("it names no server (nameserver)".to_owned())) } else { Ok(servers) }
 }
 
-/// The servers in a resolv.conf. All other lines are ignored, and so is a server with an invalid
-/// address.
+/// Returns the servers in the text of a resolv.conf. Ignores all other lines, and servers with
+/// invalid addresses.
 fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
     let addresses = text.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -385,7 +386,7 @@ fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
     addresses.take(MAX_SERVERS).collect()
 }
 
-/// A failure of a transport.
+/// Converts an error of a transport to a failure.
 fn failure(error: &Error) -> Failure {
     let text = match error {
         Error::WrongReplyForQuery => {
@@ -406,8 +407,8 @@ fn failure(error: &Error) -> Failure {
     Failure::Unreachable(text)
 }
 
-/// The failures of all servers as one failure; equal failures of a server appear once. The last
-/// failure decides the kind.
+/// The failures of all servers as one failure; equal failures of a server appear once. The kind of
+/// the result is that of the last failure.
 fn joined(failures: Vec<(SocketAddr, Failure)>) -> Failure {
     let mut texts: Vec<String> = Vec::new();
     let mut last = Failure::Unreachable(String::new());

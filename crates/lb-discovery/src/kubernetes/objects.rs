@@ -78,8 +78,8 @@ struct PageMetadata {
     next: Option<String>,
 }
 
-/// Reads at most [`MAX_SLICES`] elements of a list, because an element takes more memory than its
-/// text. `null` is an empty list.
+/// Reads a list of at most [`MAX_SLICES`] elements. A longer list is an error, because an element
+/// takes more memory than its text. `null` is an empty list.
 fn items<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<&'de RawValue>, D::Error> {
     struct Items;
     impl<'de> Visitor<'de> for Items {
@@ -169,7 +169,7 @@ pub struct Objects {
     service: String,
     /// The text of each object, by name.
     texts: BTreeMap<String, Box<str>>,
-    /// The bytes of `texts`, with the names.
+    /// The number of bytes of the texts and names in `texts`.
     bytes: usize,
     version: String,
 }
@@ -185,13 +185,13 @@ impl Objects {
         &self.version
     }
 
-    /// The bytes that the objects take: at most [`MAX_BYTES`].
+    /// The number of bytes of all texts and names: at most [`MAX_BYTES`].
     pub fn bytes(&self) -> usize {
         self.texts.iter().map(|(name, text)| name.len() + text.len()).sum()
     }
 
     /// Adds the objects of a page. Returns the token of the next page; `None` if this is the last
-    /// one.
+    /// page.
     ///
     /// # Errors
     /// If the text is not a page of objects of this service, or exceeds a limit. In this case, some

@@ -165,7 +165,7 @@ impl Server {
                 },
                 Hang => std::future::pending().await,
             };
-            // The client may close first.
+            // The client may close the connection first.
             if sent.is_err() {
                 return;
             }
@@ -275,7 +275,7 @@ async fn all_pages_are_read_and_then_all_events() {
     let changed = ["10.40.1.5:8080", "10.40.1.6:8080", "10.40.2.9:8080", "10.40.3.1:8080"];
     assert_eq!(addresses(&mut kubernetes).await, changed, "all four events are in one answer");
     is_watch_from(&server.queries()[0], 4800);
-    // The watch has ended after its time. It continues from the last event.
+    // The watch has ended after its time. The next watch continues from the last event.
     server.then(vec![vec![Send(watch(&[])), Hang]]);
     assert_eq!(addresses(&mut kubernetes).await, changed);
     is_watch_from(&server.queries()[0], 4871);
@@ -706,7 +706,7 @@ async fn a_server_on_loopback_is_listed_watched_and_found_again() {
     assert_eq!(addresses(&mut kubernetes).await.len(), 3);
     // The events may arrive in several parts.
     while addresses(&mut kubernetes).await.len() != 4 {}
-    // The server closes the connection, because the server has no more scripts.
+    // The server closes the connection, because it has no more scripts.
     assert!(matches!(failure(&mut kubernetes).await, Failure::Unreachable(_)));
     server.then(vec![answer(WATCH_EXPIRED), answer(LIST_EMPTY)]);
     assert!(matches!(kubernetes.query().await.finding, Finding::Empty { .. }));

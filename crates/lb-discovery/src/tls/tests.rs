@@ -140,8 +140,9 @@ impl Folder {
     }
 }
 
-/// Connects to a server, and exchanges a byte with it. Only the exchange shows a refusal in TLS
-/// 1.3: a server refuses the client's certificate after the client's handshake has ended.
+/// Connects to a server, and exchanges a byte with it. In TLS 1.3, only the exchange shows that the
+/// server refuses the client's certificate, because the refusal follows the end of the client's
+/// handshake.
 async fn exchange(tls: &mut Tls, acceptor: TlsAcceptor) -> Result<(), Failure> {
     let (client, server) = duplex(1 << 14);
     let serve = tokio::spawn(async move {

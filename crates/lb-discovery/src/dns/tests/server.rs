@@ -295,7 +295,7 @@ async fn a_server_that_is_silent_is_followed_by_the_next() {
     let silent = Server::answering(Then::Nothing).await;
     let good = Server::answering(Then::Answer(good())).await;
     let mut provider = provider(host(), &[silent.address, good.address], DnsTransport::Tcp, 2 * SHORT);
-    // On a busy machine, the second server may not answer in time either.
+    // On a busy machine, the answer of the second server may also be too late.
     while matches!(query(&mut provider).await.finding, Finding::Failed(_)) {}
     assert!(!silent.seen().is_empty());
 }
@@ -342,7 +342,7 @@ async fn a_lost_datagram_is_sent_again_once() {
     })
     .await;
     let mut provider = provider(host(), &[server.address], DnsTransport::Udp, 2 * SHORT);
-    // On a busy machine, the second datagram may not be answered in time either.
+    // On a busy machine, the answer to the second datagram may also be too late.
     while matches!(query(&mut provider).await.finding, Finding::Failed(_)) {}
     assert_eq!(server.seen().len() % 2, 0);
 }

@@ -230,7 +230,7 @@ fn no_more_than_the_limits_is_retained() {
         added += 1;
     }
     assert_eq!(added, MAX_BYTES / (MAX_SLICE_BYTES / 2) - 1, "each takes a little more than its padding");
-    // Objects that were replaced or deleted do not count.
+    // Replaced and deleted objects are not included in the limit.
     half["metadata"]["name"] = json!("slice-0");
     assert_eq!(slices.apply(&event("MODIFIED", &half)), Ok(WatchOutcome::Changed));
     assert_eq!(slices.apply(&event("DELETED", &half)), Ok(WatchOutcome::Changed));
@@ -253,7 +253,7 @@ fn a_list_has_at_most_as_many_endpoints_as_a_service() {
     let mut items: Vec<Value> = (0..16).map(|name| slice_of(name, 1000)).collect();
     items.push(slice_of(16, 384));
     assert_eq!(count(&listed(&items)), Ok(MAX_ENDPOINTS));
-    // An endpoint in two slices counts once.
+    // An endpoint in two slices is counted once.
     items[15]["metadata"]["name"] = json!("again");
     items.push(slice_of(15, 1000));
     assert_eq!(count(&listed(&items)), Ok(MAX_ENDPOINTS));
