@@ -1,12 +1,12 @@
 //! One client task in the kernel: its maps, its programs, and the steps that change the contents of
-//! the maps to a plan.
+//! the maps to those of a plan.
 //!
 //! [`Datapath`] stores the contents of the maps as a plan, and the positions of the tables. If a
 //! step fails, the next comparison with the wanted plan results in the same step. A failed step
 //! leaves the arena consistent: a table is retired in the arena before the row with its reference
 //! is overwritten, and a new table is published in the arena only when no later write can fail.
-//! [`Datapath`] makes no decisions: `lb-core` computes plans, and its arena determines the positions
-//! of tables.
+//! [`Datapath`] makes no decisions: `lb-core` computes plans, and its arena determines the
+//! positions of tables.
 
 mod adoption;
 
@@ -112,9 +112,9 @@ impl Datapath {
         &self.tables
     }
 
-    /// Changes the contents of the maps to `plan`. Returns whether all steps are done. If there is
-    /// no room for a new table, that table must wait for [`Datapath::readers_are_gone`], while all
-    /// other steps are carried out.
+    /// Changes the contents of the maps to those of `plan`. Returns whether all steps are done. If
+    /// there is no room for a new table, that table must wait for [`Datapath::readers_are_gone`],
+    /// while all other steps are carried out.
     ///
     /// # Errors
     /// If the kernel refuses a step. The steps before it remain done, and the next call repeats the
@@ -216,7 +216,7 @@ impl Datapath {
     }
 
     /// Stores which flows are evidence for the programs. `namespace`: the cookie of the only
-    /// network namespace with flows that are evidence; if it is `None`, all flows are.
+    /// network namespace with flows that are evidence; if it is `None`, all flows are evidence.
     /// `several_processes`: whether several processes have recently begun flows. In this case,
     /// failures that may depend on a process's data do not eject a backend while only one process
     /// has these failures.
@@ -240,8 +240,8 @@ impl Datapath {
         self.tables.add_errors(slot, more, self.kernel.now_ns());
     }
 
-    /// Stores the peak number of open flows per share of a service, as
-    /// [`error_load`](lb_core::control::error_load) computes it, for the programs.
+    /// Stores for the programs the peak number of open flows per share of a service, which
+    /// [`error_load`](lb_core::control::error_load) computes.
     pub fn set_peak_flows(&mut self, index: ServiceIndex, peak: u64) {
         self.tables.set_peak_flows(index, peak);
     }
@@ -266,7 +266,7 @@ impl Datapath {
     }
 
     /// Readmits the backend in a slot if it is ejected, and clears its run of failures. Returns
-    /// whether it was ejected.
+    /// whether the backend was ejected.
     pub fn readmit(&mut self, slot: Slot) -> bool {
         let was_ejected = self.tables.slot(slot).is_some_and(|view| view.is_ejected);
         if was_ejected {
@@ -308,8 +308,8 @@ impl Datapath {
         self.arena.before_wait();
     }
 
-    /// Call this after a wait for readers that began with [`Datapath::before_wait`], unless it
-    /// failed.
+    /// Call this after a wait for readers that began with [`Datapath::before_wait`], unless the
+    /// wait failed.
     pub fn readers_are_gone(&mut self) {
         self.arena.after_wait();
     }

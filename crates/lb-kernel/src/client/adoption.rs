@@ -1,13 +1,13 @@
-//! Finds attached programs of an earlier daemon that a start can reuse, so that no verifier runs at
-//! a restart of the same build.
+//! Finds attached programs of an earlier daemon that a start can reuse, so that the verifier does
+//! not run at a restart of the same build.
 //!
 //! This requires no record outside the kernel. The constants of a client's programs are in one
 //! frozen map (`.rodata`), to which every program refers. The map contains all constants and ends
 //! with a mark, which contains a hash of the object. A start reuses the attached programs if two
 //! conditions hold: the map contains exactly the constants that this start would load, and every
 //! hook has a program that refers only to this map and to pinned maps. In every other case, and
-//! after any error, the start loads programs. Without CAP_SYS_ADMIN it always loads them, because
-//! the kernel then does not permit this process to open a program by its id.
+//! after any error, the start loads programs. Without CAP_SYS_ADMIN, a start always loads programs,
+//! because the kernel then does not permit this process to open a program by its id.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -48,7 +48,7 @@ impl Attached {
     /// Finds the programs of a client's links; `None` if a hook has no program or several programs,
     /// or if a pin, program or map cannot be read.
     pub fn find(pins: &Pins, hooks: &[HookProgram]) -> Option<Self> {
-        // Only the process that loaded a program receives its log lines.
+        // Only the process that loaded a program receives the program's log lines.
         if cfg!(feature = "log-programs") {
             return None;
         }
@@ -110,7 +110,7 @@ fn only_other(maps: &[u32], pinned: &BTreeSet<u32>) -> Option<u32> {
 /// `MAX` bytes.
 fn read(map: &OwnedFd) -> Option<Vec<u8>> {
     const ARRAY: u32 = 2;
-    /// Far more than the constants of any object, which are less than a kilobyte.
+    /// This is far more than the constants of any object, which are less than a kilobyte.
     const MAX: u32 = 1 << 16;
     let info = sys::map_info(map.as_fd()).ok()?;
     if (info.kind, info.key_size, info.max_entries) != (ARRAY, 4, 1) || info.value_size > MAX {

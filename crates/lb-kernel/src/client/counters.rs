@@ -26,7 +26,7 @@ impl Counters {
     /// Opens the counters that are pinned in `dir`.
     ///
     /// # Errors
-    /// If they cannot be opened, or the kernel does not report the number of possible CPUs.
+    /// If the maps cannot be opened, or the kernel does not report the number of possible CPUs.
     pub fn open(dir: &Path) -> Result<Self, DatapathError> {
         Ok(Self {
             counts: PerCpuArray::open(&dir.join(map::COUNTS))?,
@@ -34,7 +34,7 @@ impl Counters {
         })
     }
 
-    /// The counts of one slot, over all CPUs.
+    /// The counts of one slot, summed over all CPUs.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -45,8 +45,8 @@ impl Counters {
         Ok(SlotCounters { chosen: self.chosen.get(slot.number())?, ..counts })
     }
 
-    /// Calls `each` with the counts of each slot, over all CPUs. The slots must be in ascending
-    /// order.
+    /// Calls `each` with the counts of each slot, summed over all CPUs. The slots must be in
+    /// ascending order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.

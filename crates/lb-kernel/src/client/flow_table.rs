@@ -59,15 +59,15 @@ impl FlowTable {
         self.buckets.load64(index, ELSEWHERE)
     }
 
-    /// The flow in a bucket. If the bucket is free, it is the bucket's last flow.
+    /// The flow in a bucket. If the bucket is free, the result is the bucket's last flow.
     pub fn flow(&self, index: usize) -> Flow {
         self.flows.get(index)
     }
 
     /// The processes that have begun flows since a time of `CLOCK_MONOTONIC`, each with its last
-    /// flow. Includes flows that have ended, because a flow stays in its bucket until another flow
-    /// replaces it. Reads every bucket, which takes about a millisecond for the default number: do
-    /// not call this in the event loop.
+    /// flow. Includes flows that have ended, because a flow remains in its bucket until another
+    /// flow replaces it. Reads every bucket, which takes about a millisecond for the default
+    /// number: do not call this in the event loop.
     pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, LastFlow> {
         let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
         let mut last = BTreeMap::<u32, LastFlow>::new();

@@ -54,7 +54,7 @@ pub struct Programs {
 pub type HookProgram = (&'static Hook, &'static str);
 
 impl Programs {
-    /// The programs must be in the order of attachment.
+    /// `loaded` must be in the order of attachment.
     pub const fn new(loaded: Vec<(&'static Hook, LoadedProgram)>) -> Self {
         Self { loaded }
     }
@@ -70,8 +70,8 @@ impl Programs {
     }
 
     /// How often and how long the programs have run, by hook. The kernel counts runs only while its
-    /// statistics of programs are on. They are usually off, because with them every run reads the
-    /// clock.
+    /// statistics of programs are on. The statistics are usually off, because every run reads the
+    /// clock while they are on.
     ///
     /// # Errors
     /// If the kernel does not report the runs.

@@ -100,8 +100,8 @@ pub trait ClientKernel: Send + Sync {
     /// If the links cannot be read.
     fn begins_at(&self) -> Result<Vec<u64>, DatapathError>;
 
-    /// Detaches the programs that begin flows from all cgroups other than this one. The other
-    /// programs track the open flows there until they end.
+    /// Detaches the programs that begin flows. Leaves only this cgroup unchanged. In all other
+    /// cgroups, the remaining programs track the open flows until they end.
     ///
     /// # Errors
     /// If a link cannot be removed.
@@ -115,15 +115,15 @@ pub trait ClientKernel: Send + Sync {
     /// If a link cannot be read or removed.
     fn leave_cgroups_elsewhere(&self, path: &Path) -> Result<(), DatapathError>;
 
-    /// Whether links to cgroups other than this one remain. Their programs track the flows of
-    /// sockets that were created there.
+    /// Whether links to cgroups other than this one remain. The programs at these links track the
+    /// flows of sockets that were created there.
     ///
     /// # Errors
     /// If the links cannot be read.
     fn has_old_links(&self, cgroup: u64) -> Result<bool, DatapathError>;
 
     /// Removes the links to cgroups other than this one. Call this only when no flow is open,
-    /// because no program sees the end of a flow there afterwards.
+    /// because afterwards no program processes the end of a flow there.
     ///
     /// # Errors
     /// If a link cannot be removed.
@@ -136,8 +136,8 @@ pub trait ClientKernel: Send + Sync {
     /// If the pins cannot be read.
     fn is_pinned(&self) -> Result<bool, DatapathError>;
 
-    /// How often and how long the programs have run, by hook. Hooks are missing if the kernel does
-    /// not count the runs.
+    /// How often and how long the programs have run, by hook. A hook is omitted if the kernel does
+    /// not count its runs.
     ///
     /// # Errors
     /// If the kernel does not report the runs.
@@ -156,10 +156,10 @@ pub struct PinnedClient {
 }
 
 impl PinnedClient {
-    /// Locks the pins of a client. Opens nothing yet.
+    /// Locks the pins of a client. Does not open maps yet.
     ///
     /// # Errors
-    /// If another process works on the pins, or they cannot be locked.
+    /// If another process has locked the pins, or they cannot be locked.
     pub fn lock(pins: Pins) -> Result<Self, DatapathError> {
         Ok(Self { lock: pins.lock()?, pins, programs: Programs::new(Vec::new()) })
     }
@@ -179,7 +179,8 @@ impl ClientKernel for PinnedClient {
     }
 
     fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError> {
-        // Held until the programs refer to the maps, so that no process removes the maps before.
+        // Held until the programs refer to the maps, so that no process removes the maps before
+        // that.
         let host = HostMaps::open(self.pins.base())?;
         self.programs = object::load(&self.pins, limits, features, purpose)?;
         drop(host);

@@ -20,8 +20,8 @@ use crate::sys::{self, LinkInfo};
 const SUCCESSOR: &str = "+new";
 
 /// The name under which a hook's link to a cgroup is pinned. It contains the cgroup's id because a
-/// client may change its cgroup: the links to the old cgroup must remain, so that the programs see
-/// the ends of the sockets that were made there.
+/// client may change its cgroup: the links to the old cgroup must remain, so that the programs
+/// process the ends of the sockets that were created there.
 fn link_name(hook: &Hook, cgroup: u64) -> String {
     format!("{}@{cgroup}", hook.name)
 }
@@ -39,7 +39,7 @@ pub fn is_link(name: &str) -> bool {
 }
 
 /// Whether flows begin at the link with this name. Such links are detached before the links at
-/// which programs see the ends of flows. The function works for links of any ABI version.
+/// which programs process the ends of flows. The function works for links of any ABI version.
 pub fn detaches_first(name: &str) -> bool {
     name.starts_with("connect") || name.starts_with("sendmsg")
 }
@@ -49,7 +49,7 @@ struct Pinned {
     info: LinkInfo,
 }
 
-/// Opens and reads a pinned link; `None` if nothing is pinned there.
+/// Opens and reads a pinned link; `None` if nothing is pinned at `path`.
 fn look(path: &Path) -> Result<Option<Pinned>, DatapathError> {
     let found = pins::look_at_link(path, sys::link_info)?;
     Ok(found.map(|(link, info)| Pinned { link, info }))
@@ -185,8 +185,8 @@ pub fn old_links(pins: &Pins, cgroup: u64) -> Result<Vec<String>, DatapathError>
     Ok(links)
 }
 
-/// Removes the links at which flows begin from all cgroups other than this one. The programs at the
-/// remaining links track open flows until they end.
+/// Removes the links at which flows begin. Leaves only the links of this cgroup unchanged. The
+/// programs at the remaining links track open flows until they end.
 ///
 /// # Errors
 /// If a link cannot be removed.
@@ -222,8 +222,8 @@ pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     Ok(programs)
 }
 
-/// The id of the cgroup whose connects a client's programs balance, if there is one. See
-/// [`is_balanced`].
+/// The id of the cgroup with connects that a client's programs balance; `None` if there is no such
+/// cgroup. See [`is_balanced`].
 ///
 /// # Errors
 /// If a link cannot be read.
@@ -237,9 +237,9 @@ pub fn balanced_cgroup(pins: &Pins) -> Result<Option<u64>, DatapathError> {
     Ok(None)
 }
 
-/// Whether a client's programs balance the connects of a cgroup: every hook is attached there,
-/// except perhaps the one that tracks connections, which only some kinds of accounting need. Any
-/// build may have loaded the programs; `are_fully_attached` also checks the build.
+/// Whether a client's programs balance the connects of a cgroup: every hook is attached there. Only
+/// the hook that tracks connections may be missing, because only some kinds of accounting need it.
+/// Any build may have loaded the programs; `are_fully_attached` also checks the build.
 ///
 /// # Errors
 /// If a link cannot be read.
@@ -253,8 +253,8 @@ pub fn is_balanced(pins: &Pins, cgroup: u64) -> Result<bool, DatapathError> {
     Ok(cgroup != 0)
 }
 
-/// The ids of the cgroups in which a client's flows begin, according to the names of its links,
-/// which may be of any version.
+/// The ids of the cgroups in which a client's flows begin, according to the names of its links. The
+/// links may be of any ABI version.
 ///
 /// # Errors
 /// If the pins cannot be read.

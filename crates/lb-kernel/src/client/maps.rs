@@ -19,7 +19,7 @@ use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 /// # Errors
 /// If the map cannot be opened or mapped.
 pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
-    /// The name of that map up to ABI version 3.
+    /// The name of this array up to ABI version 3.
     const BEFORE: &str = "active";
     let dir = pins.maps();
     let before = dir.join(BEFORE);

@@ -1,8 +1,9 @@
 //! The object of the clients' programs: the maps that it declares, and how its programs are loaded
 //! for a client.
 //!
-//! A start reuses attached programs of the same build (see `adoption`). Otherwise it loads
-//! programs, which replace the attached ones (see `links`); this is how an upgrade works.
+//! A start reuses attached programs of the same build (see `adoption`). If there are none, the
+//! start loads programs, which replace the attached ones (see `links`). An upgrade works in this
+//! way.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -54,7 +55,7 @@ pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
 const SMALLEST: Limits =
     Limits { schedule_entries: 1 << abi::MIN_SCHEDULE_LOG2, flow_records: 64, slots: 64 };
 
-/// The smallest possible capacities, for maps that are closed together with the object.
+/// The smallest possible capacities of maps that are closed together with the object.
 pub fn smallest() -> Vec<(&'static str, u32)> {
     capacities(&SMALLEST).into_iter().chain([(host::map::VERDICTS, 1)]).collect()
 }
@@ -159,8 +160,8 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
     load_with(None, &SMALLEST, features, purpose).map(drop)
 }
 
-/// Whether this process lacks a privilege to create maps and load programs. The function attempts
-/// both to determine this.
+/// Whether this process lacks a privilege to create maps and load programs. The function tries
+/// both.
 pub fn lacks_privilege() -> bool {
     privileges::probe().and_then(try_load).is_err_and(|error| error.is_permission())
 }
@@ -209,8 +210,8 @@ fn load_with(
     let mut loaded = Vec::with_capacity(hooks.len());
     for (hook, name) in hooks {
         let program = LoadedProgram::load(&mut object, name)?;
-        // Some programs read no constants, so the map is bound to each program. If this fails, the
-        // next start cannot adopt the programs and loads them again.
+        // Some programs read no constants, so the map is bound to each program. If the bind fails,
+        // the next start cannot adopt the programs and loads them again.
         if let Some(Map::Array(constants)) = &constants {
             let _ = sys::bind_map(program.fd.as_fd(), constants.fd().as_fd());
         }

@@ -89,7 +89,7 @@ impl RetiredBackends {
         self.map.remove(bytemuck::bytes_of(name)).map(drop)
     }
 
-    /// Removes the entries of the backends that left first. It removes an eighth of all entries at
+    /// Removes the entries of the backends that left first. Removes an eighth of all entries at
     /// once, because each call must read all entries.
     fn make_room(&self) -> io::Result<()> {
         let mut all: Vec<(u64, BackendName)> = Vec::new();
