@@ -224,8 +224,8 @@ impl DatapathError {
         matches!(self, Self::Privilege(_)) || self.is_caused_by(io::ErrorKind::PermissionDenied)
     }
 
-    /// Turns the error of a failed load into the error for a denied load, which names the remedy.
-    /// Returns any other error unchanged.
+    /// Converts the error of a failed load into the error for a denied load, which names the
+    /// remedy. Returns any other error unchanged.
     pub fn into_denied(self) -> Self {
         match self {
             Self::Load(source) => Self::LoadDenied(source),
@@ -256,7 +256,7 @@ impl DatapathError {
 
     fn has_cause(&self, is_it: impl Fn(&io::Error) -> bool) -> bool {
         let mut source = std::error::Error::source(self);
-        // Bound: error chains have a handful of links.
+        // Bound: error chains have only a few links.
         while let Some(error) = source {
             if error.downcast_ref::<io::Error>().is_some_and(&is_it) {
                 return true;

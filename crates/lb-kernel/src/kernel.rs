@@ -37,7 +37,7 @@ pub trait Kernel: Send + Sync {
     /// If the directory exists and cannot be read.
     fn clients(&self, pins: &Path) -> Result<Vec<Pins>, DatapathError>;
 
-    /// Locks the pins of a client. Opens nothing yet.
+    /// Locks the pins of a client. Does not open the maps.
     ///
     /// # Errors
     /// If another process has locked the pins, or they cannot be locked.
@@ -77,7 +77,7 @@ pub trait Kernel: Send + Sync {
     /// The number of open flows of a leaving client of any ABI version.
     ///
     /// # Errors
-    /// If they cannot be counted.
+    /// If the flows cannot be counted.
     fn open_flows(&self, pins: &Pins) -> Result<u64, DatapathError>;
 
     /// Removes a client from the kernel.
@@ -146,8 +146,8 @@ impl Kernel for Linux {
     fn open_flows(&self, pins: &Pins) -> Result<u64, DatapathError> {
         match open_flows(pins) {
             // If no links are pinned, a start was interrupted before it created the map, so there
-            // are no flows. If links are pinned, the map existed: it was removed, or that version
-            // has another name for it, so the flows cannot be counted.
+            // are no flows. If links are pinned, the map existed: it was removed, or the other
+            // version uses another name for it, so the flows cannot be counted.
             Err(error) if error.is_missing() && pins.link_names()?.is_empty() => Ok(0),
             result => result,
         }

@@ -98,7 +98,8 @@ pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
             unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
         }
     }
-    // SAFETY: sets of plain numbers, written by the calls; with these arguments they cannot fail.
+    // SAFETY: sets of plain numbers, written by the calls; with these arguments the calls cannot
+    // fail.
     let mask = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
@@ -113,7 +114,7 @@ pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
 
 fn bpf_fd<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<OwnedFd> {
     let fd = i32::try_from(bpf(command, attr)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just returned this descriptor to us; it has no other owner.
+    // SAFETY: the kernel has just returned this descriptor to this process; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -84,8 +84,8 @@ fn depth(code: &[u8]) -> u32 {
             (7, 0x07) => frame[to] = frame[to].map(|base| base + number(instruction)),
             (4 | 7, _) => frame[to] = None,
             (5, CALL) => {
-                // An address that is passed to a callee is the lowest one of the memory that the
-                // callee uses.
+                // An address that is passed to a callee is the lowest address of the memory that
+                // the callee uses.
                 deepest = frame[1..=5].iter().flatten().fold(deepest, |deepest, base| deepest.min(*base));
                 frame[..=5].fill(None);
             }

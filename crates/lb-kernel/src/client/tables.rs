@@ -2,7 +2,7 @@
 //! steps of plans into them, and reads counts.
 //!
 //! The module contains the layout of each value and the order in which words must be written. Plans
-//! and the arena determine which values are written, and when.
+//! and the arena determine which values are written and when they are written.
 
 mod services;
 

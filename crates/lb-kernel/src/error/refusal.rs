@@ -1,8 +1,8 @@
-//! Extracts the reason of a rejection from the verifier's log: the function, and the last line that
-//! contains a reason.
+//! Extracts the reason of a rejection from the verifier's log: the name of the function, and the
+//! last line that contains a reason.
 //!
-//! Before the refusal, the log contains the verifier's steps, which only authors of programs need;
-//! after it, the log contains statistics (`BPF_LOG_STATS`).
+//! Before the reason, the log contains the verifier's steps, which only authors of programs need;
+//! after the reason, the log contains statistics (`BPF_LOG_STATS`).
 
 use std::fmt::{self, Display, Formatter};
 
@@ -36,7 +36,8 @@ impl Refusal {
         };
         // The log has a line `Validating name() func#3...` for each global function, and then
         // `Func#3 ('name') is safe for any args that match its prototype` if the verifier accepts
-        // it. So the last `Validating` line names the function that the verifier examined last.
+        // the function. So the last `Validating` line names the function that the verifier examined
+        // last.
         let followed = log.lines().rev().find_map(|line| line.strip_prefix("Validating "));
         let function = followed.and_then(|rest| Some(rest.split_once('(')?.0.to_owned()));
         let line = log.lines().map(str::trim).rev().find(is_reason);

@@ -22,13 +22,13 @@ pub struct Offsets {
     pub bpf_sock_ops_cb_flags: u32,
     /// The byte that contains the bit `sk_kern_sock`.
     pub sk_kern_sock: u32,
-    /// The mask of that bit.
+    /// The mask of the bit `sk_kern_sock`.
     pub sk_kern_sock_mask: u32,
     /// The first message of `sk_error_queue`.
     pub error_queue: u32,
     /// The length of `sk_error_queue`.
     pub error_queue_length: u32,
-    /// In a `struct sk_buff` of that queue, its `struct sock_extended_err`.
+    /// In a `struct sk_buff` of `sk_error_queue`, its `struct sock_extended_err`.
     pub queued_error: u32,
     pub bound_device: u32,
     pub socket_mark: u32,
@@ -40,7 +40,7 @@ pub struct Offsets {
     pub socket_flags: u32,
     pub unicast_ttl: u32,
     /// The data with which programs get pointers to the kernel's own structures without a helper,
-    /// if the kernel has the function for this.
+    /// if the kernel has the function that returns such pointers.
     pub casts: Option<Casts>,
 }
 
@@ -208,7 +208,7 @@ fn invalid(what: &str) -> io::Error {
 struct Types<'b> {
     /// The section of types: all types, one after the other.
     types: &'b [u8],
-    /// The position of each type in that section. Type number 0 is `void` and has no position.
+    /// The position of each type in the section. Type number 0 is `void` and has no position.
     starts: Vec<usize>,
     /// The position and the number of each requested structure, by name.
     structures: BTreeMap<&'static str, (usize, u32)>,
@@ -279,7 +279,7 @@ impl<'b> Types<'b> {
         })
     }
 
-    /// The position of a field in bits. It may also be a field of an unnamed structure or union
+    /// The position of a field in bits. The field may also be one of an unnamed structure or union
     /// inside the structure.
     fn field(&self, structure: &str, field: &str) -> Option<u32> {
         let (start, _) = *self.structures.get(structure)?;

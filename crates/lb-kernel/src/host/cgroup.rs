@@ -15,8 +15,8 @@ use crate::error::DatapathError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     pub path: PathBuf,
-    /// The kernel's id of the cgroup. If the cgroup is removed and created again, it has another
-    /// id.
+    /// The kernel's id of the cgroup. If the cgroup is removed and created again, the new cgroup
+    /// has another id.
     pub id: u64,
 }
 
@@ -32,7 +32,7 @@ impl Cgroup {
     /// Opens the cgroup's directory.
     ///
     /// # Errors
-    /// If it cannot be opened, or if its path now leads to another cgroup.
+    /// If the directory cannot be opened, or if the path now leads to another cgroup.
     pub fn open(&self) -> Result<File, DatapathError> {
         match open(&self.path)? {
             (now, directory) if now == *self => Ok(directory),
@@ -138,7 +138,7 @@ fn children(directory: &Path) -> Vec<PathBuf> {
 /// attached to any of these run for the sockets that this process creates.
 ///
 /// # Errors
-/// If there is no cgroup2, or this process is outside the mounted part of it.
+/// If there is no cgroup2, or this process is outside the mounted part of cgroup2.
 pub fn ours_and_above() -> Result<Vec<u64>, DatapathError> {
     let text = std::fs::read_to_string("/proc/self/cgroup").map_err(DatapathError::OwnCgroup)?;
     Ok(and_above(&text)?.into_iter().map(|(_, id)| id).collect())
@@ -158,13 +158,12 @@ pub fn of_process_and_above(pid: u32) -> Result<Vec<(PathBuf, u64)>, DatapathErr
 /// process's `cgroup` file.
 fn and_above(text: &str) -> Result<Vec<(PathBuf, u64)>, DatapathError> {
     let relative = of_version_2(text).ok_or(DatapathError::NoCgroup2)?;
-    // The path in the text is relative to the root of this process's cgroup namespace, so it is
-    // valid only below a mount of that root.
+    // The path in the text is relative to the root of this process's cgroup namespace, so the path
+    // is valid only below a mount of that root.
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mount = mounts_of_type(&table, "cgroup2").into_iter().find(|mount| mount.root == "/");
     let mount = mount.ok_or(DatapathError::NoOwnCgroup2)?.at;
-    // The path is collected from its components, because otherwise the root's path would end with a
-    // slash.
+    // Joining an empty path appends a slash. Collecting the components removes the slash.
     let path: PathBuf = mount.join(relative.trim_start_matches('/')).components().collect();
     let ancestors = path.ancestors().take_while(|ancestor| ancestor.starts_with(&mount));
     let with_id = |path: &Path| std::fs::metadata(path).map(|metadata| (path.to_owned(), metadata.ino()));
@@ -189,8 +188,8 @@ fn of_version_2(text: &str) -> Option<&str> {
 pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").map_err(DatapathError::MountInfo)?;
     let mut mounts = mounts_of_type(&table, "cgroup2");
-    // The sort is stable, so the result is the first whole mount or, if there is none, the first
-    // mount.
+    // The sort is stable, so the result is the first whole mount or, if there is no whole mount,
+    // the first mount.
     mounts.sort_by_key(|mount| !is_whole(&mount.at));
     mounts.into_iter().next().map(|mount| mount.at).ok_or(DatapathError::NoCgroup2)
 }

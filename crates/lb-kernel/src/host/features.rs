@@ -1,6 +1,6 @@
 //! The optional features of this kernel, found by probes and never by the version number. One table
-//! lists these features. Each has a probe program (`lb-ebpf/src/bin/probes.rs`), which the kernel
-//! accepts if it has the feature.
+//! lists these features. Each feature has a probe program (`lb-ebpf/src/bin/probes.rs`), which the
+//! kernel accepts if the kernel has the feature.
 //!
 //! The daemon's log, `doctor`, the documentation and the constants of the programs all use this
 //! table.
@@ -17,8 +17,8 @@ use crate::error::DatapathError;
 use crate::host::loader::objects;
 use crate::sys;
 
-/// Which of [`FEATURES`] the kernel has. socklb also works without them, with the losses that the
-/// table describes.
+/// Which of [`FEATURES`] the kernel has. socklb also works without these features, with the losses
+/// that the table describes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     pub fetching_atomics: bool,
@@ -231,8 +231,8 @@ impl Features {
         FEATURES.iter().flat_map(value)
     }
 
-    /// The kernel function that the programs may call, and the fields that they read with it;
-    /// `None` if the kernel lacks the feature.
+    /// The kernel function that the programs may call, and the fields that the programs read with
+    /// this function; `None` if the kernel lacks the feature.
     pub fn casts(self) -> Option<Casts> {
         self.offsets.and_then(|offsets| offsets.casts).filter(|_| self.kernel_casts)
     }
@@ -248,7 +248,8 @@ impl Features {
 fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
     let globals: Vec<_> = FEATURES.iter().flat_map(|feature| feature.globals(offsets)).collect();
     // The probes contain only some of these constants, because a probe reads only one of the fields
-    // that the programs read. So an object that lacks some of the constants must not be rejected.
+    // that the programs of clients read. So an object that lacks some of the constants must not be
+    // rejected.
     let globals = globals.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), false)));
     // The probes have no maps to pin.
     let casts = offsets.and_then(|offsets| offsets.casts);

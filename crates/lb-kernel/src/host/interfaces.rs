@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 pub struct Interface {
     /// The interface's number, which does not change while the interface exists.
     pub index: u32,
-    /// Its current name.
+    /// The interface's current name.
     pub name: String,
     pub is_up: bool,
     /// The size of the longest packet in bytes.
@@ -35,9 +35,10 @@ pub struct Interface {
 /// All interfaces.
 ///
 /// # Errors
-/// If the kernel does not list them.
+/// If the kernel does not list the interfaces.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    // Bound: if the list changes while it is read, it is read again, a few times.
+    // Bound: if the list changes during the reading, the function reads the list again, a few
+    // times.
     for _ in 0..8 {
         match list() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -91,10 +92,10 @@ pub fn driver_of(interface: &str) -> Option<Driver> {
     Some(Driver { name: String::from_utf8_lossy(&name).into_owned(), joins_packets })
 }
 
-/// Calls the driver of an interface with a structure that begins with a command; the driver fills
-/// in the rest of the structure.
+/// Calls the driver of an interface with a structure that begins with a command; the driver writes
+/// the rest of the structure.
 fn query_driver(socket: &OwnedFd, interface: &str, structure: &mut [u32]) -> io::Result<()> {
-    // SAFETY: a structure of plain numbers and a pointer, for all of which zero is a value.
+    // SAFETY: a structure of plain numbers and a pointer, for which zero is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if interface.len() >= request.ifr_name.len() {
         return Err(io::Error::from_raw_os_error(libc::ENODEV));
@@ -153,8 +154,8 @@ fn socket(groups: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A flag that the library lacks: the list changed while the kernel sent it, so that the result may
-/// be incomplete.
+/// A flag that the library lacks. It means that the list changed while the kernel sent it, so that
+/// the result may be incomplete.
 const NLM_F_DUMP_INTR: u16 = 0x10;
 
 /// Sends a request for a list of objects, and calls `each` with every object.
@@ -180,8 +181,8 @@ fn dump(
         let mut rest = buffer.get(..length).unwrap_or_default();
         while let Some(length) = rest.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) {
             let Some(one) = rest.get(..length).filter(|_| length > 0) else { break };
-            // A message that does not parse is an error, because an object that is missing in the
-            // list would be considered gone.
+            // A message that does not parse is an error, because the caller would treat an object
+            // that is missing in the list as removed.
             let message =
                 NetlinkMessage::<RouteNetlinkMessage>::deserialize(one).map_err(io::Error::other)?;
             if message.header.flags & NLM_F_DUMP_INTR != 0 {
@@ -231,7 +232,8 @@ fn interface(link: LinkMessage) -> Option<Interface> {
     (!interface.name.is_empty()).then_some(interface)
 }
 
-/// The ids of an interface's programs. If there are several, the kernel reports one of them twice.
+/// The ids of an interface's programs. If there are several, the kernel reports one of the ids
+/// twice.
 fn programs(xdp: &[LinkXdp]) -> Vec<u32> {
     let mut ids: Vec<u32> = Vec::new();
     for attribute in xdp {

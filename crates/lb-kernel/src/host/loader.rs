@@ -31,10 +31,11 @@ use crate::sys;
 /// The name of the map of constants in an object, which contains all globals.
 pub const CONSTANTS: &str = ".rodata";
 
-/// Values of globals by name. The flag is whether an object without this global is rejected.
+/// Values of globals by name. The flag states whether an object without this global is rejected.
 pub type Globals<'g> = HashMap<&'g str, (&'g [u8], bool)>;
 
-/// The number of entries of each map for which it differs from the object's declaration.
+/// The numbers of entries of those maps for which this number differs from the object's
+/// declaration.
 pub type Capacities<'c> = &'c [(&'static str, u32)];
 
 /// A copy of an object in which globals have their values.
@@ -50,7 +51,7 @@ impl Image {
     /// followed by `mark`, which no program reads.
     ///
     /// # Errors
-    /// If the object lacks a global that must exist, or has one of another size.
+    /// If the object lacks a global that must exist, or has a global of another size.
     pub fn new(
         object: &[u8],
         globals: Globals<'_>,
@@ -107,7 +108,7 @@ fn double_word(value: &[u8]) -> u64 {
 
 /// Replaces the placeholders in instructions with the values of constants and with calls. A
 /// constant without a value is 0. If the kernel lacks the function, its call is replaced with a
-/// move: the instructions around the call are dead code then, but old verifiers check them
+/// move: the instructions around the call are then dead code, but old verifiers check them
 /// nevertheless, and reject an unknown helper. (Instructions are aligned words that consist of an
 /// operation, registers, an offset and a number. Nothing else in an object looks like a
 /// placeholder, because 16 bits of a placeholder's number are arbitrary, and its offset is 0.)
@@ -160,8 +161,8 @@ pub fn load_pinned(
     load(&mut loader, image, capacities)
 }
 
-/// Loads an object with unpinned maps, which are closed together with it. A loader cannot drop its
-/// pins, so this function creates another loader. No start of the daemon calls it.
+/// Loads an object with unpinned maps, which are closed together with the object. A loader cannot
+/// drop its pins, so this function creates another loader. No start of the daemon calls it.
 ///
 /// # Errors
 /// If the kernel refuses, usually because of a missing privilege.

@@ -71,12 +71,13 @@ const HIGHEST: usize = std::mem::offset_of!(LastReport, highest);
 const NONCE: usize = std::mem::offset_of!(LastReport, nonce);
 
 impl HostMaps {
-    /// Opens the maps below `pins`, and creates missing ones. Several processes may do so at the
-    /// same time.
+    /// Opens the maps below `pins`, and creates missing ones. Several processes may open the maps
+    /// at the same time.
     ///
     /// # Errors
-    /// If the directory is not on a bpf file system, cannot be created, may be written by another
-    /// user, is being removed, or contains other objects; or if the kernel refuses.
+    /// If the directory is not on a bpf file system, cannot be created, is being removed, or
+    /// contains other objects; if another user may write to the directory; or if the kernel
+    /// refuses.
     pub fn open(pins: &Path) -> Result<Self, DatapathError> {
         let path = directory(pins);
         pins::create(&path)?;
@@ -145,10 +146,10 @@ impl HostMaps {
         self.verdicts.store_atomic64(index_of(id), 0, ns);
     }
 
-    /// Stores the number of the last report of a backend, unless another process or a program has
-    /// replaced `before` meanwhile. Returns whether the number was stored. This also clears the
-    /// nonce, so that answers to earlier requests are no longer accepted, because they may be older
-    /// than this report.
+    /// Stores the number of the last report of a backend, unless the stored number is no longer
+    /// `before`, because another process or a program has replaced it. Returns whether the number
+    /// was stored. If the number was stored, the function also clears the nonce, so that answers to
+    /// earlier requests are no longer accepted: they may be older than the stored report.
     ///
     /// # Panics
     /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
@@ -237,7 +238,7 @@ impl HostMaps {
         set.map_err(|error| self.fail(map::SENDERS, "write", error))
     }
 
-    /// Removes a backend from the register. Returns whether it was there.
+    /// Removes a backend from the register. Returns whether the backend was registered.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -273,8 +274,8 @@ fn index_of(id: u32) -> usize {
     id as usize
 }
 
-/// The map of verdicts, for reading. It may not exist: if all clients of the host have an older
-/// ABI, there is no such map.
+/// The map of verdicts, for reading. The map does not exist if all clients of the host have an
+/// older ABI.
 pub struct Verdicts {
     map: Option<Mapped<Verdict>>,
 }
@@ -283,7 +284,7 @@ impl Verdicts {
     /// Opens the verdicts below `pins`, if they exist.
     ///
     /// # Errors
-    /// If they exist and cannot be opened.
+    /// If the verdicts exist and cannot be opened.
     pub fn open(pins: &Path) -> Result<Self, DatapathError> {
         match Mapped::open(&verdicts_pin(pins), false) {
             Ok(map) => Ok(Self { map: Some(map) }),
@@ -297,7 +298,7 @@ impl Verdicts {
     }
 
     /// Until when the backend with this report id is a lame duck, in nanoseconds of
-    /// `CLOCK_MONOTONIC`; 0 if it is not, or if there is no such id.
+    /// `CLOCK_MONOTONIC`; 0 if the backend is not a lame duck, or if there is no such id.
     pub fn lame_until_ns(&self, id: u32) -> u64 {
         let map = self.map.as_ref().filter(|map| (id as usize) < map.length());
         map.map_or(0, |map| map.load64(id as usize, 0))
@@ -321,7 +322,7 @@ fn remove(pins: &Path) -> Result<(), DatapathError> {
     for name in base.names()?.iter().filter(|name| name.starts_with(PREFIX)) {
         let Some(host) = base.within(name)? else { continue };
         // The lock must be taken before the check for clients: a process that opens the maps for a
-        // client has created the client's directory before.
+        // client has created the client's directory before it takes the lock.
         if !host.lock()? || !Pins::all_versions(pins)?.is_empty() {
             return Ok(());
         }

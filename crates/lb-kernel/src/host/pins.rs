@@ -123,7 +123,8 @@ impl Pins {
     /// Creates the client's directory and locks it against other writers.
     ///
     /// # Errors
-    /// If it is not on bpffs, cannot be created, may be written by another user, or is locked.
+    /// If the directory is not on bpffs, cannot be created, or is locked, or if another user may
+    /// write to it.
     pub fn lock(&self) -> Result<Lock, DatapathError> {
         create(&self.directory)?;
         let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
@@ -135,11 +136,11 @@ impl Pins {
         }
     }
 
-    /// Locks the client's directory before its contents are removed; `None` if it does not exist.
-    /// Any user may own the directory.
+    /// Locks the client's directory before its contents are removed; `None` if the directory does
+    /// not exist. Any user may own the directory.
     ///
     /// # Errors
-    /// If it cannot be opened, or is locked.
+    /// If the directory cannot be opened, or is locked.
     pub fn lock_to_remove(&self) -> Result<Option<Lock>, DatapathError> {
         let Some((_, client)) = self.open()? else { return Ok(None) };
         if client.lock()? {
@@ -149,8 +150,8 @@ impl Pins {
         }
     }
 
-    /// The parent of the client's directory, and the client's directory; `None` if one of both is
-    /// missing.
+    /// The parent of the client's directory, and the client's directory; `None` if one of these
+    /// directories is missing.
     fn open(&self) -> Result<Option<(Directory, Directory)>, DatapathError> {
         let Some(base) = Directory::open(self.base())? else { return Ok(None) };
         let Some(above) = base.within(&format!("v{}", self.version))? else { return Ok(None) };
@@ -165,7 +166,8 @@ impl Pins {
     /// Creates the directories of maps and links.
     ///
     /// # Errors
-    /// If they are not on bpffs, cannot be created, or may be written by another user.
+    /// If the directories are not on bpffs or cannot be created, or if another user may write to
+    /// them.
     pub fn create(&self) -> Result<(), DatapathError> {
         create(&self.maps())?;
         create(&self.links())
@@ -181,11 +183,11 @@ impl Pins {
         self.directory.join(LINKS)
     }
 
-    /// Whether the client's directory is still the locked one, and has not been removed or
-    /// recreated.
+    /// Whether the client's directory is still the directory that `lock` locks. This is false if
+    /// the client's directory was removed or recreated.
     ///
     /// # Errors
-    /// If its metadata cannot be read, usually because of a missing permission.
+    /// If the directory's metadata cannot be read, usually because of a missing permission.
     pub fn are_locked_by(&self, lock: &Lock) -> Result<bool, DatapathError> {
         let fail = |source| DatapathError::PinDirectory { path: self.directory.clone(), source };
         let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
@@ -272,10 +274,11 @@ pub fn look_at_link<I>(
 
 /// Detaches a link and removes its pin. A missing pin is not an error.
 ///
-/// It detaches the link before it removes the pin, for the reason given at [`Directory::detach`].
+/// The function detaches the link before it removes the pin, for the reason given at
+/// [`Directory::detach`].
 ///
 /// # Errors
-/// If the link cannot be opened or detached (it then remains pinned and attached), or its pin
+/// If the link cannot be opened or detached (the link then remains pinned and attached), or the pin
 /// cannot be removed.
 pub fn detach(path: &Path) -> Result<(), DatapathError> {
     let fail = |source| DatapathError::Unpin { path: path.to_owned(), source };
@@ -296,7 +299,7 @@ pub fn unlink(path: &Path) -> Result<(), DatapathError> {
     }
 }
 
-/// The sorted names in a directory of pins; none if there is no such directory.
+/// The sorted names in a directory of pins; empty if there is no such directory.
 pub fn names(directory: &Path) -> Result<Vec<String>, DatapathError> {
     let fail = |source| DatapathError::PinDirectory { path: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {

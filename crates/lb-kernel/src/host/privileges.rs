@@ -33,8 +33,8 @@ pub struct Host {
     /// system.
     pub bpffs: bool,
     pub capabilities: Vec<Capability>,
-    /// Number of bytes of memory that this process may lock; `None` means unlimited. It matters
-    /// only below Linux 5.11.
+    /// Number of bytes of memory that this process may lock; `None` means unlimited. This limit
+    /// matters only below Linux 5.11.
     pub memlock: Option<u64>,
 }
 

@@ -56,8 +56,8 @@ impl Process {
     }
 }
 
-/// Whether the PIDs that the kernel programs see are also those in `/proc`: whether this process is
-/// in the initial PID namespace.
+/// Whether the PIDs in `/proc` are those that the kernel programs see. This is the case if this
+/// process is in the initial PID namespace.
 pub fn numbers_are_ours() -> bool {
     /// The inode of the initial PID namespace: `PROC_PID_INIT_INO`.
     const FIRST: u64 = 0xeffffffc;

@@ -1,9 +1,9 @@
 //! The program of network interfaces (XDP) that receives reports. It is attached to the interfaces
 //! that the daemon's configuration names.
 //!
-//! Its links are pinned beside the maps of the host and outlive the daemon. Each start of the
-//! daemon loads the program again and replaces the attached one in a single step, so that no report
-//! is lost. An interface accepts only one such program; a program of another owner is never
+//! The program's links are pinned beside the maps of the host and outlive the daemon. Each start of
+//! the daemon loads the program again and replaces the attached one in a single step, so that no
+//! report is lost. An interface accepts only one such program; a program of another owner is never
 //! replaced.
 
 use std::collections::BTreeSet;
@@ -104,7 +104,7 @@ impl Receiver {
 
     /// Attaches the program to a network interface, in the first of these modes that the interface
     /// supports. If a receiver is already attached there in one of these modes, this program
-    /// replaces it. Returns the mode.
+    /// replaces that receiver. Returns the mode.
     ///
     /// # Errors
     /// If the interface supports none of these modes, has another program, or no longer exists.
@@ -113,8 +113,8 @@ impl Receiver {
         for mode in XdpMode::ALL {
             let path = self.directory.join(pin_name(Attachment { interface, mode }));
             let Some((link, info)) = look(&path)? else { continue };
-            // The link may lead to another interface with the same number, in the network namespace
-            // of an earlier daemon.
+            // The link may belong to another interface with the same number, in the network
+            // namespace of an earlier daemon.
             let leads_here = info.interface == interface && to.programs.contains(&info.program_id);
             if !leads_here || !modes.contains(&mode) {
                 pins::detach(&path)?;

@@ -2,7 +2,7 @@
 //! which contain the answers that the agent has prepared.
 //!
 //! Nothing is pinned: when an agent ends for any reason, the kernel also removes its program, links
-//! and maps, so that no program answers in its place any longer.
+//! and maps, so that no program answers in the agent's place any longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -129,7 +129,7 @@ impl Responder {
     }
 
     /// Detaches the program from all network interfaces except those with these indexes. Returns
-    /// the indexes of the interfaces from which it was detached.
+    /// the indexes of the interfaces from which the program was detached.
     pub fn detach_others(&mut self, interfaces: &BTreeSet<u32>) -> Vec<u32> {
         let others: Vec<u32> =
             self.links.keys().copied().filter(|index| !interfaces.contains(index)).collect();
@@ -181,8 +181,8 @@ impl Answers {
         set.map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
-    /// Removes the answer for a backend. The program then refuses requests for this backend as
-    /// requests for an unknown name.
+    /// Removes the answer for a backend. The program then refuses requests for this backend and
+    /// counts them as requests for an unknown name.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -193,7 +193,7 @@ impl Answers {
 
     /// Removes at most one batch (4,096) of the subscribers that the program has recorded from the
     /// map, and calls `each` for each removed subscriber. Returns `true` if the map has no further
-    /// subscribers. If the result is `false`, call this again.
+    /// subscribers. If the result is `false`, call the function again.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -99,7 +99,7 @@ pub(crate) fn is_link(name: &str) -> bool {
     of_pin(name).is_some()
 }
 
-/// A handle of the thread. The thread ends when the handle is dropped.
+/// The handle of the thread. The thread ends when the handle is dropped.
 pub struct Follower<W: Work> {
     shared: Arc<Mutex<Shared<W::Wanted>>>,
     wake: Wake,
@@ -157,8 +157,8 @@ struct Thread<W: Work> {
     wake: Wake,
 }
 
-/// Delay before a retry if a program could not be attached to an interface: by then, another
-/// program may have been detached from it.
+/// Delay before a retry if a program could not be attached to an interface: another program may
+/// have been detached from the interface by then.
 const RETRIED: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Delay after a change. Interfaces change in bursts, and a burst is usually over after this time.
@@ -262,8 +262,8 @@ pub fn attach_to(
     place.interfaces.iter().map(|name| Named { name: name.clone(), attached: one(name) }).collect()
 }
 
-/// The addresses at which a socket receives if it listens at `ip`: `ip` itself, or if that is the
-/// unspecified address, all addresses of the host, with those of the named interfaces first.
+/// The addresses at which a socket that listens at `ip` receives datagrams: `ip` itself or, if `ip`
+/// is the unspecified address, all addresses of the host, with those of the named interfaces first.
 pub fn addresses_of(ip: IpAddr, names: &[String], all: &[Interface]) -> Vec<IpAddr> {
     let (named, others): (Vec<&Interface>, Vec<&Interface>) =
         all.iter().partition(|interface| names.contains(&interface.name));
@@ -306,7 +306,7 @@ pub fn link_to(
             Ok(link) => return Ok((*mode, link)),
             Err(error) => failed = error,
         }
-        // If another program is attached, do not fall back to another mode.
+        // If another program is attached, do not try another mode.
         if matches!(failed.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) {
             break;
         }
@@ -314,8 +314,8 @@ pub fn link_to(
     Err(DatapathError::AttachInterface(failed))
 }
 
-/// Whether an interface carries the traffic of a physical device: it is such a device, or a virtual
-/// interface on top of devices.
+/// Whether an interface carries the traffic of a physical device: the interface is such a device,
+/// or a virtual interface on top of devices.
 fn carries_a_device(interface: &Interface) -> bool {
     const OF_DEVICES: [&str; 7] = ["bond", "team", "vlan", "bridge", "macvlan", "macvtap", "ipvlan"];
     interface.kind.as_deref().is_none_or(|kind| OF_DEVICES.contains(&kind))

@@ -1,8 +1,8 @@
 //! Finds the network namespace of a client: that of the oldest process in its cgroup.
 //!
 //! Any process of a cgroup can create further namespaces, and begin any number of flows in them.
-//! But no process can become older than the process that started the client. So the age of
-//! processes determines the namespace, and not the number of flows.
+//! But no process can become older than the process that started the client. So this module selects
+//! the namespace by the age of processes, and not by the number of flows.
 
 use std::io;
 use std::path::Path;
@@ -54,8 +54,8 @@ impl Process {
 impl ClientNamespace {
     /// Finds the network namespace of the oldest process in a cgroup and all cgroups below it;
     /// `None` if there is no process. `known` is the result of the last search: if nothing has
-    /// changed, this does not enter the namespace again. May block while it reads the ages of up to
-    /// 4,096 processes.
+    /// changed, the function does not enter the namespace again. May block while it reads the ages
+    /// of up to 4,096 processes.
     ///
     /// # Errors
     /// If this process may not read the namespace of the oldest process: for another user's
@@ -82,8 +82,8 @@ impl ClientNamespace {
             return Err(io::ErrorKind::NotFound.into());
         }
         let id = NamespaceId::of_open(&namespace)?;
-        // The kernel reuses the numbers of namespaces that no longer exist, so an equal number does
-        // not prove that nothing has changed.
+        // The kernel reuses the numbers of namespaces that no longer exist, so an equal number
+        // alone does not prove that the namespace is the same.
         let is_same = |known: &Self| (known.id, known.oldest) == (id, oldest) && known.cookie.is_some();
         if let Some(known) = known.filter(is_same) {
             return Ok(known);
@@ -98,7 +98,7 @@ impl ClientNamespace {
         self.oldest.pid
     }
 
-    /// Whether both are the same namespace, even if the oldest processes differ.
+    /// Whether both values describe the same namespace, even if the oldest processes differ.
     pub fn is_namespace_of(&self, other: &Self) -> bool {
         (self.id, self.cookie) == (other.id, other.cookie)
     }
@@ -107,12 +107,12 @@ impl ClientNamespace {
 /// The processes of a client according to its flow records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordedProcesses {
-    /// Whether several processes have begun flows lately. Flows that began before the oldest
-    /// running process of the records do not count: after a restart of the client, they belong to
+    /// Whether several processes have begun flows recently. Flows that began before the oldest
+    /// running process of the records are ignored: after a restart of the client, they belong to
     /// its previous processes.
     pub are_several: bool,
     /// The cookie of the network namespace of the oldest process of the records that is still
-    /// running; `None` if none is running. Reading it requires no privilege.
+    /// running; `None` if none is running. Reading this cookie requires no privilege.
     pub namespace: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// A running process, which is killed when this is dropped.
+    /// A running process, which is killed when this value is dropped.
     struct Started(Child);
 
     impl Started {
@@ -164,8 +164,8 @@ mod tests {
             Self(command.spawn().expect("root starts a process in a namespace"))
         }
 
-        /// Like [`Started::new`], but waits until the kernel's clock has ticked, so that the next
-        /// process is younger.
+        /// Like [`Started::new`], but waits until the kernel's clock has ticked, so that a process
+        /// that is started later is younger.
         fn and_wait(flags: UnshareFlags) -> Self {
             let started = Self::new(flags);
             let before = start_of(started.0.id()).expect("it runs");

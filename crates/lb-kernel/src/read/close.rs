@@ -47,7 +47,7 @@ pub enum Fate {
     /// The flow's UDP socket is not connected, so that it may have flows to other backends.
     Unconnected,
     /// The flow's socket is in a network namespace that this process cannot enter. Before Linux
-    /// 5.14 also if the socket is in no list.
+    /// 5.14, this is also the result if the socket is in no list.
     Elsewhere,
     /// The list of the flow's network namespace shows no connection of the socket to the backend.
     Unlisted,
@@ -60,7 +60,7 @@ pub enum Fate {
 /// The number of flows with each protocol and fate.
 pub type Fates = BTreeMap<(Protocol, Fate), u64>;
 
-/// Checks that the kernel can close connections and that this process has the privilege for it.
+/// Checks that the kernel can close connections and that this process has the necessary privilege.
 /// Closes no connection.
 ///
 /// # Errors
@@ -76,8 +76,8 @@ pub fn try_close() -> Result<(), DatapathError> {
 }
 
 /// Closes the connections of those flows of a client that the request selects, and returns the
-/// results. Before it closes a connection, it calls `turn`, which may block. If `turn` returns
-/// `false`, the remaining connections are not closed.
+/// results. Before the function closes a connection, it calls `turn`, which may block. If `turn`
+/// returns `false`, the remaining connections are not closed.
 ///
 /// May enter network namespaces and take as long as `turn` does: do not call this in the event
 /// loop.
@@ -252,9 +252,9 @@ impl<'r> Closing<'r> {
     }
 }
 
-/// Whether no data has moved on a TCP connection for this time, and no data is queued. The send
-/// queue contains unsent and unacknowledged bytes, including those of a SYN and of a FIN, so a
-/// connection in its handshake is not idle.
+/// Whether no data was sent or received on a TCP connection for this time, and no data is queued.
+/// The send queue contains unsent and unacknowledged bytes, including those of a SYN and of a FIN,
+/// so a connection in its handshake is not idle.
 fn is_idle(socket: &SocketEntry, time: Duration) -> bool {
     socket.queued == 0 && socket.idle.is_some_and(|idle| idle >= time)
 }
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(fate(idle, Some(later)), Some(Fate::NotIdle));
         let queued = SocketEntry { queued: 1, ..idle };
         assert_eq!((fate(queued, Some(HOUR)), fate(queued, None)), (Some(Fate::NotIdle), None));
-        // A datagram socket: the kernel does not record when it was used.
+        // A datagram socket: the kernel does not record when the socket was last used.
         let unknown = SocketEntry { idle: None, ..idle };
         assert_eq!((fate(unknown, Some(HOUR)), fate(unknown, None)), (Some(Fate::NotIdle), None));
         assert_eq!(fate(SocketEntry { is_closed: true, ..idle }, None), Some(Fate::Gone));

@@ -1,4 +1,5 @@
-//! Reads the open flows from a client's pinned maps. This needs no daemon, and changes nothing.
+//! Reads the open flows from a client's pinned maps. The reading needs no daemon and changes
+//! nothing.
 //!
 //! Programs begin and end flows meanwhile: each flow of the result existed at some moment during
 //! the reading, and a flow that is open during the whole reading occurs exactly once.
@@ -15,8 +16,8 @@ use crate::sys::{self, elements};
 pub struct OpenFlow {
     pub cookie: u64,
     pub flow: Flow,
-    /// Whether the flow began with connect(). If it did not, its socket names the service in each
-    /// datagram, and may have other flows.
+    /// Whether the flow began with connect(). If it did not, the process gave the service's address
+    /// with each datagram, and the socket may have other flows.
     pub is_connected: bool,
 }
 
@@ -32,8 +33,8 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
             found.push(OpenFlow { cookie: *cookie, flow: *flow, is_connected: true });
         }
     })?;
-    // If a socket has dialed again during the reading, it may have been found in both tables. Only
-    // its latest flow is retained.
+    // If a socket has dialed again during the reading, flows of the socket may have been found in
+    // both tables. Only the latest flow of a socket is retained.
     found.sort_unstable_by_key(|open| (open.cookie, std::cmp::Reverse(open.flow.start_ns)));
     found.dedup_by_key(|open| open.cookie);
     visit(pins, map::DATAGRAMS, |cookie: &u64, datagrams: &Datagrams| {
@@ -57,8 +58,8 @@ fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
             if table.cookie(index) != cookie || table.flow(index) != flow {
                 continue;
             }
-            // If the bucket was claimed just now, its flow may not be written yet: it is then empty
-            // (phase 0), or still that of the previous socket.
+            // If the bucket was claimed just now, its flow may not be written yet: the bucket then
+            // contains an empty flow (phase 0), or still the flow of the previous socket.
             if flow.phase != 0 {
                 found.push(OpenFlow { cookie, flow, is_connected: true });
             }

@@ -27,7 +27,7 @@ const ITERATOR: &str = "task_file";
 /// Checks whether this process can list the sockets that processes have open.
 ///
 /// # Errors
-/// The reason why it cannot.
+/// The reason why this process cannot list them.
 pub fn can_look() -> Result<(), DatapathError> {
     in_use(&BTreeSet::new()).map(drop)
 }

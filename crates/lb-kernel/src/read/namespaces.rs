@@ -17,10 +17,10 @@ use crate::host::cgroup;
 use crate::sys::network_namespace::{NamespaceId, enter, open};
 
 /// The maximum number of namespaces that one search enters. Processes may create any number of
-/// them, and each takes about 0.2 ms.
+/// namespaces, and entering a namespace takes about 0.2 ms.
 pub const MOST: usize = 1024;
-/// Maximum number of processes that are stored per namespace: through each of them the namespace
-/// can be entered. Several are needed because a process may end meanwhile.
+/// Maximum number of processes that are stored per namespace. Through each of these processes, the
+/// namespace can be entered. Several are needed because a process may end meanwhile.
 const WAYS: usize = 4;
 
 /// Opens the lists of sockets of a process's network namespace. Requires CAP_SYS_ADMIN.
@@ -65,9 +65,9 @@ pub struct SocketSnapshot {
     /// For each wanted list that was read completely: the cookies of the wanted sockets in it, and
     /// whether each is a path of an MPTCP socket.
     pub lists: BTreeMap<List, BTreeMap<u64, bool>>,
-    /// The cookies of the wanted sockets that any list contains. It is used if the kernel does not
-    /// report the cookies of namespaces (before Linux 5.14), because the list that must contain a
-    /// socket is then unknown.
+    /// The cookies of the wanted sockets that any list contains. This set is used if the kernel
+    /// does not report the cookies of namespaces (before Linux 5.14), because the list that must
+    /// contain a socket is then unknown.
     pub anywhere: BTreeSet<u64>,
     /// Whether the kernel reports no cookies of namespaces and `anywhere` is complete for all
     /// examined namespaces.
@@ -106,8 +106,8 @@ pub struct Namespaces {
     /// The number of the search: if there are more namespaces than one search enters, each search
     /// begins at another namespace.
     turn: usize,
-    /// Some processes of each namespace other than that of this process; determined when they are
-    /// first needed.
+    /// Some processes of each namespace other than that of this process; determined when these
+    /// processes are first needed.
     others: OnceCell<Vec<Vec<u32>>>,
 }
 
@@ -134,8 +134,9 @@ impl Namespaces {
     }
 
     /// Calls `visit` with the lists of this process's namespace, and then with those of the other
-    /// namespaces that can be entered, until it returns `Break`. Returns whether `visit` was called
-    /// for every namespace, or for every namespace up to the one for which it returned `Break`.
+    /// namespaces that can be entered, until `visit` returns `Break`. Returns whether `visit` was
+    /// called for every namespace, or for every namespace up to the one for which it returned
+    /// `Break`.
     ///
     /// # Errors
     /// If the lists of this process's namespace cannot be opened, or no thread can be started for
@@ -176,7 +177,8 @@ fn others(cgroup: &Path, turn: usize) -> Vec<Vec<u32>> {
     let ours = NamespaceId::ours().ok();
     let mut found: BTreeMap<NamespaceId, Vec<u32>> = BTreeMap::new();
     for pid in cgroup::processes(cgroup) {
-        // If this fails, the process has ended, or this process may not read its namespace.
+        // An error means that the process has ended, or that this process may not read its
+        // namespace.
         let Ok(id) = NamespaceId::of(pid) else { continue };
         let ways = found.entry(id).or_default();
         if Some(id) != ours && ways.len() < WAYS {

@@ -31,7 +31,8 @@ pub struct Neighbour {
     /// The program's name, if it has one and the kernel reports it (only with CAP_SYS_ADMIN).
     pub name: Option<String>,
     /// Whether the program belongs to another socklb, according to its name. If the kernel reports
-    /// no names, this is assumed if there are nameless programs on every hook that socklb needs.
+    /// no names, this is assumed to be the case if there are nameless programs on every hook that
+    /// socklb needs.
     pub is_socklb: bool,
     /// Whether the program runs after the client's program. Such a program reads the destination
     /// that the client's program has written, and may write another one.
@@ -64,7 +65,7 @@ impl<'p> Pinned<'p> {
 /// The programs of other systems on a cgroup and on the cgroups above it, starting with the cgroup
 /// itself, and for each hook in the order in which they run. Omits programs of clients with pins in
 /// the same directory: if another client, or an earlier version of this client, has left programs
-/// on the cgroup, these only track flows until the flows end.
+/// on the cgroup, such programs only track flows until the flows end.
 ///
 /// # Errors
 /// If the kernel does not list the programs, which requires CAP_NET_ADMIN.
@@ -108,10 +109,10 @@ fn name_of(program: u32) -> Option<String> {
     sys::program_name(program).ok().filter(|name| !name.is_empty())
 }
 
-/// Attributes the nameless programs on one cgroup to another socklb, if there is one on every hook
-/// that socklb needs (the hook `sock_ops` may be missing, because only some kinds of accounting
-/// need it). No other product uses all these hooks, and without CAP_SYS_ADMIN the kernel reports
-/// nothing else about an attached program.
+/// Attributes the nameless programs on one cgroup to another socklb, if there is a nameless program
+/// on every hook that socklb needs (the hook `sock_ops` may be missing, because only some kinds of
+/// accounting need it). No other product uses all these hooks, and without CAP_SYS_ADMIN the kernel
+/// reports nothing else about an attached program.
 fn recognise(neighbours: &mut [Neighbour], hooks: &[&str]) {
     let unnamed = |neighbour: &Neighbour| neighbour.name.is_none();
     let has = |hook: &&str| neighbours.iter().any(|other| other.hook == *hook && unnamed(other));

@@ -4,8 +4,9 @@
 //! returns to zero. Causes are a lost link, callback flags that another program has cleared, and a
 //! path of an MPTCP socket on a kernel that does not distinguish such paths. A record is
 //! *suspected* if its socket is neither in a complete list of its network namespace nor open in any
-//! process. The record is reclaimed if a second pass, an interval later, finds the same. (`suspect`
-//! contains the exact rules, including those for connections and for sockets without a list.)
+//! process. The record is reclaimed if a second pass, an interval later, suspects it again.
+//! (`suspect` contains the exact rules, including those for connections and for sockets without a
+//! list.)
 //!
 //! Two passes are needed because a socket may be in transit between two processes (SCM_RIGHTS), may
 //! be used only by io_uring, or may be missing in a list that changes while it is read.
@@ -34,7 +35,7 @@ pub struct ReclaimCounts {
     pub removed: u64,
     /// Those of `removed` that were paths of MPTCP sockets, according to a list.
     pub removed_mptcp: u64,
-    /// Suspected flows: the next pass reclaims their records if it finds the same.
+    /// Suspected flows: the next pass reclaims their records if it suspects them again.
     pub suspected: u64,
     /// Flows that remain because a process has their sockets open, although the sockets are in no
     /// list and so not connected.
@@ -93,10 +94,10 @@ pub fn can_reclaim() -> bool {
         .is_ok()
 }
 
-/// Examines the flow records of clients, and reclaims the records of flows that have ended. It
-/// reads lists of sockets and of open files, and may start threads that enter network namespaces:
-/// do not call this in the event loop. `knows_mptcp`: whether the kernel distinguishes paths of
-/// MPTCP sockets, so that these have no records.
+/// Examines the flow records of clients, and reclaims the records of flows that have ended. Reads
+/// lists of sockets and of open files, and may start threads that enter network namespaces: do not
+/// call this in the event loop. `knows_mptcp`: whether the kernel distinguishes paths of MPTCP
+/// sockets, so that such paths have no records.
 pub fn reclaim(
     targets: &[ReclaimTarget],
     suspects: &mut Suspects,

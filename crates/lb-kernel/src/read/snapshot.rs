@@ -46,7 +46,7 @@ pub struct BackendSnapshot {
     pub slot: SlotView,
     /// The backend's address as text, as in the labels of metrics.
     pub address: String,
-    /// The part of the entries of the service's table that the backend has, from 0 to 1.
+    /// The backend's fraction of the entries in the service's table, from 0 to 1.
     pub share_wanted: f64,
     pub counts: Counts,
 }
@@ -54,8 +54,8 @@ pub struct BackendSnapshot {
 impl Snapshot {
     /// Reads a client task's maps.
     ///
-    /// It reads the counts of all slots together and assigns them to services afterwards. If it
-    /// read the counts service by service in batches, it would read most slots several times,
+    /// The function reads the counts of all slots together and assigns them to services afterwards.
+    /// If it read the counts service by service in batches, it would read most slots several times,
     /// because the slots of different services are interleaved.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use crate::sys::network_namespace::NamespaceId;
 /// A socket that the client's programs do not cover: its connects are not balanced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uncovered {
-    /// The ID of a process that has the socket open.
+    /// The PID of a process that has the socket open.
     pub pid: u32,
     pub process: String,
     /// The socket's inode, as `/proc/<pid>/fd` shows it.
@@ -36,8 +36,8 @@ pub struct Uncovered {
 pub struct Sockets {
     /// The uncovered sockets.
     pub uncovered: Vec<Uncovered>,
-    /// The processes with sockets that this process cannot read, because it has another user and
-    /// lacks CAP_SYS_PTRACE, or because it lacks CAP_SYS_ADMIN.
+    /// The processes with sockets that this process cannot read, because this process runs as
+    /// another user without CAP_SYS_PTRACE, or has no CAP_SYS_ADMIN.
     pub unseen: Vec<u32>,
 }
 

@@ -135,7 +135,8 @@ impl Batch {
 
 /// Removes at most one batch (4,096) of the entries of a hash, and calls `each` for each removed
 /// entry. Entries that are written meanwhile are not lost: this call or a later call removes them.
-/// Returns `true` if the hash has no further entries. If the result is `false`, call this again.
+/// Returns `true` if the hash has no further entries. If the result is `false`, call the function
+/// again.
 pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     mut each: impl FnMut(&K, &V),

@@ -34,7 +34,7 @@ impl Jiffies {
     /// If the kernel does not permit this process to run a program, usually because of a missing
     /// privilege.
     pub fn read() -> io::Result<Self> {
-        /// The number of readings. One reading during which no tick occurs is enough; a reading
+        /// The number of readings. One reading during which no tick occurs is sufficient; a reading
         /// takes microseconds, and a tick is milliseconds long.
         const READINGS: usize = 16;
         // Kernel fact: the resolution of this clock is the tick.

@@ -84,8 +84,8 @@ const XDP: u32 = 37;
 pub enum XdpMode {
     /// The program runs in the interface's driver, before the kernel processes a packet.
     Native = 1 << 2,
-    /// The program runs in the network stack, which is later and takes more CPU time. Every
-    /// interface supports this mode.
+    /// The program runs in the network stack. There the program runs later and takes more CPU time.
+    /// Every interface supports this mode.
     Generic = 1 << 1,
 }
 
@@ -103,7 +103,7 @@ impl XdpMode {
 }
 
 /// Attaches a program to a network interface. An interface accepts only one program: if another
-/// program is attached, this fails with EBUSY or EEXIST.
+/// program is attached, the call fails with EBUSY or EEXIST.
 pub fn xdp_link_create(program: BorrowedFd<'_>, interface: u32, mode: XdpMode) -> io::Result<OwnedFd> {
     let mut attr =
         LinkCreate { prog_fd: raw(program), target_fd: interface, attach_type: XDP, flags: mode as u32 };
@@ -118,7 +118,7 @@ pub struct XdpLinkInfo {
     pub id: u32,
     pub program_id: u32,
     _pad: u32,
-    /// The index of the interface; 0 if it no longer exists.
+    /// The index of the interface; 0 if the interface no longer exists.
     pub interface: u32,
     _pad2: u32,
 }

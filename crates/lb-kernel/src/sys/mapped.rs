@@ -37,7 +37,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
     /// Maps the array that is pinned at `path`.
     ///
     /// # Errors
-    /// If it cannot be opened or mapped.
+    /// If the array cannot be opened or mapped.
     pub fn open(path: &Path, writable: bool) -> Result<Self, DatapathError> {
         let fail = |error| DatapathError::Map { path: path.to_owned(), operation: "mmap", source: error };
         let fd = sys::open_pin(path).map_err(fail)?;
@@ -58,7 +58,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         Ok(Self { region: Arc::new(Region { memory, bytes }), writable, value: PhantomData })
     }
 
-    /// An array of zeros in this process's memory, which is no map of the kernel.
+    /// An array of zeros in this process's memory, which is not a map of the kernel.
     ///
     /// # Errors
     /// If memory is exhausted.
@@ -100,7 +100,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
         value
     }
 
-    /// Reads one 64-bit word of an element in one piece. `offset` is in bytes.
+    /// Reads one 64-bit word of an element with a single load. `offset` is in bytes.
     pub fn load64(&self, index: usize, offset: usize) -> u64 {
         // SAFETY: `word` checks bounds and alignment.
         unsafe { self.word::<u64>(index, offset).read_volatile() }
@@ -126,8 +126,8 @@ impl<T: bytemuck::Pod> Mapped<T> {
         self.atomic64(index, offset).compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Writes a 64-bit word in one piece. Kernel programs or other processes may write it at the
-    /// same time.
+    /// Writes a 64-bit word with a single store. Kernel programs or other processes may write the
+    /// word at the same time.
     pub fn store_atomic64(&self, index: usize, offset: usize, word: u64) {
         self.atomic64(index, offset).store(word, Ordering::SeqCst);
     }
@@ -166,17 +166,17 @@ impl<T: bytemuck::Pod> Mapped<T> {
         self.store(index, offset, byte);
     }
 
-    /// Writes one 16-bit word of an element in one piece, after all earlier writes.
+    /// Writes one 16-bit word of an element with a single store, after all earlier writes.
     pub fn store16(&mut self, index: usize, offset: usize, word: u16) {
         self.store(index, offset, word);
     }
 
-    /// Writes one 32-bit word of an element in one piece, after all earlier writes.
+    /// Writes one 32-bit word of an element with a single store, after all earlier writes.
     pub fn store32(&mut self, index: usize, offset: usize, word: u32) {
         self.store(index, offset, word);
     }
 
-    /// Writes one 64-bit word of an element in one piece, after all earlier writes.
+    /// Writes one 64-bit word of an element with a single store, after all earlier writes.
     pub fn store64(&mut self, index: usize, offset: usize, word: u64) {
         self.store(index, offset, word);
     }

@@ -1,5 +1,5 @@
-//! Maps, by bpf(2): their properties, and a map of maps, because the kernel waits for readers when
-//! such a map is updated.
+//! Maps, by bpf(2): their properties, and the update of a map of maps, for which the kernel waits
+//! for readers.
 //!
 //! aya opens a pin without checking that it is a map. This module must not depend on the purpose of
 //! any map.

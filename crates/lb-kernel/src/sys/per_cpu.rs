@@ -33,7 +33,7 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
     /// Opens a pinned array.
     ///
     /// # Errors
-    /// If it cannot be opened, or the kernel does not report the number of possible CPUs.
+    /// If the array cannot be opened, or the kernel does not report the number of possible CPUs.
     pub fn open(path: &Path) -> Result<Self, DatapathError> {
         let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
         let map = sys::open_pin(path).map_err(fail)?;
@@ -52,7 +52,8 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
         batches(indexes, (BATCH_BYTES / (size_of::<V>() * self.cpus)).max(1))
     }
 
-    /// The sum of an element over all CPUs. Its values must consist of 64-bit numbers only.
+    /// The sum of an element over all CPUs. The element's values must consist of 64-bit numbers
+    /// only.
     ///
     /// # Errors
     /// If the kernel refuses the look-up.
@@ -65,7 +66,7 @@ impl<V: bytemuck::Pod> PerCpuArray<V> {
     }
 
     /// The sums of elements over all CPUs, in the order of the indexes, which must be ascending.
-    /// May also read the elements between them.
+    /// May also read the elements between these indexes.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.

@@ -1,9 +1,9 @@
 //! Programs, by bpf(2): their ids and names, the programs of a cgroup, and small programs that
 //! probe the kernel.
 //!
-//! aya loads the programs of the objects. The small programs here are lists of instructions. They
-//! are closed as soon as the verifier has accepted or rejected them, or they have returned a
-//! result.
+//! aya loads the programs of the objects. The small programs here are lists of instructions. A
+//! small program is closed as soon as the verifier has accepted or rejected it, or it has returned
+//! a result.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -65,7 +65,7 @@ impl ProgInfo {
     }
 }
 
-/// The name of a program. The kernel reports it only to processes with CAP_SYS_ADMIN.
+/// The name of a program. The kernel reports the name only to processes with CAP_SYS_ADMIN.
 pub fn program_name(id: u32) -> io::Result<String> {
     let info: ProgInfo = info(program_by_id(id)?.as_fd())?;
     Ok(info.name())
@@ -165,7 +165,7 @@ pub struct Instruction(pub u8, pub u8, pub i16, pub i32);
 /// Whether the kernel accepts a program for connect that does nothing.
 ///
 /// # Errors
-/// If the kernel refuses for another reason than the program, such as a missing privilege or
+/// If the kernel refuses for a reason other than the program, such as a missing privilege or
 /// missing memory.
 pub fn accepts_nothing() -> io::Result<bool> {
     const MOV64_IMM: u8 = 0xb7;
@@ -206,7 +206,7 @@ impl TestRun {
     /// Loads the program.
     ///
     /// # Errors
-    /// If the kernel does not load it.
+    /// If the kernel does not load the program.
     pub fn load(instructions: &[Instruction]) -> io::Result<Self> {
         load(BPF_PROG_TYPE_SOCKET_FILTER, 0, instructions).map(Self)
     }
@@ -214,7 +214,7 @@ impl TestRun {
     /// Runs the program once. Returns its result.
     ///
     /// # Errors
-    /// If the kernel does not run it.
+    /// If the kernel does not run the program.
     pub fn run(&self) -> io::Result<u32> {
         /// A program of this type runs on a packet: the kernel requires an Ethernet header.
         const BYTES: u32 = 64;

@@ -7,7 +7,7 @@ use crate::error::DatapathError;
 use crate::sys;
 
 /// Waits until every kernel program that is running now has ended: one RCU grace period, 8 to 16
-/// ms. Blocks for this time: do not call it in the event loop.
+/// ms. Blocks for this time: do not call the function in the event loop.
 ///
 /// # Errors
 /// If the kernel offers no way to wait.
@@ -21,7 +21,8 @@ pub fn wait_for_readers() -> Result<(), DatapathError> {
 }
 
 fn membarrier() -> io::Result<()> {
-    /// `MEMBARRIER_CMD_GLOBAL`. Not the expedited command, which does not wait for a grace period.
+    /// `MEMBARRIER_CMD_GLOBAL`. This is not the expedited command, which does not wait for a grace
+    /// period.
     const GLOBAL: libc::c_int = 1;
     // SAFETY: the call takes no pointers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };

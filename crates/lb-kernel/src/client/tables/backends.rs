@@ -44,7 +44,7 @@ pub struct SlotView {
     pub is_probed_healthy: bool,
     pub is_ejected: bool,
     /// Whether the backend has failed often enough to be ejected, but the programs have withheld
-    /// the ejection, because the backend is the last available one.
+    /// the ejection because the backend is the last available one.
     pub is_withheld: bool,
     /// The backend's recent failures, and until when it is ejected.
     pub ejection: EjectionState,
@@ -54,7 +54,7 @@ pub struct SlotView {
     /// receives no reports of it.
     pub report: u32,
     /// Until when the backend is a lame duck by its own report, in nanoseconds of
-    /// `CLOCK_MONOTONIC`; 0 if it is not.
+    /// `CLOCK_MONOTONIC`; 0 if it is not a lame duck.
     pub lame_until_ns: u64,
 }
 
@@ -114,8 +114,8 @@ impl Tables {
     }
 
     /// The programs' verdicts on these backends. Omits backends that are not ejected and have no
-    /// failures. The daemon calls this every second, so it reads only two words of each row, in the
-    /// order of the rows.
+    /// failures. The daemon calls this every second, so the function reads only two words of each
+    /// row, in the order of the rows.
     pub fn kernel_verdicts(&self, backends: &BTreeMap<Slot, BackendPlan>) -> BTreeMap<Slot, KernelVerdict> {
         let verdict = |slot: Slot| {
             let row = &self.maps.backends;
@@ -134,10 +134,10 @@ impl Tables {
     /// Ensures that each service with ejected backends has one of them as its next trial. A service
     /// may have no next trial, because the backend of its next trial has left or was readmitted by
     /// an operator. In this case the function selects the backend whose ejection ends first. The
-    /// function also selects another backend if the present backend of the next trial cannot have
-    /// it now, and the ejection of the other backend is over. (The programs select the next trial
+    /// function also selects another backend if the present backend of the next trial cannot have a
+    /// trial now and the ejection of the other backend is over. (The programs select the next trial
     /// whenever they judge a flow, but the next judgement may be far in the future.) If the rules
-    /// of a service no longer eject backends, this readmits the service's ejected backends.
+    /// of a service no longer eject backends, the function readmits the service's ejected backends.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
         // The ejected backends of each service: the ticks until the ejection is over, the slot, and
@@ -182,7 +182,7 @@ impl Tables {
 
     /// The load of a slot's backend, and whether any of its recent errors remain; `None` if the
     /// slot has no entry in a table. The daemon calls this every second for each member of a policy
-    /// that compares load, so it reads only four words of the row.
+    /// that compares load, so the function reads only four words of the row.
     pub fn member_load(&self, slot: Slot, error_half_life: u32, now_ns: u64) -> Option<(MemberLoad, bool)> {
         let (rows, index) = (&self.maps.backends, slot.index());
         let entries = rows.load32(index, offset_of!(Backend, entries));
@@ -198,7 +198,7 @@ impl Tables {
     }
 
     /// Reduces the recent errors of a slot's backend to at most `most`. If a program adds an error
-    /// at the same moment, this changes nothing; the daemon's next tick repeats the call.
+    /// at the same moment, the function changes nothing; the daemon's next tick repeats the call.
     pub(crate) fn limit_errors(&self, slot: Slot, most: u32, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -212,8 +212,8 @@ impl Tables {
     }
 
     /// Delays the next halving of the recent errors of a slot's backend by `delay`, but at most
-    /// until a half-life from now. If a program adds an error at the same moment, this changes
-    /// nothing; the daemon's next tick repeats the call.
+    /// until a half-life from now. If a program adds an error at the same moment, the function
+    /// changes nothing; the daemon's next tick repeats the call.
     pub(crate) fn hold_errors(&self, slot: Slot, delay: Duration, now_ns: u64) {
         let (slot, at) = (slot.index(), offset_of!(Backend, errors));
         let before = self.maps.backends.load64(slot, at);
@@ -253,9 +253,9 @@ impl Tables {
         self.maps.backends.replace64(slot, errors, before, after.to_word());
     }
 
-    /// Writes a backend to a slot to which nothing refers. If the backend has retired counters, its
-    /// counts continue from them, and the function returns these counts. It writes them to the slot
-    /// first, and at the end removes them from the map of retired counters.
+    /// Writes a backend to a slot to which nothing refers. If there are retired counts of the
+    /// backend, the function first copies them to the slot, so that counting continues from them,
+    /// and at the end removes them from the map of retired counters. Returns the copied counts.
     ///
     /// # Errors
     /// If the kernel refuses. The slot is then free.
@@ -341,7 +341,7 @@ impl Tables {
     }
 
     /// Readmits a slot's backend if it is ejected, and clears its run of failures. A program that
-    /// is ejecting the backend at the same moment may still do so.
+    /// is ejecting the backend at the same moment may still eject it.
     pub(crate) fn readmit(&mut self, slot: Slot) {
         // The order matters: after the first store no trial of the backend begins, so the second
         // store does not overwrite the state of a trial.
@@ -350,7 +350,8 @@ impl Tables {
         self.maps.backends.store64(slot.index(), offset_of!(Backend, ejection), none);
     }
 
-    /// Ejects the backend in a slot, unless a program changes its ejection word at the same moment.
+    /// Ejects the backend in a slot, unless a program changes the backend's ejection word at the
+    /// same moment.
     pub(crate) fn eject(&mut self, slot: Slot, now_ns: u64) {
         let Some(view) = self.slot(slot) else { return };
         let rules = self.maps.services.get(view.service.index()).ejection;

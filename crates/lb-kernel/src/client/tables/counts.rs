@@ -25,8 +25,8 @@ impl Counts {
         endings.wrapping_add(self.reclaimed).wrapping_add(self.sums.untracked)
     }
 
-    /// Whether every started flow is counted as ended, untracked or open. May be `false` while
-    /// flows begin and end.
+    /// Whether every started flow is counted as ended, untracked or open. The result may be `false`
+    /// while flows begin and end.
     pub fn add_up(&self) -> bool {
         self.sums.chosen == self.over().wrapping_add(self.active)
     }

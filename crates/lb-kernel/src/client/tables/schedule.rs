@@ -38,7 +38,7 @@ impl Tables {
         TableRef::from_word(self.maps.services.load64(index.index(), offset_of!(Service, table)))
     }
 
-    /// The slots of replaced backends in a table's list of members; empty if the table has no list.
+    /// The slots of replaced backends in a table's list of members. Empty if the table has no list.
     pub(super) fn replaced(&self, index: ServiceIndex, table: TableRef) -> Vec<u16> {
         let Some(position) = table.members_of(index.number()) else { return Vec::new() };
         let Members { count, listed, slots } = self.maps.members.get(position as usize);

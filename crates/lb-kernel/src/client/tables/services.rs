@@ -147,8 +147,8 @@ impl Tables {
         self.maps.services.store16(index.index(), offset_of!(Service, errno), errno);
     }
 
-    /// Stores, if they have changed, the network namespace with flows that are evidence (0: flows
-    /// in all namespaces are), and whether several processes have begun flows.
+    /// Stores, if they have changed, the network namespace whose flows are evidence (0: the flows
+    /// of all namespaces are evidence), and whether several processes have begun flows.
     pub(crate) fn set_evidence_scope(
         &mut self,
         index: ServiceIndex,
@@ -160,7 +160,8 @@ impl Tables {
         if services.load64(row, at) != namespace {
             services.store64(row, at, namespace);
         }
-        // The three bytes after this byte are zero, so the comparison of the whole word is enough.
+        // The three bytes after this byte are zero, so the comparison of the whole word is
+        // sufficient.
         let at = offset_of!(Service, several_processes);
         if services.load32(row, at) != u32::from(several_processes) {
             services.store8(row, at, u8::from(several_processes));
@@ -188,8 +189,8 @@ impl Tables {
         }
     }
 
-    /// Stores the ejection rules word by word. If the new rules eject no backend, this readmits all
-    /// ejected backends.
+    /// Stores the ejection rules word by word. If the new rules eject no backend, the function
+    /// readmits all ejected backends.
     pub(crate) fn set_ejection(&mut self, index: ServiceIndex, rules: EjectionRules) {
         for (i, word) in bytemuck::cast_ref::<EjectionRules, [u32; size_of::<EjectionRules>() / 4]>(&rules)
             .iter()

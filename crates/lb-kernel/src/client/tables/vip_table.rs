@@ -13,14 +13,15 @@ use super::Tables;
 use crate::error::DatapathError;
 
 impl Tables {
-    /// The index of the service that balances connects to `address`, if any.
+    /// The index of the service that balances connects to `address`; `None` if there is no such
+    /// service.
     pub(super) fn open_at(&self, address: SocketAddr, protocol: Protocol) -> Option<ServiceIndex> {
         let index = find(self, destination(address, protocol))?;
         u16::try_from(index).ok().map(ServiceIndex)
     }
 
-    /// Directs connects to `address` to the service with this index, replacing another service if
-    /// there is one.
+    /// Directs connects to `address` to the service with this index. If connects are directed to
+    /// another service, this service replaces it.
     pub(super) fn direct(
         &mut self,
         address: SocketAddr,

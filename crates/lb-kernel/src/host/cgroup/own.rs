@@ -44,7 +44,7 @@ mod tests {
         assert_eq!(theirs(&[7, 1], 1), Some(false));
     }
 
-    /// The tests run only on kernels on which sockets have their cgroup.
+    /// The tests run only on kernels that store the cgroup of version 2 in every new socket.
     #[test]
     fn a_socket_of_this_process_has_its_cgroup() {
         assert_ne!(sockets_have_theirs(), Some(false));

@@ -1,5 +1,5 @@
 //! Creates and enters cgroups with paths that another process has chosen. The paths are opened
-//! relative to the descriptor of the cgroup2 mount, and no symbolic link is followed.
+//! relative to the descriptor of the cgroup2 mount, and symbolic links are not followed.
 //!
 //! `socklb exec` may run as root, while the daemon, which determines the path of a client's cgroup,
 //! may run as another user. So a path is never opened directly. The kernel resolves the path
@@ -76,7 +76,7 @@ impl CgroupTree {
         let cgroup = self.directory(path)?;
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let processes = rustix::fs::openat2(&cgroup, "cgroup.procs", flags, Mode::empty(), BELOW);
-        // Zero stands for the writing process.
+        // Zero identifies the writing process.
         let written = processes.and_then(|processes| rustix::io::write(processes, b"0"));
         match written {
             Ok(_) => {}

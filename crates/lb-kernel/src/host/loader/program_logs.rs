@@ -22,8 +22,8 @@ impl Log for Stderr {
     fn flush(&self) {}
 }
 
-/// Writes the log lines of an object's programs to standard error until this process ends. This
-/// runs in a separate thread, because lines can arrive at any time.
+/// Writes the log lines of an object's programs to standard error until this process ends. The
+/// writing runs in a separate thread, because lines can arrive at any time.
 pub fn follow(object: &mut Ebpf) {
     let Ok(mut logger) = EbpfLogger::init_with_logger(object, Stderr) else { return };
     std::thread::spawn(move || {

@@ -20,8 +20,8 @@ pub struct Shape {
 
 impl Shape {
     /// The number of bytes of kernel memory that a map occupies when it is created, on a host with
-    /// this number of CPUs. A hash that allocates its elements on demand occupies only its buckets
-    /// at that time; docs/reference/limits.md documents the size of its elements.
+    /// this number of CPUs. A hash that allocates its elements on demand occupies only the memory
+    /// of its buckets at that time; docs/reference/limits.md documents the size of its elements.
     pub fn bytes(self, cpus: u64) -> u64 {
         const HASH: u32 = 1;
         const PER_CPU_ARRAY: u32 = 6;
@@ -75,7 +75,7 @@ pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
 /// Opens a pinned map, and reads its shape.
 ///
 /// # Errors
-/// If it cannot be opened, or is not a map.
+/// If the pin cannot be opened, or is not a map.
 pub fn pinned(path: &Path) -> Result<(OwnedFd, Shape), DatapathError> {
     let open = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
     let fd = sys::open_pin(path).map_err(open)?;

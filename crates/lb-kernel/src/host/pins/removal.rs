@@ -1,9 +1,9 @@
-//! Removes a client's pins and then the empty directories from bpffs. It opens each directory
-//! relative to the descriptor of its parent, and follows no symbolic link within bpffs.
+//! Removes a client's pins and then the empty directories from bpffs. The module opens each
+//! directory relative to the descriptor of its parent, and follows no symbolic link within bpffs.
 //!
 //! `socklb detach` runs as root on a directory that may belong to the daemon's user. Only pins and
 //! directories below this directory may be removed, even if that user has created a symbolic link
-//! in it that leads elsewhere.
+//! in the directory that leads elsewhere.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -26,10 +26,11 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens the directory at a path that the caller has chosen; `None` if it does not exist.
+    /// Opens the directory at a path that the caller has chosen; `None` if the directory does not
+    /// exist.
     ///
     /// # Errors
-    /// If it is not on bpffs, or cannot be opened.
+    /// If the directory is not on bpffs, or cannot be opened.
     pub fn open(path: &Path) -> Result<Option<Self>, DatapathError> {
         let fd = match rustix::fs::open(path, FLAGS, Mode::empty()) {
             Ok(fd) => fd,
@@ -47,10 +48,10 @@ impl Directory {
         Ok(Some(Self { path: path.to_owned(), fd }))
     }
 
-    /// Opens the subdirectory with this name; `None` if it does not exist.
+    /// Opens the subdirectory with this name; `None` if the subdirectory does not exist.
     ///
     /// # Errors
-    /// If it is not a directory, or cannot be opened.
+    /// If the object with this name is not a directory, or cannot be opened.
     pub fn within(&self, name: &str) -> Result<Option<Self>, DatapathError> {
         let path = self.path.join(name);
         match rustix::fs::openat2(&self.fd, name, FLAGS, Mode::empty(), BELOW) {
@@ -76,7 +77,7 @@ impl Directory {
     /// The names in the directory, sorted.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the directory cannot be read.
     pub fn names(&self) -> Result<Vec<String>, DatapathError> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.fd).map_err(|error| fail(&self.path, error))? {
@@ -91,12 +92,12 @@ impl Directory {
 
     /// Detaches a link and removes its pin. A missing pin is not an error.
     ///
-    /// It detaches the link before it removes the pin. If only the pin were removed, the kernel
-    /// would detach the link some milliseconds later, in the background: until then connects would
-    /// still be balanced, and links would be detached in any order.
+    /// The function detaches the link before it removes the pin. If only the pin were removed, the
+    /// kernel would detach the link some milliseconds later, in the background: until then connects
+    /// would still be balanced, and links would be detached in any order.
     ///
     /// # Errors
-    /// If it is not a pin, or cannot be removed.
+    /// If the object with this name is not a pin, or cannot be removed.
     pub fn detach(&self, name: &str) -> Result<(), DatapathError> {
         let Some(pin) = self.pin(name)? else { return Ok(()) };
         // The pin is opened through its descriptor, because the name may refer to another object by
@@ -111,20 +112,20 @@ impl Directory {
     /// Removes a pin. A missing pin is not an error.
     ///
     /// # Errors
-    /// If it is not a pin, or cannot be removed.
+    /// If the object with this name is not a pin, or cannot be removed.
     pub fn unlink(&self, name: &str) -> Result<(), DatapathError> {
         if self.pin(name)?.is_some() { self.remove(name, AtFlags::empty()) } else { Ok(()) }
     }
 
-    /// Removes an empty subdirectory. A missing one is not an error.
+    /// Removes an empty subdirectory. A missing subdirectory is not an error.
     ///
     /// # Errors
-    /// If it is not empty, or cannot be removed.
+    /// If the subdirectory is not empty, or cannot be removed.
     pub fn remove_directory(&self, name: &str) -> Result<(), DatapathError> {
         self.remove(name, AtFlags::REMOVEDIR)
     }
 
-    /// Opens the pin with this name, without following a symbolic link; `None` if it does not
+    /// Opens the pin with this name, without following a symbolic link; `None` if the pin does not
     /// exist.
     fn pin(&self, name: &str) -> Result<Option<OwnedFd>, DatapathError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -154,8 +155,8 @@ impl From<Directory> for File {
     }
 }
 
-/// Whether the object at a path, which may itself be a symbolic link, is on bpffs. Also true if
-/// that cannot be determined, because the link must not be followed in that case.
+/// Whether the object at a path, which may itself be a symbolic link, is on bpffs. If this cannot
+/// be determined, the result is `true`, so that the link is not followed.
 fn may_be_on_bpffs(path: &Path) -> bool {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty()).map_or(true, |link| sys::is_bpffs(&link))

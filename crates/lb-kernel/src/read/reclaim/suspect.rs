@@ -44,7 +44,8 @@ pub enum InUse {
 pub struct Suspect<T = Instant> {
     /// Distinguishes the suspected flow from a later flow of the same socket.
     pub version: Version,
-    /// Since when no list has contained the socket and no process has been known to have it open.
+    /// Since when no list has contained the socket and no process has been known to have the socket
+    /// open.
     pub missed_since: Option<T>,
     /// Since when no process has had the socket open.
     pub unused_since: Option<T>,
@@ -55,8 +56,8 @@ pub struct Suspect<T = Instant> {
 pub enum Verdict {
     /// The flow has ended.
     Gone,
-    /// The flow may have ended. If a pass at least an interval later observes the same, it has
-    /// ended.
+    /// The flow may have ended. If a pass at least an interval later has the same result, the flow
+    /// has ended.
     Suspected,
     /// The flow remains: the socket is open in a process, and not connected.
     Open,
@@ -138,7 +139,7 @@ mod tests {
         );
         assert_eq!(verdicts([(true, false, Yes), (true, false, Yes)]), [Open, Open]);
         // A failed query proves nothing. If the kernel never reports open sockets, a list is
-        // enough.
+        // sufficient.
         assert_eq!(
             verdicts([(true, false, No), (true, false, NotNow), (true, false, No)]),
             [Suspected, Suspected, Gone]
