@@ -91,8 +91,8 @@ pub struct Drawing {
     bounds: Area,
 }
 
-/// Formats a number for a figure. It is rounded to a tenth of a unit, which is finer than any
-/// screen can show.
+/// Formats a number for a figure. The number is rounded to a tenth of a unit, which is finer than
+/// any screen can show.
 fn number(value: f64) -> String {
     let tenths = (value * 10.0).round() / 10.0;
     // Adding 0 avoids "-0".
