@@ -92,8 +92,8 @@ impl Consul {
         Queried { finding, again }
     }
 
-    /// After a failure, the server must answer the next query at once: a query that waits for a
-    /// change could leave the list unconfirmed for another minute.
+    /// After a failure, the server must answer the next query at once: if the query waited for a
+    /// change, the list could remain unconfirmed for another minute.
     fn failed(&mut self, failure: Failure) -> Queried {
         self.index = 0;
         failure.into()
@@ -173,8 +173,8 @@ fn says_the_same(last: Option<&Finding>, new: &Finding) -> bool {
     }
 }
 
-/// The rights that a token needs, as text for a message. Without `node:read`, Consul leaves all
-/// instances out.
+/// The rights that a token needs, as text for a message. Without `node:read`, Consul omits all
+/// instances.
 fn rights(service: &str) -> String {
     format!(
         "the token needs service:read for {} and node:read for the nodes of the service's instances",

@@ -29,7 +29,7 @@ const MIN_TTL: Duration = Duration::from_secs(30);
 const MAX_TTL: Duration = Duration::from_mins(5);
 
 /// A query that is due within this time is sent together with a query that is due now, so that both
-/// need only one connection.
+/// queries need only one connection.
 const TOGETHER: Duration = Duration::from_secs(3);
 
 /// The maximum number of names that are queried: the names of lists, the names that an earlier run
@@ -211,9 +211,9 @@ impl Schedule {
     }
 }
 
-/// The time until the next question for a name. It includes [`TOGETHER`], because the question may
-/// start that much earlier, and a random part, so that the questions of many hosts spread out.
-/// `draw` is a random number in 0..1.
+/// The time until the next question for a name. This time includes [`TOGETHER`], because the
+/// question may start earlier by this time, and a random part, so that the questions of many hosts
+/// spread out. `draw` is a random number in 0..1.
 fn later(ttl: Duration, draw: f64) -> Duration {
     ttl.mul_f64(1.0 + SPREAD * draw) + TOGETHER
 }

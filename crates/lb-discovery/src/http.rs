@@ -119,7 +119,7 @@ impl Get<'_> {
 
 type Connection<S> = http1::Connection<TokioIo<LimitedStream<S>>, Empty<Bytes>>;
 
-/// An answer. Its body may not have arrived yet.
+/// An answer. The body of the answer may not have arrived yet.
 pub struct HttpResponse<S: AsyncRead + AsyncWrite + Unpin> {
     pub status: StatusCode,
     pub headers: HeaderMap,

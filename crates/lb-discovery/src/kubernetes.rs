@@ -53,8 +53,8 @@ const LIST: Duration = Duration::from_secs(30);
 /// time. An API server that restarts reports 410 to many of them at once.
 const SPREAD: Duration = Duration::from_secs(10);
 
-/// The time after which the server ends a watch. It varies by [`WATCH_SPREAD`], so that watches
-/// that began at the same time do not end at the same time.
+/// The time after which the server ends a watch. This time varies by [`WATCH_SPREAD`], so that
+/// watches that began at the same time do not end at the same time.
 const WATCH: Duration = Duration::from_secs(300);
 const WATCH_SPREAD: f64 = 0.1;
 

@@ -61,7 +61,7 @@ impl Listed {
     }
 }
 
-/// Renders a checked list. Indexes that are hashes of the addresses are left out, so that parsing
+/// Renders a checked list. Indexes that are hashes of the addresses are omitted, so that parsing
 /// the text results in an equal list.
 pub fn render_list(list: &EndpointList) -> Arc<[u8]> {
     let listed = |endpoint: &Endpoint| {
@@ -75,7 +75,7 @@ pub fn render_list(list: &EndpointList) -> Arc<[u8]> {
 }
 
 /// Renders a list in the format `file_sd`. The keys are addresses, or [`ListedAddress`]s. Values
-/// that are the defaults of endpoint files are left out.
+/// that are the defaults of endpoint files are omitted.
 pub fn render<T: Display>(endpoints: &BTreeMap<T, Listed>) -> Arc<[u8]> {
     let groups: Vec<Value> = endpoints.iter().map(|(target, listed)| group(target, listed)).collect();
     let mut text = serde_json::to_vec_pretty(&groups).expect("maps with text as keys can be written");

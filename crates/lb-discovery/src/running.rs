@@ -22,7 +22,7 @@ pub const SPREAD: f64 = 0.1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoveryRequest {
     /// The list of the service's endpoints. `is_ipv6`: whether the service has an IPv6 address.
-    /// Endpoints of the other address family are left out.
+    /// Endpoints of the other address family are omitted.
     List { origin: Origin, is_ipv6: bool },
     /// The address of the service. The text of the finding is an address, not a list.
     Address(ClusterIpOrigin),
@@ -103,7 +103,7 @@ pub struct ProviderContext {
     pub dns: dns::Resolvers,
 }
 
-/// A provider that is running. It stops when this is dropped.
+/// A provider that is running. The provider stops when this value is dropped.
 pub struct Running {
     pub wanted: DiscoveryRequest,
     pub latest: watch::Receiver<Latest>,
@@ -124,7 +124,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts a provider on the current Tokio runtime. It notifies `news` after each result.
+/// Starts a provider on the current Tokio runtime. The provider notifies `news` after each result.
 pub fn spawn(wanted: DiscoveryRequest, shared: &Arc<ProviderContext>, news: Arc<Notify>) -> Running {
     let (publish, latest) = watch::channel(Latest::default());
     let refresh = Arc::new(Notify::new());
@@ -280,7 +280,7 @@ mod tests {
     }
 
     /// A server that answers the first question of a host at once. Further questions wait until the
-    /// server goes down, because there is no change. All questions fail while the server is down.
+    /// server stops, because there is no change. All questions fail while the server is down.
     pub struct Restarting {
         down: std::ops::Range<Virtual>,
         /// The times at which hosts sent questions.
@@ -338,7 +338,7 @@ mod tests {
             latest.wait_for(is_recovered).await.unwrap();
         }
         let recovered = end.elapsed();
-        // This also counts questions soon after the recovery.
+        // The questions of the first seconds after the recovery are counted, too.
         sleep(Duration::from_secs(5)).await;
         hosts.iter().for_each(|(_, task)| task.abort());
         let questions = server.questions.lock().unwrap();

@@ -172,7 +172,8 @@ fn not_after(certificate: &[u8]) -> der::Result<SystemTime> {
     let mut outside = SliceReader::new(certificate)?;
     let mut certificate = inside(&mut outside)?;
     let mut to_be_signed = inside(&mut certificate)?;
-    // The version is optional. It is the only one of these fields with a context-specific tag.
+    // The version is optional. The version is the only one of these fields with a context-specific
+    // tag.
     if Tag::peek(&to_be_signed)?.is_context_specific() {
         AnyRef::decode(&mut to_be_signed)?;
     }

@@ -156,7 +156,7 @@ async fn run(
     options: &[&str],
 ) -> Child {
     let mut command = Command::new(program);
-    // This mode stores the data in memory, and elects a leader within milliseconds.
+    // The option `-dev` stores the data in memory, and elects a leader within milliseconds.
     command.args(["agent", "-dev", "-node", "n1", "-log-level", "info"]);
     command.args(["-dns-port=-1", "-grpc-port=-1", "-serf-wan-port=-1"]);
     command.args([format!("-bind={ip}"), format!("-client={ip}"), format!("-http-port={http}")]);
@@ -350,7 +350,7 @@ async fn a_token_needs_the_right_to_read_services_and_nodes() {
     assert!(matches!(refused.finding, Some(Finding::Failed(Failure::Refused(_)))), "{refused:?}");
     std::fs::write(&file, &tokens[1]).unwrap();
     wait_for_list(&mut users, &one).await;
-    // Consul leaves out data that a token may not read.
+    // Consul omits data that a token may not read.
     std::fs::write(&file, &tokens[0]).unwrap();
     for running in [agent.provider("users", None, None), agent.provider("users", None, Some(file))] {
         let mut running = running;

@@ -45,7 +45,8 @@ fn ports() -> impl Iterator<Item = u16> {
     std::iter::repeat_with(move || 10_000 + u16::try_from(next() % 20_000).expect("below 20,000"))
 }
 
-/// A running server. It is killed when this is dropped, or when this process is killed.
+/// A running server. The server is killed when this value is dropped, or when this process is
+/// killed.
 struct Named {
     folder: TempDir,
     address: SocketAddr,

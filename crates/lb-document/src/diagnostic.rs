@@ -39,7 +39,8 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// The faults for a terminal. Each takes several lines, with the source line and a caret.
+    /// The faults for a terminal. The text of each fault has several lines, including the source
+    /// line and a caret.
     pub fn terminal(&self, colour: bool) -> impl Display {
         fmt::from_fn(move |f| {
             for fault in &self.list {
@@ -114,8 +115,8 @@ struct Excerpt {
     width: usize,
 }
 
-/// The number of bytes of a line that are shown before and after the start of a fault. They are
-/// limited because a JSON file may be a single line.
+/// The number of bytes of a line that are shown before and after the start of a fault. These
+/// numbers are limited because a JSON file may be a single line.
 const EXCERPT_BYTES: Range<usize> = 60..100;
 
 impl Excerpt {

@@ -64,11 +64,11 @@ impl FakePinnedClient {
 pub(crate) struct FakeLink {
     /// The number of the load operation that loaded the programs.
     program: u64,
-    /// Whether the programs choose backends for new flows. If not, they only process flows that are
-    /// open.
+    /// Whether the programs choose backends for new flows. Otherwise, the programs only process
+    /// flows that are open.
     pub begins: bool,
-    /// The number of the link in the order in which all links were created. It does not change if
-    /// the programs of the link are replaced.
+    /// The number of the link in the order in which all links were created. The number does not
+    /// change if the programs of the link are replaced.
     pub attached: u64,
 }
 

@@ -28,11 +28,11 @@ use crate::maps::ClientMaps;
 /// The result of a connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connect {
-    /// The connect goes to the dialled address.
+    /// The programs do not change the dialled address.
     Unchanged,
     /// The connect fails with this errno.
     Refused(u16),
-    /// The connect goes to a backend.
+    /// The programs replace the dialled address with that of a backend.
     Sent(FakeFlow),
 }
 

@@ -2,8 +2,9 @@
 //! terminal expects.
 //!
 //! If standard error is a connection to the journal of a service manager, the manager has set
-//! `JOURNAL_STREAM` (systemd.exec(5)). The journal adds the time to each line. It reads a priority
-//! from `<N>` at the beginning of a line (sd-daemon(3)), so that `journalctl -p warning` works.
+//! `JOURNAL_STREAM` (systemd.exec(5)). The journal adds the time to each line. The journal reads a
+//! priority from `<N>` at the beginning of a line (sd-daemon(3)), so that `journalctl -p warning`
+//! works.
 
 use std::fmt;
 use std::io;

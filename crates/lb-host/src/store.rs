@@ -122,7 +122,7 @@ impl StateDirectory {
         let new = PathBuf::from(new);
         let written = write_new(&new, parts, self.is_public).and_then(|()| fs::rename(&new, &path));
         if let Err(error) = written {
-            // A partly written file would take space on a disk that may be full.
+            // A partly written file would occupy space on a disk that may be full.
             let _ = fs::remove_file(&new);
             return Err(fail(error));
         }
@@ -272,7 +272,7 @@ mod tests {
             set_mode(&store.path(path), good);
         }
         assert_eq!(store.read("load/factors", 9).unwrap().as_deref(), Some(&b"ours"[..]));
-        // Only root can give files to another user, so this part of the test needs root.
+        // Only root can change the owner of a file, so this part of the test needs root.
         if rustix::process::geteuid().is_root() {
             for path in ["load", "load/factors"] {
                 std::os::unix::fs::chown(store.path(path), Some(65_534), None).unwrap();

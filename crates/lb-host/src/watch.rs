@@ -65,7 +65,8 @@ impl Watch {
     /// Starts the thread that reads changes. No directory is watched yet.
     ///
     /// # Errors
-    /// If the kernel has no inotify instance left for this user, or the thread cannot be started.
+    /// If this user already has the maximum number of inotify instances, or the thread cannot be
+    /// started.
     pub fn new() -> io::Result<Self> {
         let watcher =
             Watcher { inotify: Arc::new(inotify::init(CreateFlags::CLOEXEC)?), watched: Arc::default() };
@@ -100,7 +101,7 @@ impl Watcher {
     /// blocks.
     ///
     /// # Errors
-    /// If the directory does not exist or no watch is left.
+    /// If the directory does not exist, or this user already has the maximum number of watches.
     pub fn add(&self, directory: &Path) -> io::Result<()> {
         let metadata = fs::metadata(directory)?;
         let identity = (metadata.dev(), metadata.ino());
@@ -119,7 +120,7 @@ impl Watcher {
     /// because a directory nearer to `path` may then exist.
     ///
     /// # Errors
-    /// If no watch is left.
+    /// If this user already has the maximum number of watches.
     pub fn add_nearest(&self, path: &Path) -> io::Result<Option<PathBuf>> {
         match path.ancestors().skip(1).find(|ancestor| ancestor.is_dir()) {
             Some(above) => self.add(above).map(|()| Some(above.to_owned())),

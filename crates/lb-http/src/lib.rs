@@ -131,8 +131,8 @@ struct OpenConnections {
 }
 
 impl OpenConnections {
-    /// Whether one more connection can be accepted, if necessary in the place of another. A
-    /// replacement exceeds the limit by one connection until the aborted task has ended.
+    /// Whether one more connection can be accepted. At the limit, the new connection replaces an
+    /// idle one, and the limit is exceeded by one connection until the aborted task has ended.
     fn has_room(&self) -> bool {
         self.tasks.len() < self.limit || (self.tasks.len() == self.limit && self.idlest().is_some())
     }

@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite, Join, ReadBuf, ReadHalf, WriteHalf, join,
 pub type LimitedStream<S> = Join<Limited<ReadHalf<S>>, WriteHalf<S>>;
 
 /// Makes a stream fail with [`io::ErrorKind::FileTooLarge`] when more than `left` bytes have been
-/// read. This bounds every part of an answer: heads, informational answers, the framing of a body,
-/// trailers.
+/// read. The limit applies to every part of an answer: heads, informational answers, the framing of
+/// a body, trailers.
 pub fn limited<S: AsyncRead + AsyncWrite>(stream: S, left: usize) -> LimitedStream<S> {
     let (stream, writer) = split(stream);
     join(Limited { stream, left }, writer)

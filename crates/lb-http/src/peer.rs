@@ -93,7 +93,7 @@ pub fn group_number(name: &str) -> io::Result<Option<u32>> {
         return Ok(Some(number));
     }
     let Ok(name) = CString::new(name) else { return Ok(None) };
-    // The buffer must also have room for all members of the group.
+    // The buffer must also be large enough for all members of the group.
     const LONGEST: usize = 16 << 20;
     let mut buffer: Vec<libc::c_char> = vec![0; 16 << 10];
     loop {

@@ -36,7 +36,7 @@ impl Paint {
     pub const INK: Self = Self::new("ink", [0x1b_22_28, 0xe6_ea_ed]);
     /// For titles of axes, ticks and notes.
     pub const QUIET: Self = Self::new("quiet", [0x55_60_6a, 0xa2_ad_b6]);
-    /// For the lines of the grid, which carry no information.
+    /// For the lines of the grid, which contain no information.
     pub const RULE: Self = Self::new("rule", [0xdd_e2_e6, 0x2d_34_3b]);
     /// The paints that every figure has in addition to the paints of its own.
     pub const COMMON: [Self; 4] = [Self::PAPER, Self::INK, Self::QUIET, Self::RULE];
@@ -54,8 +54,8 @@ pub const FONTS: &str =
 /// distinguished.
 pub const SHADES: [f64; 5] = [0.25, 0.42, 0.60, 0.80, 1.0];
 
-/// The style of figures that use the [`Paint::COMMON`] paints and these paints. It is the same
-/// inside a page and in separate files.
+/// The style of figures that use the [`Paint::COMMON`] paints and these paints. The style is the
+/// same inside a page and in separate files.
 pub fn style(own: &[Paint]) -> String {
     let mut css = format!(
         ".fig{{font-family:{FONTS}}}\

@@ -141,8 +141,8 @@ impl<R: Deref<Target = Resolver>> ConnectionGuard<R> {
 impl<R: Deref<Target = Resolver>> Drop for ConnectionGuard<R> {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // If the lock is taken, a new question has begun; the `ConnectionGuard` of that
-            // question closes the connection.
+            // If another task holds the lock, a new question has begun; the `ConnectionGuard` of
+            // that question closes the connection.
             if let Ok(mut link) = self.0.link.try_lock() {
                 *link = None;
             }

@@ -29,11 +29,12 @@ pub const MAX_SLICE_BYTES: usize = 4 << 20;
 
 const MAX_ENDPOINTS: usize = MAX_BACKENDS as usize;
 
-/// The largest number of objects. It suffices even if each slice contains only one endpoint.
+/// The largest number of objects. This number suffices even if each slice contains only one
+/// endpoint.
 const MAX_SLICES: usize = MAX_ENDPOINTS;
 
 /// The largest size of a resource version, and of a token for the next page, in bytes. The provider
-/// sends both back in the URL of a request.
+/// sends both values in the URL of later requests.
 const MAX_VERSION: usize = 256;
 const MAX_TOKEN: usize = 4 << 10;
 
@@ -220,8 +221,8 @@ impl Objects {
     ///
     /// # Errors
     /// If the line is not an event about objects of this service, or reports an error other than
-    /// 410 (Gone), or exceeds a limit. The objects are then unchanged. They must be listed again,
-    /// because they lack the change of this event.
+    /// 410 (Gone), or exceeds a limit. The retained objects are then unchanged. The objects must be
+    /// listed again, because the change of this event was not applied.
     pub fn apply(&mut self, line: &[u8]) -> Result<WatchOutcome, Failure> {
         let WatchEvent { r#type, object } = read("a line of the watch", utf8("a line of the watch", line)?)?;
         let text = object.get();

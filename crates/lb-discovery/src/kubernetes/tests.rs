@@ -42,7 +42,7 @@ enum Step {
     Pause(Duration),
     /// Sends these bytes again and again, without end.
     Flood(Vec<u8>),
-    /// Sends nothing more, and leaves the connection open.
+    /// Sends nothing more, and does not close the connection.
     Hang,
 }
 
@@ -106,7 +106,7 @@ fn list_one() -> Script {
     list_of(&[slice("a", 10, &["10.0.0.1".to_owned()])])
 }
 
-/// The test server. It accepts connections until it is dropped.
+/// The test server. The server accepts connections until this value is dropped.
 struct Server {
     scripts: Mutex<VecDeque<Script>>,
     requests: Mutex<Vec<String>>,

@@ -25,7 +25,7 @@ enum Then {
     Last(Reply),
     /// Answers with another id. Over UDP, an answer with the right id follows.
     Forged(Reply),
-    /// Sends these bytes, and leaves the connection open.
+    /// Sends these bytes, and does not close the connection.
     Bytes(Vec<u8>),
     Close,
     Nothing,
@@ -49,7 +49,7 @@ struct Seen {
 
 type Script = Arc<dyn Fn(&Seen) -> Then + Send + Sync>;
 
-/// A server. Its tasks end when it is dropped.
+/// A server. The server's tasks end when this value is dropped.
 struct Server {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
