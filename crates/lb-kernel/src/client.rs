@@ -113,8 +113,8 @@ impl Datapath {
     }
 
     /// Changes the contents of the maps to those of `plan`. Returns whether all steps are done. If
-    /// there is no room for a new table, that table must wait for [`Datapath::readers_are_gone`],
-    /// while all other steps are carried out.
+    /// the schedule map has no free region for a new table, that table must wait for
+    /// [`Datapath::readers_are_gone`], while all other steps are carried out.
     ///
     /// # Errors
     /// If the kernel refuses a step. The steps before it remain done, and the next call repeats the
@@ -188,8 +188,9 @@ impl Datapath {
     }
 
     /// Switches a service to another table with the same backends. The result is the same as that
-    /// of [`Datapath::apply`] with a plan that differs only in this table. Returns `false` if there
-    /// is no room for the table until readers are gone, or if there is no such service.
+    /// of [`Datapath::apply`] with a plan that differs only in this table. Returns `false` if the
+    /// schedule map has no free region for the table until the readers of replaced tables are gone,
+    /// or if there is no such service.
     ///
     /// # Panics
     /// If the table contains a slot that does not belong to the service.
@@ -281,9 +282,9 @@ impl Datapath {
         std::mem::take(&mut self.returned)
     }
 
-    /// The slots among `slots` that the tables and fallbacks in the maps still contain. While there
-    /// is no room for a service's next table, its current table may contain slots that the wanted
-    /// plan no longer contains.
+    /// The slots among `slots` that the tables and fallbacks in the maps still contain. While the
+    /// schedule map has no free region for a service's next table, its current table may contain
+    /// slots that the wanted plan no longer contains.
     pub fn named(&self, slots: &BTreeSet<Slot>) -> BTreeSet<Slot> {
         let mut named = BTreeSet::new();
         if slots.is_empty() {

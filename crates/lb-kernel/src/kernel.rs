@@ -22,7 +22,7 @@ pub trait Kernel: Send + Sync {
     /// The mount point of cgroup2.
     ///
     /// # Errors
-    /// If it cannot be found.
+    /// If the mount point cannot be found.
     fn mount(&self) -> Result<PathBuf, DatapathError>;
 
     /// The cgroup at a full path.
@@ -55,14 +55,15 @@ pub trait Kernel: Send + Sync {
     /// If another process holds the lock, or it cannot be acquired.
     fn lock(&self, pins: &Pins) -> Result<Option<Lock>, DatapathError>;
 
-    /// Whether a client was retired: no new flow begins, but the programs track its open flows
-    /// until they end.
+    /// Whether a client was retired. No new flow of a retired client begins, but the programs track
+    /// its open flows until the flows end.
     ///
     /// # Errors
     /// If the pins cannot be read.
     fn is_retired(&self, pins: &Pins) -> Result<bool, DatapathError>;
 
-    /// Retires a client: no new flow begins, but the programs track its open flows until they end.
+    /// Retires a client: no new flow of the client begins, but the programs track its open flows
+    /// until the flows end.
     ///
     /// # Errors
     /// If a link cannot be removed.

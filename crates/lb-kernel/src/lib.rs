@@ -3,8 +3,8 @@
 //! This crate carries out plans and reports counts; it makes no decisions. No other crate of the
 //! program uses aya or bpf(2).
 //!
-//! Four modules form layers. Each may use the modules after it in this list, but not those before
-//! it:
+//! Four modules form layers. A module may use the modules after it in this list, and must not use
+//! the modules before it:
 //!
 //! - `read`: observations of clients ([`Snapshot`], [`FlowSnapshot`], [`flows`](flows()),
 //!   [`reclaim`](reclaim()), [`close`](close()), [`ClientNamespace`],

@@ -87,10 +87,10 @@ fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
 }
 
 /// Calls `act` while this thread's signals are blocked; the kernel delivers them afterwards. The
-/// verifier gives up with EAGAIN as soon as a signal is pending, so a signal to reload or to stop
+/// verifier fails with EAGAIN as soon as a signal is pending, so a signal to reload or to stop
 /// would make a start fail.
 pub fn without_signals<T>(act: impl FnOnce() -> T) -> T {
-    /// Restores the mask of signals when it is dropped, even if `act` panics.
+    /// Restores the mask of signals when this value is dropped, even if `act` panics.
     struct SignalMask(libc::sigset_t);
     impl Drop for SignalMask {
         fn drop(&mut self) {

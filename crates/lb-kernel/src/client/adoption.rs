@@ -3,11 +3,13 @@
 //!
 //! This requires no record outside the kernel. The constants of a client's programs are in one
 //! frozen map (`.rodata`), to which every program refers. The map contains all constants and ends
-//! with a mark, which contains a hash of the object. A start reuses the attached programs if two
-//! conditions hold: the map contains exactly the constants that this start would load, and every
-//! hook has a program that refers only to this map and to pinned maps. In every other case, and
-//! after any error, the start loads programs. Without CAP_SYS_ADMIN, a start always loads programs,
-//! because the kernel then does not permit this process to open a program by its id.
+//! with a mark, which contains a hash of the object.
+//!
+//! A start reuses the attached programs if two conditions hold: the map contains exactly the
+//! constants that this start would load, and every hook has a program that refers only to this map
+//! and to pinned maps. In every other case, and after any error, the start loads programs. Without
+//! CAP_SYS_ADMIN, a start always loads programs, because the kernel then does not permit this
+//! process to open a program by its id.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -71,8 +73,8 @@ impl Attached {
     }
 
     /// The time parameters with which the start should load programs: those of the attached
-    /// programs if these differ from `measured` by no more than the error of a measurement, else
-    /// `measured`.
+    /// programs if these differ from `measured` by no more than the error of a measurement;
+    /// otherwise `measured`.
     pub fn jiffies(&self, measured: Jiffies) -> Jiffies {
         let tail = self.constants.len().checked_sub(size_of::<Mark>());
         let mark: Option<Mark> =

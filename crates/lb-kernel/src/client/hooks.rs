@@ -30,8 +30,8 @@ const fn hook(
 /// The hook that tracks connections.
 pub const FOLLOWS: &str = "tcp_events";
 
-/// All hooks, in the order of attachment: a flow may begin only after the programs that see its end
-/// and translate its answers are attached.
+/// All hooks, in the order of attachment: a flow may begin only after the programs that process its
+/// end and translate its answers are attached.
 pub static HOOKS: [Hook; 10] = [
     hook("sock_release", "socklb_release", "socklb_release_5_10", AttachType::SockRelease),
     hook(FOLLOWS, "socklb_tcp", "socklb_tcp_5_10", AttachType::SockOps),

@@ -60,7 +60,7 @@ pub trait ClientKernel: Send + Sync {
     /// The mount point of cgroup2.
     ///
     /// # Errors
-    /// If it cannot be found.
+    /// If the mount point cannot be found.
     fn mount(&self) -> Result<PathBuf, DatapathError>;
 
     /// The cgroup at a full path.
@@ -74,7 +74,7 @@ pub trait ClientKernel: Send + Sync {
     fn is_cgroup(&self, path: &Path, id: u64) -> bool;
 
     /// Attaches the programs to the cgroup, in place of older programs of this client. The programs
-    /// at links to cgroups that the client has left are also replaced.
+    /// at links to earlier cgroups of the client are also replaced.
     ///
     /// # Errors
     /// If the kernel refuses; older programs remain attached.
@@ -100,8 +100,8 @@ pub trait ClientKernel: Send + Sync {
     /// If the links cannot be read.
     fn begins_at(&self) -> Result<Vec<u64>, DatapathError>;
 
-    /// Detaches the programs that begin flows. Leaves only this cgroup unchanged. In all other
-    /// cgroups, the remaining programs track the open flows until they end.
+    /// Detaches the programs that begin flows from all cgroups except this one. In those cgroups,
+    /// the remaining programs track the open flows until they end.
     ///
     /// # Errors
     /// If a link cannot be removed.

@@ -156,7 +156,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatapathError> {
     std::fs::rename(from, to).map_err(|source| DatapathError::Pin { path: to.to_owned(), source })
 }
 
-/// Whether every program is attached to a cgroup and no link is left that only another kind of
+/// Whether every program is attached to a cgroup and there is no link that only another kind of
 /// accounting needs, so that [`attach`] has nothing to do. The result is false if an error has
 /// interrupted an attachment.
 ///
@@ -185,8 +185,8 @@ pub fn old_links(pins: &Pins, cgroup: u64) -> Result<Vec<String>, DatapathError>
     Ok(links)
 }
 
-/// Removes the links at which flows begin. Leaves only the links of this cgroup unchanged. The
-/// programs at the remaining links track open flows until they end.
+/// Removes the links at which flows begin, except the links of this cgroup. The programs at the
+/// remaining links track open flows until they end.
 ///
 /// # Errors
 /// If a link cannot be removed.

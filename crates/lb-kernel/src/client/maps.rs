@@ -27,7 +27,7 @@ pub fn open_flows(pins: &Pins) -> Result<u64, DatapathError> {
     let fail = |error| DatapathError::Map { path: path.clone(), operation: "mmap", source: error };
     let fd = sys::open_pin(&path).map_err(fail)?;
     let info = sys::map_info(fd.as_fd()).map_err(fail)?;
-    // Kernel fact: elements of an array lie at multiples of eight bytes.
+    // Kernel fact: the positions of an array's elements are multiples of eight bytes.
     let words = info.value_size.div_ceil(8) as usize;
     let values = Mapped::<u64>::map(&fd, info.max_entries as usize * words * 8, false).map_err(fail)?;
     let slots = 0..info.max_entries as usize;

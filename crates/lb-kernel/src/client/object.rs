@@ -27,7 +27,7 @@ use crate::sys::{cpus::possible_cpus, jiffies::Jiffies};
 /// The options that determine how a client's programs are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// What the programs record about flows.
+    /// The kind of accounting, which determines the data that programs record about flows.
     pub accounting: Accounting,
     /// Whether any service may scan its backends. The verifier needs many times longer for the
     /// scans than for everything else.
@@ -114,8 +114,8 @@ pub fn check_pins(pins: &Pins, limits: &Limits) -> Result<(), DatapathError> {
             });
         }
     }
-    // If the first start was interrupted, some maps may be missing. That is no error while there
-    // are no links, because links are created after all maps.
+    // If the first start was interrupted, some maps may be missing. Missing maps are not an error
+    // while there are no links, because links are created after all maps.
     let missing = shapes.keys().find(|name| !maps.contains(name));
     match missing {
         Some(name) if !links.is_empty() => {
@@ -150,8 +150,8 @@ pub fn load(
     load_with(Some(pins), limits, features, purpose)
 }
 
-/// Loads the programs with new small maps and closes them, to find out whether the verifier accepts
-/// them for this process.
+/// Loads the programs with new small maps, to determine whether the verifier accepts the programs
+/// for this process. The programs and maps are closed again.
 ///
 /// # Errors
 /// If the kernel refuses, usually because of a missing privilege.
@@ -160,8 +160,8 @@ pub fn try_load(features: Features) -> Result<(), DatapathError> {
     load_with(None, &SMALLEST, features, purpose).map(drop)
 }
 
-/// Whether this process lacks a privilege to create maps and load programs. The function tries
-/// both.
+/// Whether this process lacks a privilege to create maps and load programs. The function attempts
+/// to create small maps and to load the programs.
 pub fn lacks_privilege() -> bool {
     privileges::probe().and_then(try_load).is_err_and(|error| error.is_permission())
 }

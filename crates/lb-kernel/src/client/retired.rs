@@ -2,8 +2,8 @@
 //! the backends return.
 //!
 //! A slot is freed when nothing refers to it, and its next backend has other counts. A backend that
-//! returns may get any slot. Its counts continue from the counts that are stored here, so that they
-//! never decrease.
+//! returns may get any slot. The backend's counts continue from the counts that are stored here, so
+//! that its counts never decrease.
 
 use std::io;
 use std::net::SocketAddr;

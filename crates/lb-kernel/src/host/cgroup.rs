@@ -51,7 +51,7 @@ fn open(path: &Path) -> Result<(Cgroup, File), DatapathError> {
         }
         Err(error) => return Err(fail(error)),
     };
-    // A symbolic link can lead out of the mount even if the text of the path does not.
+    // Because of a symbolic link, the path can lead out of the mount even if its text does not.
     if !is_cgroup2(&directory) {
         return Err(DatapathError::OutsideCgroup2(path.to_owned()));
     }

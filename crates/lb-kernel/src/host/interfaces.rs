@@ -127,10 +127,10 @@ impl Changes {
     }
 
     /// Discards all pending notifications of changes, and the error with which the kernel reports
-    /// that notifications were lost because the socket had no room.
+    /// that notifications were lost because the socket's buffer was full.
     pub fn forget(&self) {
         let mut buffer = [0; 1];
-        // Bound: as many messages as a socket holds.
+        // Bound: more messages than the buffer of a socket usually contains.
         for _ in 0..4_096 {
             match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
                 Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
@@ -147,7 +147,7 @@ impl AsFd for Changes {
 }
 
 fn socket(groups: u32) -> io::Result<OwnedFd> {
-    // No protocol number means NETLINK_ROUTE.
+    // `None` is protocol number 0, which is NETLINK_ROUTE.
     let socket =
         rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     rustix::net::bind(&socket, &netlink::SocketAddrNetlink::new(0, groups))?;
@@ -164,8 +164,8 @@ fn dump(
     request: RouteNetlinkMessage,
     mut each: impl FnMut(RouteNetlinkMessage),
 ) -> io::Result<()> {
-    /// Room for a message: the kernel sends one or two pages at a time, and more if objects have
-    /// many attributes.
+    /// The size of the buffer for a message: the kernel sends one or two pages at a time, and more
+    /// if objects have many attributes.
     const BUFFER: usize = 64 << 10;
     let mut header = NetlinkHeader::default();
     header.flags = NLM_F_REQUEST | NLM_F_DUMP;

@@ -4,9 +4,9 @@
 //! addresses at which the program receives reports, and the counts of its results.
 //!
 //! The maps are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and
-//! outlive daemons and versions of the clients' ABI. The first process that opens them creates
-//! them, and the programs of clients use them. They are removed with the last client. The receivers
-//! of reports determine the content of the maps.
+//! outlive daemons and versions of the clients' ABI. The first process that opens the maps creates
+//! them, and the programs of clients use them. The maps are removed with the last client. The
+//! receivers of reports determine the content of the maps.
 
 use std::fs::{self, File};
 use std::io;
@@ -187,7 +187,8 @@ impl HostMaps {
     }
 
     /// Makes programs process the datagrams to the daemon's port at these addresses, and at no
-    /// others. Returns the number of addresses at the end of the list for which there is no room.
+    /// others. Returns the number of addresses at the end of the list for which the map is too
+    /// small.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -326,7 +327,8 @@ fn remove(pins: &Path) -> Result<(), DatapathError> {
         if !host.lock()? || !Pins::all_versions(pins)?.is_empty() {
             return Ok(());
         }
-        // Links are removed first, because packets go through their programs while they exist.
+        // Links are removed first, because the programs of existing links use these maps to process
+        // packets.
         let (links, maps): (Vec<_>, Vec<_>) = host.names()?.into_iter().partition(|pin| is_link(pin));
         for link in links {
             host.detach(&link)?;

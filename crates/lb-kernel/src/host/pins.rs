@@ -23,7 +23,7 @@ pub use removal::Directory;
 use crate::error::DatapathError;
 use crate::sys;
 
-/// A lock on the directory of one client. It is held until this value is dropped.
+/// A lock on the directory of one client. The lock is held until this value is dropped.
 #[derive(Debug)]
 pub struct Lock {
     directory: File,

@@ -22,7 +22,7 @@ pub struct Capability {
     pub held: bool,
 }
 
-/// The host as this process sees it.
+/// The host's properties that matter to socklb, and the permissions of this process.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// The kernel's release.

@@ -1,8 +1,9 @@
-//! The names of processes that the kernel programs have seen, if the processes are still running.
+//! The names of processes whose PIDs the kernel programs have recorded, if the processes are still
+//! running.
 //!
-//! PIDs are reused, so a name is returned only if the process began before the programs saw its
-//! PID. The programs see PIDs of the initial PID namespace; in another namespace the same PIDs
-//! belong to other processes.
+//! PIDs are reused, so a name is returned only if the process began before the programs recorded
+//! its PID. The recorded PIDs are those of the initial PID namespace; in another namespace the same
+//! PIDs belong to other processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -56,7 +57,7 @@ impl Process {
     }
 }
 
-/// Whether the PIDs in `/proc` are those that the kernel programs see. This is the case if this
+/// Whether the PIDs in `/proc` are those that the kernel programs record. This is the case if this
 /// process is in the initial PID namespace.
 pub fn numbers_are_ours() -> bool {
     /// The inode of the initial PID namespace: `PROC_PID_INIT_INO`.

@@ -91,8 +91,8 @@ impl Receiver {
         Ok(Self { program: load(object, features)?, directory })
     }
 
-    /// Loads the program with new small maps and closes it, to find out whether this process may
-    /// load it.
+    /// Loads the program with new small maps, to determine whether this process may load it. The
+    /// program and the maps are closed again.
     ///
     /// # Errors
     /// If the kernel refuses.

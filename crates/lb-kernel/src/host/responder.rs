@@ -140,7 +140,7 @@ impl Responder {
     }
 
     /// Makes the program answer requests at these addresses, and at no others. Returns the number
-    /// of addresses at the end of the list for which there is no room.
+    /// of addresses at the end of the list for which the map is too small.
     ///
     /// # Errors
     /// If the kernel refuses.

@@ -67,7 +67,7 @@ impl ClientNamespace {
         for process in processes {
             match Self::of(process, known) {
                 // The process has ended since its age was read, or only some of its threads are
-                // left. The next oldest process decides.
+                // still running. The next oldest process decides.
                 Err(error) if is_gone(&error) => {}
                 result => return result.map(Some),
             }

@@ -1,10 +1,10 @@
 //! Finds the sockets that processes have open, with the kernel's iterator over open files
 //! (`iter/task_file`).
 //!
-//! Kernel facts: the iterator exists since Linux 5.8 and requires CAP_BPF and CAP_PERFMON. It shows
-//! only the processes of the PID namespace in which it is opened, so this module returns an error
-//! unless that is the host's namespace. Sockets that are in transit in a message (SCM_RIGHTS), or
-//! are only registered with io_uring, are not in any process's list of open files.
+//! Kernel facts: the iterator exists since Linux 5.8 and requires CAP_BPF and CAP_PERFMON. The
+//! iterator shows only the processes of the PID namespace in which it is opened, so this module
+//! returns an error unless that is the host's namespace. Sockets that are in transit in a message
+//! (SCM_RIGHTS), or are only registered with io_uring, are not in any process's list of open files.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -83,7 +83,7 @@ fn open() -> Result<std::fs::File, DatapathError> {
     ];
     let globals: Globals<'_> =
         offsets.iter().map(|(name, value)| (*name, (bytemuck::bytes_of(value), true))).collect();
-    // This also creates the object's maps, which are closed at the end of this function.
+    // The load also creates the object's maps, which are closed at the end of this function.
     let mut object =
         loader::load_unpinned(&Image::new(objects::CLIENT, globals, &[], None)?, &object::smallest())?;
     let refused = |error| DatapathError::refused(PROGRAM, error);

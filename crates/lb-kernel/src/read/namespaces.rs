@@ -48,8 +48,8 @@ fn lists_of(namespace: &File) -> io::Result<SocketLists> {
     SocketLists::open()
 }
 
-/// Identifies a list of sockets: the cookie of its namespace, and whether it contains datagram
-/// sockets (else TCP sockets).
+/// Identifies a list of sockets: the cookie of its namespace, and whether the list contains
+/// datagram sockets or TCP sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct List {
     pub namespace: u64,
@@ -79,8 +79,8 @@ pub struct SocketSnapshot {
 pub enum Sight {
     /// A list contains the socket.
     Seen { is_mptcp: bool },
-    /// The list that must contain the socket if it exists was read completely and does not contain
-    /// it.
+    /// The list that must contain the socket, if the socket exists, was read completely and does
+    /// not contain it.
     Missed,
     /// The list that must contain the socket could not be read. `is_nowhere`: the complete lists of
     /// all examined namespaces do not contain the socket.

@@ -2,8 +2,8 @@
 //! every cgroup above.
 //!
 //! Kernel fact: the programs of one cgroup run in the order in which they were attached, and the
-//! programs of a cgroup run before those of the cgroups above. Each program sees the destination
-//! that the previous program has written.
+//! programs of a cgroup run before those of the cgroups above. Each program receives the
+//! destination that the previous program has written.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;

@@ -207,7 +207,8 @@ impl<'p> Case<'p> {
         Ok(Self { target, namespaces, reclaim, suspects })
     }
 
-    /// The cookies of the sockets for which it matters whether a process has them open.
+    /// The cookies of the sockets for which the decision depends on whether a process has them
+    /// open.
     fn queried(&self) -> impl Iterator<Item = u64> {
         let matters =
             |(record, sight): &&(Record, Sight)| !(*sight == Sight::Missed && record.is_connection());

@@ -44,7 +44,7 @@ pub struct Key {
     is_entry: bool,
 }
 
-/// Identifies a flow, so that it is distinguished from a later flow of the same socket.
+/// Identifies a flow and distinguishes it from a later flow of the same socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     start_ns: u64,
@@ -76,8 +76,8 @@ impl Record {
         }
     }
 
-    /// Whether a program has seen that the flow's SYN was sent. If so, the flow ends with its
-    /// connection; any other flow ends with its socket.
+    /// Whether a program has recorded that the flow's SYN was sent. In this case, the flow ends
+    /// with its connection; any other flow ends with its socket.
     pub fn is_connection(&self) -> bool {
         [Phase::Connecting as u8, Phase::Established as u8].contains(&self.flow.phase)
     }
@@ -168,10 +168,11 @@ impl Records {
     /// with one that no socket has, and waits until all programs that may have found the records
     /// have ended. Then it calls `lives`, which must return for each claimed record whether its
     /// socket is still in use. A record whose socket is in use, or whose flow has changed, is
-    /// restored, unless its socket has another record in the overflow table by then. The flows of
-    /// all other claimed records end. Records in the hashes cannot be claimed. Such a record is
-    /// deleted if it is unchanged; a change by a program between the comparison and the deletion is
-    /// not detected.
+    /// restored, unless its socket now has another record in the overflow table. The flows of all
+    /// other claimed records end.
+    ///
+    /// Records in the hashes cannot be claimed. Such a record is deleted if it is unchanged; a
+    /// change by a program between the comparison and the deletion is not detected.
     ///
     /// # Errors
     /// If the kernel refuses to read or change a map.

@@ -27,10 +27,10 @@ struct Region {
     bytes: usize,
 }
 
-// SAFETY: the memory is shared with the kernel anyway; all accesses are volatile or atomic, and
-// plain stores require `&mut Mapped`.
+// SAFETY: all accesses to the memory, which the kernel also uses, are volatile or atomic, and plain
+// stores require `&mut Mapped`.
 unsafe impl Send for Region {}
-// SAFETY: as above; every write through `&Mapped` is atomic.
+// SAFETY: as for `Send`; every write through `&Mapped` is atomic.
 unsafe impl Sync for Region {}
 
 impl<T: bytemuck::Pod> Mapped<T> {

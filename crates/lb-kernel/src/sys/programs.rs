@@ -2,8 +2,8 @@
 //! probe the kernel.
 //!
 //! aya loads the programs of the objects. The small programs here are lists of instructions. A
-//! small program is closed as soon as the verifier has accepted or rejected it, or it has returned
-//! a result.
+//! small program is closed as soon as the verifier has accepted or rejected the program, or a run
+//! of the program has returned a result.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -101,8 +101,8 @@ struct ProgBindMap {
     flags: u32,
 }
 
-/// Binds a map to a program (since Linux 5.10): the map lives as long as the program and counts as
-/// one of its maps, even if no instruction refers to it.
+/// Binds a map to a program (since Linux 5.10): the map exists as long as the program and is one of
+/// its maps, even if no instruction refers to it.
 pub fn bind_map(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = ProgBindMap { prog_fd: raw(program), map_fd: raw(map), flags: 0 };
     bpf(BPF_PROG_BIND_MAP, &mut attr).map(drop)

@@ -24,7 +24,7 @@ fn membarrier() -> io::Result<()> {
     /// `MEMBARRIER_CMD_GLOBAL`. This is not the expedited command, which does not wait for a grace
     /// period.
     const GLOBAL: libc::c_int = 1;
-    // SAFETY: the call takes no pointers.
+    // SAFETY: the call has no pointer arguments.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -132,12 +132,14 @@ impl Tables {
     }
 
     /// Ensures that each service with ejected backends has one of them as its next trial. A service
-    /// may have no next trial, because the backend of its next trial has left or was readmitted by
-    /// an operator. In this case the function selects the backend whose ejection ends first. The
-    /// function also selects another backend if the present backend of the next trial cannot have a
-    /// trial now and the ejection of the other backend is over. (The programs select the next trial
-    /// whenever they judge a flow, but the next judgement may be far in the future.) If the rules
-    /// of a service no longer eject backends, the function readmits the service's ejected backends.
+    /// may have no next trial, because the backend of its next trial was removed or was readmitted
+    /// by an operator. In this case the function selects the backend whose ejection ends first.
+    ///
+    /// The function also selects another backend if the present backend of the next trial cannot
+    /// have a trial now and the ejection of the other backend is over. (The programs select the
+    /// next trial whenever they judge a flow, but the next judgement may be far in the future.) If
+    /// the rules of a service no longer eject backends, the function readmits the service's ejected
+    /// backends.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
         // The ejected backends of each service: the ticks until the ejection is over, the slot, and

@@ -128,7 +128,7 @@ impl Tables {
         let name = service.name.as_bytes();
         assert!(name.len() < row.name.len(), "the configuration limits the length of names");
         row.name[..name.len()].copy_from_slice(name);
-        // This resets the counters and cursors of the previous service with this index.
+        // These writes reset the counters and cursors of the previous service with this index.
         let start = |cpu| Cursor {
             phase: 0,
             start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
@@ -217,7 +217,7 @@ impl Tables {
     /// Starts to balance connects to the service's address.
     ///
     /// # Errors
-    /// If the VIP table has no room.
+    /// If the VIP table has no free cell for the address.
     pub(crate) fn open_service(&mut self, index: ServiceIndex) -> Result<(), DatapathError> {
         let row = self.maps.services.get(index.index());
         self.direct(socket_addr(row.address, row.port), protocol_of(&row), index)?;
@@ -225,8 +225,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Stops balancing connects to the service's address, unless another service has the address by
-    /// now.
+    /// Stops balancing connects to the service's address, unless the address now belongs to another
+    /// service.
     pub(crate) fn close_service(&mut self, index: ServiceIndex) {
         let row = self.maps.services.get(index.index());
         let (address, protocol) = (socket_addr(row.address, row.port), protocol_of(&row));

@@ -100,8 +100,8 @@ impl Directory {
     /// If the object with this name is not a pin, or cannot be removed.
     pub fn detach(&self, name: &str) -> Result<(), DatapathError> {
         let Some(pin) = self.pin(name)? else { return Ok(()) };
-        // The pin is opened through its descriptor, because the name may refer to another object by
-        // now. If detaching fails, the removal of the pin detaches the link.
+        // The pin is opened through its descriptor, because the name may now refer to another
+        // object. If detaching fails, the removal of the pin detaches the link.
         let path = PathBuf::from(format!("/proc/self/fd/{}", pin.as_raw_fd()));
         if let Ok(link) = sys::open_pin(&path) {
             let _ = sys::link_detach(link.as_fd());

@@ -66,7 +66,7 @@ fn slot_of<'a>(slots: &'a BTreeMap<Slot, SlotView>, open: &OpenFlow) -> Option<&
     slots.get(&at.slot).filter(|slot| slot.at == at)
 }
 
-/// Identifies a flow, so that it is distinguished from a later flow of the same socket.
+/// Identifies a flow and distinguishes it from a later flow of the same socket.
 fn identity(open: &OpenFlow) -> (u64, u64) {
     (open.cookie, open.flow.start_ns)
 }
