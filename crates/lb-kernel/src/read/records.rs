@@ -76,8 +76,8 @@ impl Record {
         }
     }
 
-    /// Whether a program has recorded that the flow's SYN was sent. In this case, the flow ends
-    /// with its connection; any other flow ends with its socket.
+    /// Whether a program has recorded that the flow's SYN was sent. Such a flow ends with its
+    /// connection; any other flow ends with its socket.
     pub fn is_connection(&self) -> bool {
         [Phase::Connecting as u8, Phase::Established as u8].contains(&self.flow.phase)
     }

@@ -20,8 +20,8 @@ pub struct Observation {
     /// Whether a complete list of the socket's namespace does not contain the socket. If `false`,
     /// no such list could be read.
     pub is_missed: bool,
-    /// Whether a program has recorded that the flow's SYN was sent. In this case, the flow ends
-    /// with the connection, even if a process still has the socket open.
+    /// Whether a program has recorded that the flow's SYN was sent. Such a flow ends with its
+    /// connection, even if a process still has the socket open.
     pub is_connection: bool,
     pub in_use: InUse,
     /// Whether the socket may be a path of an MPTCP socket. Processes have only the MPTCP socket
