@@ -220,7 +220,7 @@ fn finding(body: &[u8], index: u64, service: &str, is_ipv6: bool) -> Result<Find
     }
     let text = render(&endpoints);
     if text.len() > MAX_FILE_BYTES {
-        let why = format!("{} instances take more than {MAX_FILE_BYTES} bytes as a list", endpoints.len());
+        let why = format!("the list of {} instances exceeds {MAX_FILE_BYTES} bytes", endpoints.len());
         return Err(Failure::TooLarge(why));
     }
     Ok(Finding::List(DiscoveredList { text, endpoints: endpoints.len(), version: index.to_string(), notes }))

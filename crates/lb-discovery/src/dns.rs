@@ -151,7 +151,7 @@ impl Dns {
         now: Instant,
     ) -> BTreeMap<String, UnresolvedTarget> {
         let late =
-            || UnresolvedTarget::Failed(Failure::Unreachable("no time was left to query for it".to_owned()));
+            || UnresolvedTarget::Failed(Failure::Unreachable("no time was left for this query".to_owned()));
         let mut missing: BTreeMap<String, UnresolvedTarget> =
             targets.iter().map(|target| (target.clone(), late())).collect();
         let (mut waiting, mut questions) = (targets.into_iter(), JoinSet::new());

@@ -134,7 +134,7 @@ fn load(settings: &TlsSettings, contents: Vec<Vec<u8>>) -> Result<TlsMaterial, S
             let (certificate_file, key_file) = (certificate_file.display(), key_file.display());
             let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| match error {
                 pem::Error::NoItemsFound => {
-                    format!("{key_file} has no private key without a passphrase in PEM")
+                    format!("{key_file} contains no unencrypted private key in PEM")
                 }
                 error => format!("{key_file} is not valid PEM: {error}"),
             })?;

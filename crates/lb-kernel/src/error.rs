@@ -43,7 +43,7 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
-    #[error("{} is not on a bpf file system: mount one with `mount -t bpf -o mode=0700 bpf /sys/fs/bpf`, or name another with --pins", .0.display())]
+    #[error("{} is not on a bpf file system: mount one with `mount -t bpf -o mode=0700 bpf /sys/fs/bpf`, or name another directory with --pins", .0.display())]
     NoBpffs(PathBuf),
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
@@ -71,7 +71,7 @@ pub enum DatapathError {
         #[source]
         source: io::Error,
     },
-    #[error("another socklb process has locked {}: stop it first", .0.display())]
+    #[error("another socklb process has locked {}: stop that process first", .0.display())]
     Locked(PathBuf),
     #[error("cannot {operation} map {}", path.display())]
     Map {
@@ -103,8 +103,8 @@ pub enum DatapathError {
     #[error("the pinned maps of client {client} are inconsistent ({what}); remove them with `{detach}`")]
     Contradiction { client: String, detach: String, what: String },
     #[error(
-        "the kernel does not let socklb load programs: it needs root, or CAP_BPF and CAP_NET_ADMIN, on most kernels also \
-         CAP_PERFMON (below Linux 5.11 also an unlimited RLIMIT_MEMLOCK)"
+        "the kernel does not permit socklb to load programs: socklb needs root, or CAP_BPF and CAP_NET_ADMIN, on most \
+         kernels also CAP_PERFMON (below Linux 5.11 also an unlimited RLIMIT_MEMLOCK)"
     )]
     Privilege(#[source] io::Error),
     #[error("the kernel lacks a feature that socklb needs")]
@@ -114,8 +114,8 @@ pub enum DatapathError {
     #[error("cannot load socklb's kernel object")]
     Load(#[source] Box<aya::EbpfError>),
     #[error(
-        "the kernel does not let socklb create maps: below Linux 5.11 maps count as locked memory, so RLIMIT_MEMLOCK must \
-         be unlimited (LimitMEMLOCK=infinity in a unit)"
+        "the kernel does not permit socklb to create maps: below Linux 5.11 maps count as locked memory, so \
+         RLIMIT_MEMLOCK must be unlimited (LimitMEMLOCK=infinity in a unit)"
     )]
     LoadDenied(#[source] Box<aya::EbpfError>),
     #[error("cannot load program {program}: out of {lack}")]
@@ -173,7 +173,7 @@ pub enum DatapathError {
     SocketLists(#[source] io::Error),
     #[error("this kernel cannot close connections: it was built without CONFIG_INET_DIAG_DESTROY")]
     NoSocketDestroy,
-    #[error("the kernel does not let socklb close connections: that needs CAP_NET_ADMIN")]
+    #[error("the kernel does not permit socklb to close connections: that needs CAP_NET_ADMIN")]
     MayNotDestroySockets(#[source] io::Error),
     #[error("client {client}: cannot compare its flow records with the kernel's lists of sockets")]
     Reclaim {
@@ -185,7 +185,7 @@ pub enum DatapathError {
         "cannot list the sockets that processes have open (needs Linux 5.8, CAP_PERFMON and the host's PID namespace)"
     )]
     Holders(#[source] io::Error),
-    #[error("cannot wait until no program reads the old table")]
+    #[error("cannot wait until the running kernel programs have ended")]
     Grace(#[source] io::Error),
 }
 

@@ -67,8 +67,9 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
         let family = wanted.family.map_or(String::new(), |family| format!(" of family {}", family.name()));
         return Err(refuse(format!("has no cluster IP{family}; its type is {}", quote(kind))));
     };
-    let ip: IpAddr =
-        ip.parse().map_err(|_| Failure::Malformed(format!("the cluster IP {} is no address", quote(ip))))?;
+    let ip: IpAddr = ip
+        .parse()
+        .map_err(|_| Failure::Malformed(format!("the cluster IP {} is not an address", quote(ip))))?;
     let protocol = wanted.protocol.name();
     let ports = spec.ports.unwrap_or_default();
     // In the API, the default protocol of a port is TCP.
@@ -174,7 +175,7 @@ mod tests {
             (json!({ "clusterIP": "10.96.0.10", "ports": [{ "port": 0 }] }), "has port 0"),
             (
                 json!({ "clusterIP": "users", "ports": [{ "port": 80 }] }),
-                "the cluster IP \"users\" is no address",
+                "the cluster IP \"users\" is not an address",
             ),
             (
                 json!({ "clusterIP": "10.96.0.10", "ports": [{ "port": 65_536 }] }),

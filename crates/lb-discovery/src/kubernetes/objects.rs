@@ -343,7 +343,7 @@ impl Objects {
             return format!("the EndpointSlices of service {namespace}/{service} have no endpoints");
         }
         let why = notes.iter().map(|note| note.trim_start_matches("left out: ")).collect::<Vec<_>>();
-        format!("service {namespace}/{service} has no endpoint left: {}", why.join("; "))
+        format!("service {namespace}/{service} has no usable endpoint: {}", why.join("; "))
     }
 }
 

@@ -284,7 +284,7 @@ async fn an_unusable_file_is_named() {
         ("ca.pem", ca.certificate_pem()[..200].to_owned(), "ca.pem is not valid PEM: "),
         ("ca.pem", pem("CERTIFICATE", b"?"), "ca.pem has no usable certificate: "),
         ("client.pem", String::new(), "client.pem has no certificate in PEM"),
-        ("client.key", encrypted, "client.key has no private key without a passphrase in PEM"),
+        ("client.key", encrypted, "client.key contains no unencrypted private key in PEM"),
         ("client.key", pem("PRIVATE KEY", b"?"), "client.key has no usable key: "),
         (
             "client.key",

@@ -74,7 +74,7 @@ impl Tables {
         for view in self.slots() {
             if let Some(other) = seen.insert((view.service, view.address), view.at.slot) {
                 let what =
-                    format!("slots {other} and {} hold the same backend {}", view.at.slot, view.address);
+                    format!("slots {other} and {} contain the same backend {}", view.at.slot, view.address);
                 return Err(contradiction(what));
             }
             plan.backends.insert(

@@ -140,7 +140,7 @@ pub static FEATURES: [Feature; 8] = [
         name: "knows_mptcp",
         title: "recognizing sockets of MPTCP",
         takes: "Linux 6.0 and CAP_PERFMON",
-        without: "A connection of an MPTCP socket stays in its backend's active count until the reclaim pass finds it gone",
+        without: "A connection of an MPTCP socket remains in its backend's active count until the reclaim pass removes its record",
         globals: &[("KNOWS_MPTCP", Value::One)],
         field: |features| &mut features.knows_mptcp,
     },

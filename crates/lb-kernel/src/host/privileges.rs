@@ -72,7 +72,7 @@ pub fn host(pins: &Path) -> Host {
             ),
             capability(
                 "CAP_PERFMON",
-                "lets some kernels' verifiers accept the programs, and lets the programs recognize sockets of MPTCP",
+                "is required by the verifiers of some kernels, and allows the programs to recognize sockets of MPTCP",
                 false,
                 CapabilitySet::PERFMON,
                 true,

@@ -332,8 +332,8 @@ fn explain(
 ) -> String {
     if !others.is_empty() {
         return format!(
-            "another program is attached, {}, and an interface accepts only one: it is not replaced; stop the process that attached it \
-             (`ip link show {}`), or remove the interface from the configuration",
+            "another program is attached, {}, and an interface accepts only one: the attached program is not replaced; stop \
+             the process that attached it (`ip link show {}`), or remove the interface from the configuration",
             others.join(" and "),
             interface.name
         );

@@ -119,10 +119,10 @@ fn without_a_usable_endpoint_the_finding_is_empty_and_says_why() {
     let cases = [
         (vec![], "service shop/users has no EndpointSlice, or does not exist"),
         (vec![slice("a", "1", &[])], "the EndpointSlices of service shop/users have no endpoints"),
-        (vec![down], "service shop/users has no endpoint left: 10.0.0.1:8080: not ready"),
+        (vec![down], "service shop/users has no usable endpoint: 10.0.0.1:8080: not ready"),
         (
             vec![other_port],
-            "service shop/users has no endpoint left: \"a\": its ports are \"web\", but port is \"http\"",
+            "service shop/users has no usable endpoint: \"a\": its ports are \"web\", but port is \"http\"",
         ),
     ];
     for (items, why) in cases {
