@@ -131,8 +131,8 @@ impl Datapath {
         Ok(complete)
     }
 
-    /// Carries out one step towards a plan with these services. Returns `false` if there is no room
-    /// for a new table until readers are gone.
+    /// Carries out one step towards a plan with these services. Returns `false` if the schedule map
+    /// has no free region for a new table until the readers of replaced tables are gone.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -145,7 +145,7 @@ impl Datapath {
         match step {
             Step::Close(index) => self.tables.close_service(*index),
             Step::WriteService(index, service) => {
-                // This overwrites the row, which contains the reference to the table.
+                // The step overwrites the row, which contains the reference to the table.
                 self.arena.retire(*index);
                 self.tables.write_service(*index, service, cursor_seed)?;
             }
@@ -170,8 +170,8 @@ impl Datapath {
         Ok(true)
     }
 
-    /// Writes a new table and switches to it. Returns `false` if there is no room until readers are
-    /// gone.
+    /// Writes a new table and switches to it. Returns `false` if the schedule map has no free
+    /// region for the table until the readers of replaced tables are gone.
     fn publish(&mut self, index: ServiceIndex, schedule: &[Slot], replaced: &[Slot]) -> bool {
         let length = u32::try_from(schedule.len()).expect("the planner bounds schedules");
         let entries_of = entries_by_slot(schedule);

@@ -52,7 +52,7 @@ pub trait Kernel: Send + Sync {
     /// Locks the pins of a client against other writers; `None` if this implementation has no lock.
     ///
     /// # Errors
-    /// If another process holds the lock, or it cannot be acquired.
+    /// If another process holds the lock, or the lock cannot be acquired.
     fn lock(&self, pins: &Pins) -> Result<Option<Lock>, DatapathError>;
 
     /// Whether a client was retired. No new flow of a retired client begins, but the programs track

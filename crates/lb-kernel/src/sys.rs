@@ -2,8 +2,8 @@
 //!
 //! The module contains calls of bpf(2) that aya does not offer: for [`links`], for [`maps`] and
 //! their contents ([`elements`], [`per_cpu`] and [`mapped`]), for [`programs`] and their [`runs`],
-//! and for pins. It also contains the wait for running programs ([`readers`]), [`clock`] and
-//! [`jiffies`], [`cpus`], and [`network_namespace`].
+//! and for pins. The module also contains the wait for running programs ([`readers`]), [`clock`]
+//! and [`jiffies`], [`cpus`], and [`network_namespace`].
 //!
 //! Most functions make one system call. A structure is the part of `union bpf_attr` (`linux/bpf.h`)
 //! that the kernel reads for the call; the kernel treats the rest as zero.

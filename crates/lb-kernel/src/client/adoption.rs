@@ -1,7 +1,7 @@
 //! Finds attached programs of an earlier daemon that a start can reuse, so that the verifier does
 //! not run at a restart of the same build.
 //!
-//! This requires no record outside the kernel. The constants of a client's programs are in one
+//! The reuse requires no record outside the kernel. The constants of a client's programs are in one
 //! frozen map (`.rodata`), to which every program refers. The map contains all constants and ends
 //! with a mark, which contains a hash of the object.
 //!

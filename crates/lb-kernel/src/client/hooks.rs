@@ -1,7 +1,7 @@
 //! The hooks of a client task's programs, in the order of attachment, and the loaded programs.
 //!
-//! Only this module assigns programs to hooks. It must not depend on how programs are loaded (see
-//! `object`) or attached (see `links`).
+//! Only this module assigns programs to hooks. The module must not depend on how programs are
+//! loaded (see `object`) or attached (see `links`).
 
 use std::io;
 use std::os::fd::AsFd;

@@ -116,7 +116,7 @@ pub trait ClientKernel: Send + Sync {
     fn leave_cgroups_elsewhere(&self, path: &Path) -> Result<(), DatapathError>;
 
     /// Whether links to cgroups other than this one remain. The programs at these links track the
-    /// flows of sockets that were created there.
+    /// flows of sockets that were created in these cgroups.
     ///
     /// # Errors
     /// If the links cannot be read.

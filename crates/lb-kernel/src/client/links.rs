@@ -19,9 +19,9 @@ use crate::sys::{self, LinkInfo};
 /// reserves names with dots.)
 const SUCCESSOR: &str = "+new";
 
-/// The name under which a hook's link to a cgroup is pinned. It contains the cgroup's id because a
-/// client may change its cgroup: the links to the old cgroup must remain, so that the programs
-/// process the ends of the sockets that were created there.
+/// The name under which a hook's link to a cgroup is pinned. The name contains the cgroup's id
+/// because a client may change its cgroup: the links to the old cgroup must remain, so that the
+/// programs process the ends of the sockets that were created there.
 fn link_name(hook: &Hook, cgroup: u64) -> String {
     format!("{}@{cgroup}", hook.name)
 }
@@ -32,8 +32,8 @@ fn of_link(name: &str) -> Option<(&'static Hook, u64)> {
     Some((HOOKS.iter().find(|known| known.name == hook)?, cgroup.parse().ok()?))
 }
 
-/// Whether the name of a pin is that of a link, including temporary names that a killed daemon has
-/// left behind.
+/// Whether the name of a pin is that of a link, including temporary names that remain after a
+/// daemon was killed.
 pub fn is_link(name: &str) -> bool {
     of_link(name.strip_suffix(SUCCESSOR).unwrap_or(name)).is_some()
 }
@@ -222,7 +222,7 @@ pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     Ok(programs)
 }
 
-/// The id of the cgroup with connects that a client's programs balance; `None` if there is no such
+/// The id of the cgroup in which a client's programs balance connects; `None` if there is no such
 /// cgroup. See [`is_balanced`].
 ///
 /// # Errors
@@ -265,7 +265,7 @@ pub fn begins_at(pins: &Pins) -> Result<Vec<u64>, DatapathError> {
 }
 
 /// The ids of all cgroups to which a client has links, according to the names of the links.
-/// Includes cgroups that the client has left and in which flows may still end.
+/// Includes earlier cgroups of the client, in which flows may still end.
 ///
 /// # Errors
 /// If the pins cannot be read.

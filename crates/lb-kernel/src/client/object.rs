@@ -1,9 +1,9 @@
 //! The object of the clients' programs: the maps that it declares, and how its programs are loaded
 //! for a client.
 //!
-//! A start reuses attached programs of the same build (see `adoption`). If there are none, the
-//! start loads programs, which replace the attached ones (see `links`). An upgrade works in this
-//! way.
+//! A start reuses attached programs of the same build (see `adoption`). If there are no such
+//! programs, the start loads programs, which replace the attached ones (see `links`). An upgrade
+//! works in this way.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -87,8 +87,9 @@ pub fn memory_of_client(limits: &Limits) -> u64 {
     shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()
 }
 
-/// Checks pinned maps before they are adopted. The kernel does not check their shape: it would load
-/// the programs with maps of another shape, and the programs would read and write wrong data.
+/// Checks pinned maps before they are adopted. The kernel does not check the shape of pinned maps:
+/// the kernel would load the programs with maps of another shape, and the programs would read and
+/// write wrong data.
 ///
 /// # Errors
 /// If a pin is not socklb's, or has another shape, or if a map is missing although programs are

@@ -38,7 +38,7 @@ impl RetiredBackends {
     /// Opens the map that is pinned at `path`.
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the map cannot be opened.
     pub fn open(path: &Path) -> Result<Self, DatapathError> {
         let fail = |source| DatapathError::Map { path: path.to_owned(), operation: "open", source };
         Ok(Self::over(Box::new(sys::open_pin(path).map_err(fail)?)))

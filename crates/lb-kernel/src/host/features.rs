@@ -259,8 +259,8 @@ fn load_probes(offsets: Option<Offsets>) -> Result<Ebpf, DatapathError> {
 fn is_accepted(probes: &mut Ebpf, name: &str) -> io::Result<bool> {
     match load_program(probes, name) {
         Ok(_) => Ok(true),
-        // The verifier returns EINVAL for unknown instructions or helpers, and EACCES for those
-        // that it does not allow.
+        // The verifier returns EINVAL for unknown instructions or helpers, and EACCES for
+        // instructions or helpers that it does not allow.
         Err(ProgramError::LoadError { io_error, .. })
             if matches!(io_error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) =>
         {

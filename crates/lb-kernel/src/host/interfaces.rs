@@ -154,8 +154,8 @@ fn socket(groups: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A flag that the library lacks. It means that the list changed while the kernel sent it, so that
-/// the result may be incomplete.
+/// A flag that the library lacks. The flag means that the list changed while the kernel sent it, so
+/// that the result may be incomplete.
 const NLM_F_DUMP_INTR: u16 = 0x10;
 
 /// Sends a request for a list of objects, and calls `each` with every object.

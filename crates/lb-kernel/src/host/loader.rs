@@ -64,7 +64,7 @@ impl Image {
             globals.iter().map(|(name, (value, _))| (*name, double_word(value))).collect();
         let is_constant = |name: &str| constants::NAMES.contains(&name);
         let data = globals.into_iter().map(|(name, (value, must_exist))| {
-            // Constants are in instructions; only the probes have some of them as data.
+            // Constants are in instructions; only the probes have some of the constants as data.
             (name, (value, must_exist && !is_constant(name)))
         });
         parsed.patch_map_data(data.collect()).map_err(refused)?;
@@ -162,7 +162,8 @@ pub fn load_pinned(
 }
 
 /// Loads an object with unpinned maps, which are closed together with the object. A loader cannot
-/// drop its pins, so this function creates another loader. No start of the daemon calls it.
+/// drop its pins, so this function creates another loader. No start of the daemon calls this
+/// function.
 ///
 /// # Errors
 /// If the kernel refuses, usually because of a missing privilege.
@@ -247,7 +248,7 @@ mod tests {
 
     const OBJECTS: [&[u8]; 4] = [objects::CLIENT, objects::PROBES, objects::HOST, objects::RESPONDER];
 
-    /// For this reason, the loader does not need the kernel's BTF.
+    /// Without such relocations, the loader does not need the kernel's BTF.
     #[test]
     fn no_object_has_btf_relocations() {
         for object in OBJECTS {

@@ -1,10 +1,10 @@
-//! The program of network interfaces (XDP) that receives reports. It is attached to the interfaces
-//! that the daemon's configuration names.
+//! The program of network interfaces (XDP) that receives reports. The program is attached to the
+//! interfaces that the daemon's configuration names.
 //!
 //! The program's links are pinned beside the maps of the host and outlive the daemon. Each start of
-//! the daemon loads the program again and replaces the attached one in a single step, so that no
-//! report is lost. An interface accepts only one such program; a program of another owner is never
-//! replaced.
+//! the daemon loads the program again and replaces the attached program in a single step, so that
+//! no report is lost. An interface accepts only one such program; a program of another owner is
+//! never replaced.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};

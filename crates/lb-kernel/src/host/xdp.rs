@@ -45,7 +45,8 @@ pub struct Found {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub name: String,
-    /// The mode in which the program runs on the interface, or why it does not run there.
+    /// The mode in which the program runs on the interface, or the reason why the program does not
+    /// run on the interface.
     pub attached: Result<XdpMode, String>,
 }
 
@@ -306,7 +307,7 @@ pub fn link_to(
             Ok(link) => return Ok((*mode, link)),
             Err(error) => failed = error,
         }
-        // If another program is attached, do not try another mode.
+        // If another program is attached, no other mode is tried.
         if matches!(failed.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) {
             break;
         }

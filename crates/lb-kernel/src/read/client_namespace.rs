@@ -19,8 +19,8 @@ use crate::sys::clock::monotonic_ns;
 use crate::sys::network_namespace::{NamespaceId, open};
 
 /// The maximum number of processes of a cgroup that one search compares. Processes of the cgroup
-/// itself come first, then those of its descendants. It takes about 10 µs to read the age of a
-/// process.
+/// itself come first, then those of its descendants. Reading the age of a process takes about 10
+/// µs.
 const COMPARED: usize = 4096;
 
 /// The network namespace of a client.
@@ -121,7 +121,7 @@ impl RecordedProcesses {
     /// millisecond or two.
     ///
     /// # Errors
-    /// If the flow table may not be read.
+    /// If this process may not read the flow table.
     pub fn read(pins: &Pins, within: Duration) -> Result<Self, DatapathError> {
         let within = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         let processes = FlowTable::open(pins, false)?.processes_since(monotonic_ns().saturating_sub(within));

@@ -31,7 +31,7 @@ use crate::host::{cgroup, pins::Pins};
 /// The results of one pass over a client's flow records, as numbers of flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimCounts {
-    /// Flows that have ended, because their records were reclaimed.
+    /// Flows that the pass has ended by reclaiming their records.
     pub removed: u64,
     /// Those of `removed` that were paths of MPTCP sockets, according to a list.
     pub removed_mptcp: u64,

@@ -1,8 +1,8 @@
 //! Reads the flow records of one client task, and reclaims records in the same way as the kernel
 //! programs end flows.
 //!
-//! This module defines where records are stored and how the programs access them. It must not
-//! depend on the reasons why a record is reclaimed.
+//! This module defines where records are stored and how the programs access them. The module must
+//! not depend on the reasons why a record is reclaimed.
 
 use std::collections::BTreeMap;
 use std::io;

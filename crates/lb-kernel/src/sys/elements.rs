@@ -154,8 +154,8 @@ fn by_batches(
     (key, value): (usize, usize),
     mut each: impl FnMut(&[u8], &[u8]),
 ) -> io::Result<bool> {
-    /// Number of elements of a batch. A call fails with ENOSPC if a single bucket of the hash has
-    /// more; buckets have about one element.
+    /// Number of elements of a batch. A call fails with ENOSPC if a single bucket of the hash
+    /// contains more elements; buckets contain about one element.
     const CHUNK: usize = 4096;
     // The buffers consist of words, so that elements at multiples of eight bytes are aligned for a
     // reference.

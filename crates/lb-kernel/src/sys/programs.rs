@@ -173,8 +173,8 @@ pub fn accepts_nothing() -> io::Result<bool> {
     let nothing = [Instruction(MOV64_IMM, 0, 0, 1), Instruction(EXIT, 0, 0, 0)];
     match load(BPF_PROG_TYPE_CGROUP_SOCK_ADDR, AttachType::Connect4 as u32, &nothing) {
         Ok(_) => Ok(true),
-        // The verifier returns EINVAL for unknown instructions or helpers, and EACCES for those
-        // that it does not allow.
+        // The verifier returns EINVAL for unknown instructions or helpers, and EACCES for
+        // instructions or helpers that it does not allow.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => Ok(false),
         Err(error) => Err(error),
     }

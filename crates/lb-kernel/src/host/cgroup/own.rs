@@ -1,9 +1,9 @@
 //! Checks whether the kernel stores the cgroup of version 2 in new sockets.
 //!
-//! Kernel fact: below Linux 5.15 a socket has room for either its cgroup of version 2 or its
-//! classes of the version 1 controllers net_cls and net_prio. Once any process has used one of
-//! these controllers, new sockets get the classes until the next boot, and programs see such
-//! sockets in the root cgroup only.
+//! Kernel fact: below Linux 5.15 a socket stores either its cgroup of version 2 or its classes of
+//! the version 1 controllers net_cls and net_prio. Once any process has used one of these
+//! controllers, new sockets get the classes until the next boot, and programs see such sockets in
+//! the root cgroup only.
 
 use std::net::TcpListener;
 
@@ -15,8 +15,8 @@ use crate::host::cgroup::ours_and_above;
 /// determined, for example because the process is in the root cgroup.
 pub fn sockets_have_theirs() -> Option<bool> {
     let cgroups = ours_and_above().ok()?;
-    // The socket is identified by its port in the kernel's list. It is bound to loopback, and
-    // accepts no connection.
+    // The socket is identified by its port in the kernel's list. The socket is bound to loopback,
+    // and accepts no connection.
     let socket = TcpListener::bind("127.0.0.1:0").ok()?;
     let port = socket.local_addr().ok()?.port();
     let list = SocketLists::open().and_then(|lists| lists.tcp()).ok()?;
