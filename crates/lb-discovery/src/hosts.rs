@@ -57,7 +57,7 @@ pub struct HostState {
     pub stored: Option<SystemTime>,
     /// When the last question ended; `None` before the end of the first one.
     pub answered: Option<Instant>,
-    /// Why the last question returned no addresses; `None` if it returned some.
+    /// Why the last question returned no addresses; `None` if the question returned addresses.
     pub missing: Option<MissingAddresses>,
 }
 
@@ -218,7 +218,8 @@ fn later(ttl: Duration, draw: f64) -> Duration {
     ttl.mul_f64(1.0 + SPREAD * draw) + TOGETHER
 }
 
-/// Resolves host names in a task that starts with the first name, and ends when this is dropped.
+/// Resolves host names in a task that starts with the first name, and ends when this value is
+/// dropped.
 pub struct Hosts {
     inner: Arc<Inner>,
     task: Mutex<Option<AbortHandle>>,

@@ -1,8 +1,9 @@
 //! Sends one HTTP/1.1 request per connection, and limits the exchange: the time to connect, the
 //! time until the head of the answer, and the bytes and the time of the body.
 //!
-//! The stream may be anything that reads and writes, such as TCP or TLS. Redirects are not
-//! followed, because a server must not be able to direct the query to another server.
+//! The stream may be of any type that reads and writes asynchronously, such as TCP or TLS.
+//! Redirects are not followed, because a server must not be able to direct the query to another
+//! server.
 
 use std::error::Error;
 use std::future::poll_fn;

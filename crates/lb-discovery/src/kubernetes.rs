@@ -373,8 +373,8 @@ impl Kubernetes {
         Ok(event)
     }
 
-    /// Computes the finding for the present objects, unless this has been done since their last
-    /// change.
+    /// Computes the finding for the present objects, unless the finding has been computed since the
+    /// last change of the objects.
     async fn finding(&mut self) -> Result<Finding, Failure> {
         if let Some(current) = &self.current {
             return Ok(current.clone());

@@ -11,7 +11,7 @@ use crate::retry::{Retry, varied};
 use crate::{Failure, Finding, consul, dns, kubernetes};
 
 /// The shortest time between two questions to a server. Even a server that always answers at once
-/// gets at most five questions per second.
+/// receives at most five questions per second.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The part by which the time until the next question varies, so that the questions of many hosts

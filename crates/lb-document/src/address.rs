@@ -7,7 +7,7 @@ use crate::diagnostic::quote;
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct NotAnAddress {
-    /// The reason. In a message, it follows the quoted text.
+    /// The reason. In a message, the reason follows the quoted text.
     pub why: &'static str,
     pub help: String,
 }

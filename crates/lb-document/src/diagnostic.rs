@@ -30,8 +30,8 @@ pub struct Diagnostic {
     excerpt: Excerpt,
 }
 
-/// All faults of a file, in the order of the file. Never empty. Faults beyond [`MAX_FAULTS`] are
-/// only counted.
+/// All faults of a file, in the order of the file. There is at least one fault. Faults beyond
+/// [`MAX_FAULTS`] are only counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostics {
     list: Vec<Diagnostic>,
@@ -204,7 +204,7 @@ impl<'t> DiagnosticCollector<'t> {
         self.push(span, message.into(), help);
     }
 
-    /// Reports a wrong value. Does not report it if the line of the value could not be parsed.
+    /// Reports a wrong value. The fault is dropped if the line of the value could not be parsed.
     pub fn add(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<Option<String>>) {
         // A value with an empty span was inserted by the parser after a syntax fault.
         if self.broken.contains(&self.line(&span)) || (span.is_empty() && !self.broken.is_empty()) {
@@ -213,7 +213,7 @@ impl<'t> DiagnosticCollector<'t> {
         self.push(span, message.into(), help.into());
     }
 
-    /// Reports that something is missing. Does not report it if any line could not be parsed,
+    /// Reports that something is missing. The fault is dropped if any line could not be parsed,
     /// because the missing part may be in that line.
     pub fn add_absent(
         &mut self,

@@ -59,7 +59,8 @@ impl ValueKind for Number {
     }
 }
 
-/// A decimal fraction within a range, in thousandths. It may have up to three decimal places.
+/// A decimal fraction within a range, in thousandths. The fraction may have up to three decimal
+/// places.
 pub struct Thousandths(pub RangeInclusive<u32>);
 
 impl ValueKind for Thousandths {

@@ -124,7 +124,7 @@ impl<'t> Table<'t> {
     }
 
     /// The tables with the header `[[name]]`, at most `limit` of them. Reports a fault if there are
-    /// more.
+    /// more tables.
     pub fn tables(&self, section: &Section, limit: usize, report: &mut DiagnosticCollector<'_>) -> Vec<Self> {
         let key = section.name();
         let Some(item) = self.get(key) else { return Vec::new() };
@@ -231,7 +231,7 @@ impl<'t> Item<'t> {
         elements.iter().map(|value| Self { name: Cow::Owned(format!("an entry of {}", self.name)), value })
     }
 
-    /// The table. Its keys are checked against the section.
+    /// The table. The keys of the table are checked against the section.
     pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Option<Table<'t>> {
         let DeValue::Table(entries) = self.value() else {
             self.wrong_kind("a table", report);

@@ -1,4 +1,4 @@
-//! Reads whole files. They must be regular files, and not longer than a limit.
+//! Reads whole files. The files must be regular files, and not longer than a limit.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};

@@ -1,5 +1,5 @@
-//! The files that socklb stores for a later start. They are read and written whole, in a directory
-//! that only socklb's user and root may write to.
+//! The files that socklb stores for a later start. Each file is read and written as a whole, in a
+//! directory that only socklb's user and root may write to.
 //!
 //! If another user could write to that directory, that user could create a file or a link there,
 //! and so decide what the next daemon loads, and which files a daemon that runs as root overwrites.

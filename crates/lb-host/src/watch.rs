@@ -155,7 +155,7 @@ impl Watcher {
     fn read(&self, sender: &mpsc::Sender<PathBuf>) {
         let mut buffer = [MaybeUninit::uninit(); 16 << 10];
         let mut reader = Reader::new(&*self.inotify, &mut buffer);
-        // Bound: the life of the process. Each iteration waits for events.
+        // Runs until the process ends. Each iteration waits for events.
         loop {
             let event = match reader.next() {
                 Ok(event) => event,

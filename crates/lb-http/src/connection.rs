@@ -1,7 +1,8 @@
 //! The limits on memory and time of a single connection, which carries one request.
 //!
-//! A request has a head of at most 8 KiB and no body. It must arrive within 5 s. The server has at
-//! most a minute to produce the answer, and the peer must read the answer within 10 s.
+//! A request has a head of at most 8 KiB and no body. The request must arrive within 5 s. The
+//! server has at most a minute to produce the answer, and the peer must read the answer within 10
+//! s.
 
 use std::convert::Infallible;
 use std::io;
@@ -25,14 +26,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, watch};
 
 /// Maximum size of a request head, in bytes. This is the smallest buffer that hyper accepts.
-/// Requests of our commands and of Prometheus are about a tenth of this size.
+/// Requests of socklb's commands and of Prometheus are about a tenth of this size.
 pub const HEAD_BYTES: usize = 8 << 10;
 /// Time limit for the request to arrive.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 /// Time limit for the server to produce the answer. A request that waits for a cgroup to be covered
 /// is answered after at most half of this time. All other requests are answered within seconds.
 const ANSWERING: Duration = Duration::from_secs(60);
-/// Time limit for the peer to read the answer. It equals the default scrape timeout of Prometheus.
+/// Time limit for the peer to read the answer. This limit equals the default scrape timeout of
+/// Prometheus.
 const READING: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +57,8 @@ impl ConnectionPhase {
     }
 }
 
-/// The progress of a connection. A full listener uses it to choose the connection to replace.
+/// The progress of a connection. From the progress, a full listener chooses the connection to
+/// replace.
 pub struct ConnectionActivity {
     phase: watch::Sender<ConnectionPhase>,
     /// Value of [`now`] at the last read or write.

@@ -1,4 +1,5 @@
-//! A long answer. It is produced completely, stored compressed, and shared by all its readers.
+//! A long answer. The answer is produced completely, stored compressed, and shared by all its
+//! readers.
 //!
 //! A page of metrics for ten thousand backends has 70 MB; compressed, it has a fortieth of that
 //! size. A slow reader may take ten seconds to read it. During this time, the reader needs only a

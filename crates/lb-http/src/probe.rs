@@ -36,7 +36,7 @@ pub enum ProbeError {
     LongHead,
     #[error("the server sent more than {MAX_INFORMATIONAL} informational answers (1xx)")]
     Informational,
-    /// There is no answer, or it is not HTTP.
+    /// There is no answer, or the answer is not HTTP.
     #[error(transparent)]
     NoAnswer(hyper::Error),
     /// The path cannot be part of a request. Nothing was sent.

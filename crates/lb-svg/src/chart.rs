@@ -1,4 +1,4 @@
-//! Axes, which convert numbers to points of a drawing. They have ticks, a light grid, and titles
+//! Axes, which convert numbers to points of a drawing. Axes have ticks, a light grid, and titles
 //! that state the unit.
 //!
 //! So that drawings do not mislead, an axis shows its whole range, and figures that are compared

@@ -1,8 +1,8 @@
 //! Figures as SVG: shapes with classes, a palette for light and dark pages, axes, and the document
 //! around a drawing.
 //!
-//! The planner's report and the benchmark's picture share this code. It has two features that SVG
-//! crates do not offer. Colours are set by class, so that a figure follows the colours of the
+//! The planner's report and the benchmark's picture share this code. The code has two features that
+//! SVG crates do not offer. Colours are set by class, so that a figure follows the colours of the
 //! reader's page without scripts. The positions of labels and shapes are recorded, so that tests
 //! can find cut-off shapes without a browser. The crate `svg` would replace only the few lines that
 //! format elements, and its attributes are untyped. This crate must not depend on the meaning of a

@@ -26,7 +26,7 @@ fn consul(address: SocketAddr, tag: Option<&str>, token: Option<&Path>) -> Consu
     Consul::new(&ConsulOrigin { service: "users".to_owned(), tag, settings }, false)
 }
 
-/// A provider for queries over in-memory streams; it never connects to its address.
+/// A provider for queries over in-memory streams; the provider never connects to this address.
 fn offline() -> Consul {
     consul("10.0.0.9:8500".parse().unwrap(), None, None)
 }

@@ -455,7 +455,7 @@ async fn targets_have_at_most_8_questions_in_flight_on_one_connection() {
                 // A ninth question would be in this stream, or on another connection.
                 let mut more = [0; 1];
                 assert!(stream.try_read(&mut more).is_err(), "8 in flight");
-                // The answers have the reverse order of the questions.
+                // The answers are in the reverse order of the questions.
                 waiting.reverse();
                 stream.write_all(&waiting.concat()).await.unwrap();
                 waiting.clear();
