@@ -7,8 +7,8 @@ use crate::Setup;
 use crate::ending::{ENDINGS, Ending};
 use crate::ledger::{Flows, Ledger};
 
-/// Lists where the status of a set-up's only client differs from a ledger. Requires that every flow
-/// found room in the flow tables.
+/// Lists the differences between the status of a set-up's only client and a ledger. Every flow must
+/// have a record in the flow tables.
 pub fn differences(setup: &Setup, ledger: &Ledger) -> Vec<String> {
     compare(setup, ledger, Sums::differences)
 }
@@ -40,8 +40,8 @@ fn imbalances_of(service: &ServiceStatus) -> Vec<String> {
     service.backends.iter().filter_map(of_backend).collect()
 }
 
-/// Lists the backends of all clients whose counts do not add up. They must add up at all times,
-/// except for calls in progress.
+/// Lists the backends of all clients with counts that violate chosen = ended + active + reclaimed +
+/// untracked. Only calls in progress may violate it.
 pub fn imbalances(setup: &Setup) -> Vec<String> {
     setup.status().clients.iter().flat_map(|client| &client.services).flat_map(imbalances_of).collect()
 }
@@ -55,7 +55,7 @@ pub fn totals(setup: &Setup) -> Sums {
     sums
 }
 
-/// The number of calls to a service that found no room in the flow tables, from its outcomes.
+/// The number of a service's calls for which the flow tables had no room: its outcome `untracked`.
 #[track_caller]
 pub fn calls_without_a_record(client: &ClientStatus, service: &str) -> u64 {
     Sums::of_service(client.service(service).unwrap_or_else(|| panic!("no service {service}"))).without_record
@@ -83,7 +83,8 @@ pub struct Sums {
     established: u64,
     diverted: u64,
     flows: Flows,
-    /// Calls that found no room. Only services count them.
+    /// Calls for which the flow tables had no room. The status reports this count per service, and
+    /// not per backend.
     without_record: u64,
 }
 
@@ -165,7 +166,8 @@ impl Sums {
         described
     }
 
-    /// The compared endings, each with the counted and the seen number.
+    /// Each group of compared endings, with the number that socklb counted and the number in
+    /// `flows`.
     fn endings(&self, flows: &Flows) -> impl Iterator<Item = (String, u64, u64)> {
         compared().into_iter().map(|(what, endings)| {
             let of = |flows: &Flows| endings.iter().map(|ending| flows.ended(*ending)).sum();
@@ -179,7 +181,7 @@ mod tests {
     use super::*;
     use crate::ending::Seen;
 
-    /// A backend with three flows that ended in the first three ways, one open flow, and one flow
+    /// A backend with five flows: one with each of the first three endings, an open one, and one
     /// without a record.
     fn one() -> Sums {
         let endings = ENDINGS.map(|ending| (ending, u64::from(ending <= Ending::TimedOut)));

@@ -13,7 +13,7 @@ use crate::{Setup, eventually, patience, program, socket, window};
 /// Writes a file that only its owner may read.
 fn write_secret(path: &Path, text: &[u8]) {
     fs::write(path, text).expect("write the key");
-    fs::set_permissions(path, Permissions::from_mode(0o600)).expect("hide the key");
+    fs::set_permissions(path, Permissions::from_mode(0o600)).expect("restrict the key's mode");
 }
 
 /// Returns the output of a command of `socklb agent` that must succeed.
@@ -60,8 +60,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent with these backends, which checks them by connecting to them, and waits
-    /// until the agent answers. It listens at 127.0.0.1:9465.
+    /// Starts an agent with these backends, and waits until the agent answers. The agent checks the
+    /// backends by connecting to them, and listens at 127.0.0.1:9465.
     pub fn start(setup: &Setup, service_key: &Path, backends: &[&str]) -> Self {
         let mut text = "listen = [\"127.0.0.1:9465\"]\n".to_owned();
         for backend in backends {
@@ -100,7 +100,7 @@ impl Agent {
         agent
     }
 
-    /// A command of `socklb agent` that talks to this agent.
+    /// A command of `socklb agent` that connects to this agent.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.build);
         command.arg("--run").arg(self.folder.join("run")).arg("agent").args(arguments);
@@ -112,7 +112,7 @@ impl Agent {
         finish(&mut self.command(arguments))
     }
 
-    /// The document of `agent status --json`, read from the same socket as by the command.
+    /// The document that `agent status --json` prints, read from the agent's socket.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
         let answer = socket::get(&self.socket(), "/v1/status", patience()).expect("the agent answers");

@@ -17,8 +17,8 @@ pub enum Manner {
     Echoes,
     /// Closes first.
     ClosesFirst,
-    /// Resets the connection after the client has sent data, because before that a slow client
-    /// might still be in connect.
+    /// Resets the connection after the client has sent data. If it reset earlier, a slow client
+    /// might still be in connect(2).
     Resets,
     /// Resets the connection at once and sends nothing.
     ResetsAtOnce,
@@ -139,7 +139,7 @@ fn serve(mut stream: TcpStream, name: &str, manner: Manner) {
 
 impl Drop for Backend {
     fn drop(&mut self) {
-        // Ends the accept in which the thread waits.
+        // Ends the call of accept(2) in which the thread waits.
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -29,7 +29,7 @@ impl Cgroup {
         Self::make(self.mount.clone(), &relative.to_string_lossy())
     }
 
-    /// A path for a cgroup that does not exist yet; removed on drop like any other.
+    /// The path of a cgroup that does not exist yet. If it is created, it is removed on drop.
     pub fn absent() -> Self {
         let cgroup = Self::new();
         cgroup.remove();
@@ -69,7 +69,7 @@ impl Cgroup {
         &self.path
     }
 
-    /// The path as configurations write it.
+    /// The path below the cgroup2 mount, as in configurations.
     pub fn relative(&self) -> PathBuf {
         self.path.strip_prefix(&self.mount).expect("made below the mount").to_owned()
     }

@@ -26,7 +26,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A set-up in the stage's folder and bpffs. `name` separates it from others.
+    /// A set-up in the stage's folder and bpffs. Set-ups of one stage have different names.
     pub fn new(stage: &Stage, name: &str) -> Self {
         let folder = stage.folder().join(name);
         fs::create_dir_all(&folder).expect("make the folder");
@@ -68,10 +68,9 @@ impl Setup {
         self.pins.join(format!("host-v{HOST_ABI_VERSION}")).join(name)
     }
 
-    /// The status, from the daemon's socket. If no daemon answers in time, runs `status --json`,
-    /// which reads the pins. The command requests the same document from the same socket, but it
-    /// starts a large program, which takes longer. A test of the command itself uses
-    /// [`Setup::document`].
+    /// The document that `status --json` prints, read from the daemon's socket, because this is
+    /// faster than the start of a large program. If no daemon answers in time, runs the command,
+    /// which then reads the pins. A test of the command itself uses [`Setup::document`].
     #[track_caller]
     pub fn status(&self) -> StatusDocument {
         self.status_of_daemon().unwrap_or_else(|| self.document(&["status"]))
@@ -121,8 +120,8 @@ impl Setup {
         self.client().services.into_iter().next().expect("a service")
     }
 
-    /// The source of that service's endpoints. Only a daemon reports it, which may take longer than
-    /// `status` waits.
+    /// The endpoint source of the first service of the first client. Only a daemon reports sources,
+    /// and its answer may take longer than [`Setup::status`] waits.
     #[track_caller]
     pub fn source(&self) -> SourceStatus {
         eventually("the daemon answers", || self.service().source, Option::is_some).expect("it does")
@@ -135,7 +134,8 @@ impl Setup {
         service.map_or_else(Vec::new, |service| service.backends.clone())
     }
 
-    /// The backend at an address, of the service that most tests have.
+    /// The backend at an address, of the service `users` of the client `web`, which most tests
+    /// have.
     pub fn backend(&self, address: &str) -> Option<BackendStatus> {
         let address: SocketAddr = address.parse().expect("an address");
         self.backends("web", "users").into_iter().find(|backend| backend.address == address)
@@ -159,9 +159,9 @@ impl Setup {
     }
 
     /// Waits until this many flows are open. A flow may remain open for a moment after its socket
-    /// was closed: a connection ends only when its peer has closed it as well, and a program that
-    /// inspects a process's open files, such as a host's monitor, holds each file for an instant.
-    /// The kernel closes the socket when the last reference is gone.
+    /// was closed. A connection ends only when its peer has closed it as well. A program that
+    /// inspects a process's open files, such as a host's monitor, has a reference to each file for
+    /// an instant, and the kernel closes a socket when the last reference is gone.
     #[track_caller]
     pub fn active_becomes(&self, wanted: u64) {
         let reclaimed =
@@ -376,8 +376,9 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).expect("a living child");
 }
 
-/// Lets a child lock any amount of memory: below Linux 5.11 maps count as locked memory, and only
-/// root's daemon raises the limit. From 5.11 on the limit does not matter, and raising it may fail.
+/// Removes a child's limit of locked memory. Below Linux 5.11, maps count as locked memory, and
+/// only root's daemon raises the limit. From 5.11 on, the limit does not matter, and raising it may
+/// fail.
 pub fn lock_any_memory(command: &mut Command) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     use std::os::unix::process::CommandExt;
@@ -415,7 +416,8 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
 /// Makes closing of connections fail in a daemon, as on a kernel without
 /// `CONFIG_INET_DIAG_DESTROY`. A filter of system calls cannot change the kernel's netlink answer.
 /// But to check for this feature, the daemon attempts to close one of its own sockets, and reads
-/// the cookie of that socket, which it does at no other time. So the filter makes this call fail.
+/// the cookie of that socket, which it does at no other time. So the filter makes the call fail
+/// that reads the cookie.
 pub fn refuse_to_destroy_sockets(command: &mut Command) {
     let cookie = u32::try_from(libc::SO_COOKIE).expect("an option");
     refuse_if(command, libc::SYS_getsockopt, Some((2, cookie)), libc::EOPNOTSUPP);
@@ -466,7 +468,8 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Starts a command. A set-up has one at a time.
+    /// Starts a command. Only one such command may run per set-up, because all write to the same
+    /// file.
     pub fn start(setup: &Setup, arguments: &[&str]) -> Self {
         let output = setup.folder.join("beside");
         let file = fs::File::create(&output).expect("create a file");

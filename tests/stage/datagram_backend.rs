@@ -31,7 +31,7 @@ impl Gate {
     }
 }
 
-/// Ends a backend's thread.
+/// The datagram that ends a backend's thread.
 const STOP: &[u8] = b"stop";
 
 impl DatagramBackend {
@@ -60,7 +60,7 @@ impl DatagramBackend {
         self.gate.set(true);
     }
 
-    /// Sends the held answers, and all that follow.
+    /// Sends the answers that were held back, and no longer holds answers back.
     pub fn give(&self) {
         self.gate.set(false);
     }

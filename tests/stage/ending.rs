@@ -60,7 +60,7 @@ impl fmt::Display for Ending {
 }
 
 /// The ending of a flow as a worker observed it. It distinguishes more cases than [`Ending`],
-/// because the kernel's counters do.
+/// because the kernel's counters distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// The worker or the peer closed, and everything was read.
@@ -91,7 +91,7 @@ pub enum Seen {
     Disconnected,
     /// ECONNABORTED by sock_diag, on an established connection.
     Destroyed,
-    /// The same, before the connection was established.
+    /// ECONNABORTED by sock_diag, before the connection was established.
     DestroyedEarly,
 }
 

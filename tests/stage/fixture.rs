@@ -108,8 +108,8 @@ pub fn with_passes(text: &str) -> String {
     text.to_owned() + "[accounting]\nreclaim_interval = \"1s\"\n"
 }
 
-/// An endpoint file: addresses, each with further lines. Indexes are positions, so slots and shares
-/// are in this order.
+/// The text of an endpoint file: the address and further lines of each endpoint. Indexes are
+/// positions in `list`, so slots and shares are in the order of `list`.
 pub fn endpoints(list: &[(&str, &str)]) -> String {
     let entry = |(index, (address, more)): (usize, &(&str, &str))| {
         format!("[[endpoint]]\naddress = \"{address}\"\n{more}\nindex = {index}\n")

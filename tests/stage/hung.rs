@@ -1,6 +1,6 @@
 //! A file system that does not answer: FUSE with a server that never reads a request, like a
-//! network file system with a dead server. A process that accesses anything in it waits until it is
-//! unmounted.
+//! network file system with a dead server. A process that accesses a file in it waits until the
+//! file system is unmounted.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,8 +15,8 @@ pub struct Hung {
 }
 
 impl Hung {
-    /// Whether the kernel has FUSE. Every host that these tests run on has it; a guest has what its
-    /// kernel was built with.
+    /// Whether the kernel has FUSE. Every host must have FUSE; the kernel of a guest may be built
+    /// without it.
     pub fn is_possible() -> bool {
         let possible = Path::new("/dev/fuse").exists();
         if !possible {
@@ -26,7 +26,7 @@ impl Hung {
         possible
     }
 
-    /// Mounts it over a directory that exists.
+    /// Mounts the file system over an existing directory.
     ///
     /// # Panics
     /// If it cannot be mounted.

@@ -42,24 +42,25 @@ pub struct Feature {
     since: Version,
 }
 
-/// Compare-and-swap and fetching adds. Without it, all flow records are in the overflow table.
+/// Compare-and-swap, and atomic adds that return the old value. Without this feature, all flow
+/// records are in the overflow table.
 pub const FETCHING_ATOMICS: Feature = Feature { name: "fetching atomics", since: Version(5, 12) };
-/// Without it, maps and programs count against RLIMIT_MEMLOCK.
+/// Without this feature, maps and programs count against RLIMIT_MEMLOCK.
 pub const MAPS_ARE_NOT_LOCKED_MEMORY: Feature =
     Feature { name: "memory of maps in memory cgroups", since: Version(5, 11) };
-/// Without it, the reported memory of a map is computed from its size instead of read from the
-/// kernel.
+/// Without this feature, socklb computes a map's memory from the map's size, instead of reading it
+/// from the kernel.
 pub const MAPS_REPORT_THEIR_MEMORY: Feature = Feature { name: "map_mem_usage", since: Version(6, 4) };
-/// Sockets report the cookie of their network namespace. Without it, flow records are not compared
-/// with lists of sockets.
+/// Sockets report the cookie of their network namespace. Without this feature, flow records are not
+/// compared with lists of sockets.
 pub const NAMESPACE_COOKIES: Feature = Feature { name: "SO_NETNS_COOKIE", since: Version(5, 14) };
-/// Without it, a refused connect fails with EPERM, regardless of the configured errno.
+/// Without this feature, a refused connect fails with EPERM, regardless of the configured errno.
 pub const SET_RETVAL: Feature = Feature { name: "bpf_set_retval", since: Version(5, 18) };
-/// Without it, connections of MPTCP sockets stay counted.
+/// Without this feature, connections of MPTCP sockets are counted as active after their end.
 pub const SKC_TO_MPTCP_SOCK: Feature = Feature { name: "bpf_skc_to_mptcp_sock", since: Version(6, 0) };
 
-/// The verifier inserts a barrier if a path that only a processor's speculation takes is unsafe.
-/// Without it, the kernel rejects programs with such paths from processes without CAP_PERFMON.
+/// The verifier inserts barriers into paths that are unsafe only under speculative execution.
+/// Without this feature, a process without CAP_PERFMON cannot load programs with such paths.
 pub const SPECULATION_BARRIERS: Feature = Feature { name: "speculation barriers", since: Version(6, 17) };
 
 impl Feature {
@@ -68,8 +69,9 @@ impl Feature {
         Version::running() >= self.since
     }
 
-    /// Whether the calling test cannot run on this kernel; prints the skip for the test's driver.
-    /// Prefer a test that asserts what socklb promises without the feature.
+    /// Whether the calling test must be skipped because this kernel lacks the feature. If so,
+    /// prints this for the tests' driver. Prefer a test that asserts the promised behaviour without
+    /// the feature.
     #[must_use]
     pub fn skips(&self) -> bool {
         if self.is_here() {
@@ -87,8 +89,8 @@ pub fn refusal(errno: i32) -> i32 {
     if SET_RETVAL.is_here() { errno } else { libc::EPERM }
 }
 
-/// Prints a line past the capture of a test's output, so that the tests' driver sees it even if the
-/// test passes.
+/// Prints a line that the capture of a test's output does not contain, so that the tests' driver
+/// receives it even if the test passes.
 pub fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).expect("print a line");

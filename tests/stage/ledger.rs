@@ -25,9 +25,9 @@ pub struct Counters {
     pub aborted_on_close: u64,
     /// `TCPAbortOnTimeout`.
     pub aborted_on_timeout: u64,
-    /// Connections that the client reset at once. The kernel may have processed the reset before
-    /// its own last step of the handshake, on another CPU; it then counts a failed attempt instead
-    /// of a reset. No kernel counter corresponds to this field.
+    /// Connections that the client reset at once. On another CPU, the kernel may process the reset
+    /// before the server's last step of the handshake. Then it counts a failed attempt instead of a
+    /// reset. No kernel counter corresponds to this field.
     pub hasty: u64,
 }
 
@@ -110,7 +110,8 @@ impl Counters {
     }
 }
 
-/// The text has a line of names, then a line of values in the same order.
+/// Finds a counter by its name. The text consists of pairs of lines: names, then values in the same
+/// order.
 fn counter(text: &str, name: &str) -> Option<u64> {
     let lines: Vec<&str> = text.lines().collect();
     lines.chunks(2).find_map(|pair| {
@@ -198,7 +199,8 @@ impl Ledger {
         self.counters.add(Counters::of(seen));
     }
 
-    /// Marks the connection that ends now as one that the server may not have accepted yet.
+    /// Counts the connection that ends now in [`Counters::hasty`]: the server may not have accepted
+    /// it yet.
     pub fn hastily(&mut self) {
         self.counters.hasty += 1;
     }

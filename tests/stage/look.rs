@@ -11,14 +11,14 @@ use crate::{eventually, within};
 #[must_use = "claim something: `becomes`, `has`, `matches`, `stays`"]
 pub struct Look<F>(F);
 
-/// Names a value to compare: `fact` reads it.
+/// A value to compare. `fact` reads the value.
 pub fn look<T: Debug, F: FnMut() -> T>(fact: F) -> Look<F> {
     Look(fact)
 }
 
 impl<T: Debug, F: FnMut() -> T> Look<F> {
-    /// Reads until the result is exactly `value`. A counter that exceeds `value` never returns to
-    /// it, and fails here.
+    /// Reads until the result is exactly `value`. A counter that has exceeded `value` never returns
+    /// to it, so the test fails here.
     #[track_caller]
     pub fn becomes<V: Debug>(self, value: V) -> T
     where
@@ -33,7 +33,8 @@ impl<T: Debug, F: FnMut() -> T> Look<F> {
         eventually(&format!("{value:?}"), self.0, |seen| part(seen) == value)
     }
 
-    /// Reads until the claim holds for the result.
+    /// Reads until `holds` is true for the result. `claim` describes the condition in the message
+    /// of a failure.
     #[track_caller]
     pub fn matches(self, claim: &str, holds: impl Fn(&T) -> bool) -> T {
         eventually(claim, self.0, holds)

@@ -1,9 +1,9 @@
 //! A disposable copy of this machine, on which tests install packages and check the effects on a
 //! system.
 //!
-//! The machine has this machine's files, and its writes are in memory. It runs systemd even if this
-//! machine does not, or it runs no init, like an image that is being built. It leaves no files or
-//! processes when it is dropped, or when a test is killed.
+//! The copy has this machine's files, and its own writes are only in memory. It runs systemd, even
+//! if this machine does not, or no init, like an image that is being built. When the copy is
+//! dropped, or when a test is killed, no file and no process of the copy remains.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -51,7 +51,7 @@ impl Machine {
         BufReader::new(out).read_line(&mut process_1).expect("the machine prints its process 1");
         let process_1 = process_1.trim().to_owned();
         let mut machine = Self { starter, _cgroup: cgroup, folder, process_1 };
-        // Until init runs, the machine does not have its own files yet.
+        // Before init runs, the machine's own files are not mounted yet.
         let init = if init == "systemd" { "/usr/lib/systemd/systemd\0" } else { "/usr/bin/sleep\0" };
         let command = format!("/proc/{}/cmdline", machine.process_1);
         let look = || {

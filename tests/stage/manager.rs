@@ -20,8 +20,8 @@ impl Manager {
         Self { socket, path }
     }
 
-    /// Sets up a command as if this manager starts it and expects a watchdog notification in every
-    /// `watchdog`.
+    /// Sets up a command as if this manager starts it and expects a watchdog notification at least
+    /// every `watchdog`.
     pub fn starts(&self, command: &mut Command, watchdog: Duration) {
         command.env("NOTIFY_SOCKET", &self.path);
         command.env("WATCHDOG_USEC", watchdog.as_micros().to_string());
@@ -46,8 +46,8 @@ impl Manager {
         panic!("no notification {prefix:?}; seen: {seen:?}");
     }
 
-    /// The number of notifications with a line `counted` that arrive until one with a line `last`
-    /// does.
+    /// Receives notifications until one has the line `last`. Returns how many of them have the line
+    /// `counted`.
     #[track_caller]
     pub fn count_until(&self, last: &str, counted: &str) -> usize {
         let mut count = 0;

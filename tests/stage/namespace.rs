@@ -100,8 +100,8 @@ impl Network {
     /// thread's namespace has the name `near` and the address `NET.1`; the device in the new
     /// namespace has the name `far` and the address `NET.2`.
     ///
-    /// Both sides know each other's hardware address in advance, so the answer to a packet arrives
-    /// while the packet is being sent.
+    /// Each side has a permanent entry for the hardware address of the other side, so the answer to
+    /// a packet arrives while the packet is being sent.
     ///
     /// # Panics
     /// Without root, `ip`, or virtual Ethernet devices in the kernel.

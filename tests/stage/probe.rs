@@ -1,6 +1,6 @@
 //! A process inside a cgroup that opens sockets on request: it does what a service behind socklb
-//! does, one step at a time. There is one method for each request of `protocol`: those about
-//! processes and TCP are here, the others in `datagrams` and `odd`.
+//! does, one step at a time. There is one method for each request of `protocol`. The methods about
+//! processes and TCP are in this file, the others in `datagrams` and `odd`.
 //!
 //! A method panics on failure unless its name begins with `try_` or it returns a `Result`.
 
@@ -132,7 +132,7 @@ impl Probe {
         self.perform(&Request::StartExchanges(address(to), clients));
     }
 
-    /// Makes the probe a backend with this name, which echoes what it receives.
+    /// Starts a backend with this name in the probe. The backend echoes the data that it receives.
     #[track_caller]
     pub fn start_backend(&mut self, name: &str, at: &str) {
         self.perform(&Request::StartBackend(name.to_owned(), address(at)));
@@ -150,7 +150,7 @@ impl Probe {
         self.must(&Request::StopRequests)
     }
 
-    /// Ends the loop that the probe runs, and returns its answer.
+    /// Ends the loop that the probe runs, and returns the answer of the loop's request.
     #[track_caller]
     fn stop<T: DeserializeOwned>(&mut self) -> T {
         succeeded(&Request::Stop, self.call(&Request::Stop))
@@ -168,7 +168,7 @@ impl Probe {
         self.must(&Request::StartConnect(address(to)))
     }
 
-    /// Begins to connect a new socket; the errno if that fails at once.
+    /// Begins to connect a new socket; returns the errno if this fails at once.
     #[track_caller]
     pub fn try_start_connect(&mut self, to: &str) -> Answer<SocketId> {
         self.call(&Request::StartConnect(address(to)))

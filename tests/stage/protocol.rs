@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The kernel's error number, as `libc` names it. `EBADF` also means that the probe does not have
-/// the socket.
+/// The kernel's error number, as `libc` names it. `EBADF` is also the answer if the probe does not
+/// have the socket.
 pub type Errno = i32;
 
 /// The answer to a request.
@@ -139,7 +139,8 @@ pub enum Request {
     /// Start this number of clients that dial, exchange lines with the backend for about 0.3 s,
     /// close the connection, and dial again.
     StartExchanges(SocketAddr, u32),
-    /// Start a backend with this name that echoes what it receives. It ends with the probe.
+    /// Start a backend with this name that echoes the data that it receives. It ends with the
+    /// probe.
     StartBackend(String, SocketAddr),
     /// The results of the clients so far: [`Served`].
     Served,
@@ -183,8 +184,8 @@ pub enum Request {
     SendConnected(SocketId),
     /// Wait for a datagram; answered with [`Received`].
     ReceiveDatagram(SocketId),
-    /// In each round, open a UDP socket, and let two threads send a datagram to each address in
-    /// turn, at the same time.
+    /// In each round, open a UDP socket, and start two threads, each of which sends a datagram to
+    /// each address in turn.
     RaceDatagrams(u32, Vec<SocketAddr>),
 
     /// Connect a new TCP socket through io_uring; answered with its id.

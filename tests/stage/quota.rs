@@ -1,5 +1,6 @@
-//! Cgroups that limit the processor time of their processes. They use version 1 if its controller
-//! is mounted, else version 2. The used time is the kernel's own count.
+//! Cgroups that limit the processor time of their processes. Cgroups of version 1 are used if the
+//! controller `cpu` is mounted as version 1, else cgroups of version 2. The kernel itself counts
+//! the used time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +59,7 @@ impl Quota {
             let mount = mount();
             remove_leftovers(&mount);
             fs::write(mount.join("cgroup.subtree_control"), "+cpu")
-                .context("give children the controller cpu")?;
+                .context("enable the controller cpu for children")?;
             fs::create_dir(mount.join(&name))?;
             Version::Two { unified: mount.join(&name) }
         };

@@ -23,8 +23,8 @@ impl fmt::Display for Count {
     }
 }
 
-/// Names the variable that makes tests print counts for a new record instead of comparing them with
-/// the old one.
+/// The environment variable that makes tests print counts for a new record, instead of comparing
+/// counts with the old record.
 pub const RECORDING: &str = "SOCKLB_TEST_RECORDING";
 
 /// The prefix of a line with a count.
@@ -49,9 +49,9 @@ pub struct Record(BTreeMap<String, BTreeMap<String, BTreeMap<String, u64>>>);
 pub enum Compared {
     /// The record has no count of this kernel.
     UnknownKernel,
-    /// The record has counts of this kernel, but not this one.
+    /// The record has counts of this kernel, but none of this program and configuration.
     Unrecorded,
-    /// At most the recorded count plus a tenth.
+    /// At least the recorded count, and at most a tenth more.
     Fine(u64),
     Fewer(u64),
     /// More than the recorded count plus a tenth.

@@ -74,7 +74,7 @@ impl Drop for Process {
     }
 }
 
-/// Notifies the starter of this process that it accepts requests from now on.
+/// Notifies the starter of this process that this process accepts requests from now on.
 ///
 /// # Errors
 /// If standard output is closed.

@@ -1,7 +1,6 @@
 //! HTTP over a Unix socket of the daemon or the agent. Unlike a command, a request to the socket
-//! starts no process. Requests have the same time limits as those of the commands
-//! (`lb-user/src/api/client.rs`), so if the daemon hangs, a request fails exactly when a command
-//! would.
+//! starts no process. The time limits are those of the commands (`lb-user/src/api/client.rs`), so
+//! if the daemon hangs, a request fails after the same time as a command.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,7 +15,7 @@ pub const OF_COMMANDS: Duration = Duration::from_secs(2);
 /// Each further part of an answer must arrive within this time.
 const TO_GO_ON: Duration = Duration::from_secs(30);
 
-/// Returns the body of the answer to a GET request. It must begin within `to_begin`.
+/// Returns the body of the answer to a GET request. The answer must begin within `to_begin`.
 ///
 /// # Errors
 /// If nothing listens, if the socket's queue is full, if the answer does not arrive in time, or if

@@ -116,10 +116,11 @@ pub fn amount<T>(short: T, long: T) -> T {
     if std::env::var_os(LONG).is_some() { long } else { short }
 }
 
-/// Names the variable that `cargo xtask test --all` sets.
+/// The environment variable that `cargo xtask test --all` sets.
 const LONG: &str = "SOCKLB_TEST_LONG";
 
-/// Names the variable that lengthens the patience; the starter of the tests in a guest sets it.
+/// The environment variable that contains the patience in seconds. In guests, the starter of the
+/// tests sets it.
 pub const PATIENCE_S: &str = "SOCKLB_TEST_PATIENCE_S";
 
 /// Calls `look` repeatedly until `fact` holds for its result; panics with `what` and the last
@@ -146,9 +147,8 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
         if Instant::now() >= deadline {
             return Err(seen);
         }
-        // Yields the CPU between the calls of `look`, which may be expensive themselves: for 5 ms,
-        // and for longer if the patience is longer. The result determines when the wait ends, and
-        // not the clock.
+        // Yields the CPU between the calls of `look`, which may be expensive: for 15 ms with the
+        // default patience. The wait ends when the fact holds, and not after a fixed time.
         std::thread::park_timeout(patience() / 2000);
     }
 }

@@ -83,7 +83,7 @@ const SERVICES: [(&str, Behind); 33] = [
     ("retried-refused", Behind::Loopback(2, CLOSED)),
     ("retried-unrouted", Behind::Unrouted),
     ("datagram", Behind::Datagrams(3, ANSWERS)),
-    // These are enough backends for more than a hundred thousand sockets to find ports.
+    // With this number of backends, there are enough ports for more than 100,000 sockets.
     ("crowd", Behind::Loopback(16, ANSWERS)),
 ];
 

@@ -16,7 +16,7 @@ pub fn attributes() -> bpf_attr {
     unsafe { std::mem::zeroed() }
 }
 
-/// One call. The meaning of the returned number depends on the command.
+/// Makes one call. The meaning of the returned number depends on the command.
 ///
 /// # Safety
 /// The memory to which the attributes point must be as large as they state, and the kernel must be
@@ -33,7 +33,7 @@ pub unsafe fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<i32
     i32::try_from(result).ok().filter(|result| *result >= 0).ok_or_else(io::Error::last_os_error)
 }
 
-/// `r0 = 1; exit`: lets every call proceed.
+/// `r0 = 1; exit`: permits every call.
 const NOTHING: [u64; 2] = [0x0000_0001_0000_00b7, 0x0000_0000_0000_0095];
 
 /// Loads a program of these instructions. In each, the lowest byte is the opcode; registers follow,
@@ -261,7 +261,7 @@ pub fn interface_index(interface: &str) -> u32 {
 }
 
 /// Sends a frame `times` times out of a network interface, as fast as one processor can: the kernel
-/// makes packets of the frame and runs a program on them that transmits each (Linux 5.18).
+/// makes packets of the frame, and runs the program `transmit` on each packet (Linux 5.18).
 ///
 /// # Panics
 /// If the kernel refuses.
@@ -330,8 +330,8 @@ pub fn attach_xdp(interface: &str, mode: XdpMode) -> OwnedFd {
 /// # Panics
 /// If the kernel refuses.
 pub fn count_runs() -> OwnedFd {
-    // The kind of statistics: run time, which is 0.
-    // SAFETY: there are no pointers in these attributes.
+    // The kind of statistics is 0, which is the run time. SAFETY: there are no pointers in these
+    // attributes.
     let fd = unsafe { bpf(bpf_cmd::BPF_ENABLE_STATS, &mut attributes()) };
     let fd = fd.unwrap_or_else(|error| panic!("turn statistics on: {error}"));
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.

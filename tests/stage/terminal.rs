@@ -1,5 +1,5 @@
-//! A terminal like an operator's. The program that runs on it reacts to keys, to the terminal's
-//! size and to its end.
+//! A terminal (pty) like an operator's. The program that runs on it reacts to keys, to the
+//! terminal's size, and when the terminal is closed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -54,7 +54,7 @@ impl Terminal {
         // SAFETY: the closure makes two system calls and allocates nothing.
         unsafe {
             command.pre_exec(|| {
-                // Its signals come from this terminal, as in a shell.
+                // The program receives the signals of this terminal, as if a shell had started it.
                 rustix::process::setsid()?;
                 rustix::process::ioctl_tiocsctty(std::io::stdin())?;
                 Ok(())

@@ -104,8 +104,8 @@ impl Scene {
     pub fn all_gone(&self) {
         eventually("active counts return to 0", || self.setup.active(), |active| *active == 0);
         assert_eq!(self.entries(), 0, "closed sockets have no entries");
-        // From one status: a backend that left the list is gone from the next one if its slot is
-        // freed meanwhile.
+        // All counts come from one status: if a backend has left the list, its slot may be freed
+        // before the next status, which then lacks its counts.
         let client = self.setup.client();
         let sum = |count: fn(&BackendStatus) -> u64| -> u64 {
             client.services.iter().flat_map(|service| &service.backends).map(count).sum()

@@ -85,7 +85,7 @@ pub struct Connects(pub u64);
 pub struct Hammer(Process);
 
 impl Hammer {
-    /// The services that it dials.
+    /// The services that hammers dial.
     pub fn services() -> impl Iterator<Item = Service> {
         ["crowd", "refused", "no-route"].into_iter().map(Service::of)
     }
@@ -120,10 +120,10 @@ pub enum Task {
     Rest,
 }
 
-/// How a worker plays.
+/// The parameters of a worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Play {
-    /// Determines the order of scenarios, and everything that the kernel does not determine.
+    /// The seed of all random choices, such as the order of scenarios.
     pub seed: u64,
     /// Threads that play at the same time.
     pub threads: u32,

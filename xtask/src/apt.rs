@@ -1,5 +1,5 @@
-//! Runs apt with a separate state for one suite of Debian. The state uses the mirror in the
-//! machine's own sources, but does not change these sources. apt itself checks signatures and
+//! Runs apt with a separate state for one suite of Debian. The state uses the mirror that the
+//! machine's apt sources name, but does not change these sources. apt itself checks signatures and
 //! hashes, with Debian's own keys.
 
 use std::fs;
@@ -10,12 +10,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{output, run as run_command};
 
-/// An apt state for one suite.
+/// A separate apt state for one suite: its configuration, package lists and cache.
 pub struct Apt {
     config: PathBuf,
 }
 
-/// A package as a signed list describes it.
+/// A package, as described in a signed package list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Package {
     pub name: String,
@@ -26,8 +26,8 @@ pub struct Package {
 
 /// Debian's keys, from the package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Debian's suites. A line of the machine's sources with another suite is not the line of a Debian
-/// mirror.
+/// Debian's suites. If a line of the machine's apt sources has another suite, the line does not
+/// name a Debian mirror.
 const SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
 const SECURITY: &str = "-security";
@@ -88,8 +88,8 @@ impl Apt {
     }
 }
 
-/// apt reads the machine's own configuration before this one, because the mirror may be reachable
-/// only with it.
+/// The configuration of the separate state. apt reads the machine's configuration first, because
+/// the mirror may be reachable only with the machine's settings, such as a proxy.
 fn configuration(folder: &Path, architecture: &str) -> String {
     let folder = folder.display();
     format!(

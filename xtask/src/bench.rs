@@ -1,4 +1,5 @@
-//! Builds the benchmarks and the programs that they compare in release, and runs them.
+//! Builds the benchmarks, and the programs that they compare, with the release profile. Then runs
+//! the benchmarks.
 
 use std::path::PathBuf;
 
@@ -19,7 +20,7 @@ pub struct Options {
     /// connect, 1 for load
     #[arg(long)]
     rounds: Option<u32>,
-    /// connect: number of connects in a turn
+    /// connect: number of connects in each turn of an arm
     #[arg(long, default_value_t = 300)]
     chunk: u32,
     /// connect: run only this group of arms; may be given several times
@@ -51,11 +52,11 @@ pub struct Options {
     /// failover: test that healthy backends are not ejected
     #[arg(long = "false")]
     mistakes: bool,
-    /// failover --false: number of connects; one in a thousand fails; runs with packet loss make a
-    /// tenth of this number
+    /// failover --false: number of connects, one in a thousand of which fails; runs with packet
+    /// loss make a tenth of this number
     #[arg(long)]
     connects: Option<u64>,
-    /// failover: measure how soon a recovered backend has its share again
+    /// failover: measure the time until a recovered backend gets its full share of connects
     #[arg(long)]
     recovery: bool,
     /// failover: write the results as JSON to this file
@@ -93,15 +94,15 @@ enum What {
     Connect,
     /// The time from a plan in memory to the first connect that uses the whole new table
     Publish,
-    /// The start of the demo's daemon, and the CPU time of an idle daemon
+    /// The time that the demo's daemon takes to start, and the CPU time of an idle daemon
     Daemon,
     /// The cost of a dead backend for a client, with and without ejection
     Failover,
     /// The benefits and costs of backends' reports: restarts without a failed request, pushes,
     /// probes, hostile datagrams
     LameDuck,
-    /// How even the load of backends with different capacities is, with policies and with weights
-    /// that follow load; and the cost of following load
+    /// The unevenness of load on backends with different capacities, under each policy and under
+    /// weights that follow load; and the cost of these weights
     Load,
     /// The cost to connects if `socklb close` closes 10,000 flows at the same time
     Close,
@@ -155,7 +156,7 @@ pub fn run(options: &Options) -> Result<()> {
         run_command(&mut bench)?;
     }
     if wanted(What::Load) {
-        // The benchmark compares its results with the planner's for the same fleet.
+        // The benchmark runs the planner (`lb-sim`) on the same fleet, and compares the results.
         run_command(cargo().args(["build", "--release", "--package", "lb-sim", "--locked"]))?;
         run_command(&mut load(options))?;
     }

@@ -18,19 +18,19 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Checks the format of all code, and the lints of the host's. Needs only the stable toolchain.
+/// Checks the format of all code, and the lints of the code for the host. Needs only the stable
+/// toolchain.
 pub fn host() -> Result<()> {
     run_command(cargo().args(["fmt", "--all", "--check"]))?;
     run_command(cargo().args(["fmt", "--manifest-path", "lb-ebpf/Cargo.toml", "--check"]))?;
     // The feature adds the benchmarks of decisions, which no other command compiles.
     let scope = ["--workspace", "--all-targets", "--features", "lb-bench/decisions"];
-    // The profile is that of the tests, so that both compile macros and build scripts only once.
+    // Clippy uses the profile of the tests, so that both share compiled macros and build scripts.
     run_command(suite_cargo("clippy")?.args(scope).args(["--", "--deny", "warnings"]))
 }
 
 /// Checks the lints of the kernel programs.
 pub fn kernel() -> Result<()> {
-    // Clippy has a target folder of its own, because its artefacts differ from the compiler's.
     run_command(ebpf_cargo("clippy").args(["--release", "--bins", "--", "--deny", "warnings"]))
 }
 

@@ -15,7 +15,7 @@ pub fn root() -> PathBuf {
 
 /// The folder for all build results: cargo's target folder, which may be outside of the repository.
 pub fn target() -> PathBuf {
-    // This program is in it: `<target>/<profile>/xtask`.
+    // The path of this program is `<target>/<profile>/xtask`.
     let here = std::env::current_exe().expect("the path of the running program");
     here.ancestors().nth(2).expect("a profile's folder").to_owned()
 }
@@ -50,7 +50,7 @@ pub fn describe(command: &Command) -> String {
 }
 
 fn quote(word: &OsStr) -> String {
-    // Cargo receives flags with this separator. A developer would type a blank instead.
+    // `CARGO_ENCODED_RUSTFLAGS` separates flags by this character. A developer would type a blank.
     let word = word.to_string_lossy().replace('\x1f', " ");
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:+,@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

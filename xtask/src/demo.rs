@@ -143,7 +143,7 @@ impl Demo {
         table.args(["--watch", "1"]);
         let mut table = tokio::process::Command::from(table).kill_on_drop(true).spawn()?;
         if rustix::termios::isatty(io::stdout()) {
-            // The screen is cleared, because the table starts at its top.
+            // The table is drawn from the top of the screen, so the screen is cleared first.
             print!("\x1b[2J");
         }
         loop {
@@ -171,8 +171,8 @@ impl Demo {
     fn player(&self, arguments: &[&str]) -> Result<Child> {
         let mut player = Command::new(std::env::current_exe()?);
         player.args(arguments).stdin(Stdio::null());
-        // The process group shields the process from ^C. Only this process gets ^C, and then ends
-        // the others in order.
+        // A process group of its own shields the new process from ^C. Only the demo itself receives
+        // ^C, and then ends the other processes in order.
         player.process_group(0).spawn().with_context(|| format!("start {}", arguments.join(" ")))
     }
 

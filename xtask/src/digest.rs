@@ -1,5 +1,5 @@
-//! Hashes files of the repository with SHA-256. A record of a result contains the hash, and so
-//! shows the files from which the result was made.
+//! Hashes files of the repository with SHA-256. A record of a result contains the hash, which
+//! identifies the versions of the files that led to the result.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,8 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 pub fn files(root: &Path, inputs: &[&str]) -> Result<Files> {
     let mut files = Files::new();
     let mut pending: Vec<_> = inputs.iter().map(|input| Path::new(input).to_owned()).collect();
-    // The loop is bounded by the number of folders below, because each is read once.
+    // The loop is bounded by the number of files and folders below `inputs`, because each is read
+    // once.
     while let Some(name) = pending.pop() {
         let path = root.join(&name);
         if !path.is_dir() {
@@ -33,7 +34,7 @@ pub fn files(root: &Path, inputs: &[&str]) -> Result<Files> {
     Ok(files)
 }
 
-/// SHA-256 over name, length and content of each file, by name.
+/// SHA-256 over name, length and content of each file, in the order of the names.
 pub fn of(files: &Files) -> String {
     let mut hash = Sha256::new();
     for (name, content) in files {

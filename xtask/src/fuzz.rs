@@ -19,13 +19,14 @@ pub struct Options {
     minutes: u64,
 }
 
-/// Instrumentation for the coverage of edges, which is counted in the program, and for the operands
-/// of comparisons.
+/// Instrumentation that counts executed edges in 8-bit counters within the program, and reports the
+/// operands of comparisons to the fuzzer.
 const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                                -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                                -Cllvm-args=-sanitizer-coverage-pc-table \
                                -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Copt-level=2";
-/// The target is stated explicitly: otherwise the flags would also apply to build scripts.
+/// The target of the build. If the command did not state a target, cargo would apply the flags to
+/// build scripts too.
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
 /// `cargo xtask fuzz`.
@@ -41,8 +42,7 @@ pub fn run(options: &Options) -> Result<()> {
         let mut fuzz = std::process::Command::new(folder.join(HOST).join("debug/fuzz"));
         fuzz.env("SOCKLB_FUZZ", &name);
         fuzz.arg(format!("-max_total_time={}", Duration::from_secs(60 * options.minutes).as_secs()));
-        // A text of at most 64 KiB is a fault if the reader takes ten seconds or half a gigabyte
-        // for it.
+        // A reader fails if it takes ten seconds or 512 MB for a text. Texts have at most 64 KiB.
         fuzz.args(["-timeout=10", "-rss_limit_mb=512", "-max_len=65536", "-print_final_stats=1"]);
         fuzz.arg(format!("-dict={}", root().join("fuzz/dictionaries").join(&name).display()));
         fuzz.arg(format!("-artifact_prefix={}/failed-{name}-", folder.display()));

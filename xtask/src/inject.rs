@@ -1,5 +1,5 @@
-//! Builds and runs the fault injection, in which each system call of the daemon fails once, one
-//! after the other.
+//! Builds and runs the fault injection. It makes the daemon's calls that take a resource or a
+//! privilege fail, one call in each case.
 
 use anyhow::{Result, bail};
 

@@ -3,7 +3,7 @@
 //! the hashes of the files.
 //!
 //! For each kernel, the cache contains the image, the few modules that tests need, and a record of
-//! where these come from.
+//! the package that contained them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,13 +21,14 @@ use crate::object::hex;
 /// `cargo xtask kernels`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Record the newest package of every series, instead of using the recorded ones
+    /// Write the newest package of every pinned series to tests/vm/kernels.toml, instead of
+    /// fetching the pinned packages
     #[arg(long)]
     record: bool,
 }
 
 /// The modules that tests need: two to list sockets, one for sockets that the kernel opens, and one
-/// for a router. The modules that these depend on are added.
+/// for a router. Their dependencies are added.
 const MODULES: [&str; 4] = ["tcp_diag", "udp_diag", "cifs", "veth"];
 /// The time between two searches for a newer kernel.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
@@ -56,7 +57,7 @@ struct Kernels {
     kernel: Vec<Kernel>,
 }
 
-/// The record of a cached kernel, a file in the same directory.
+/// The record of a cached kernel: a file in the kernel's folder.
 #[derive(Debug, Serialize, Deserialize)]
 struct CachedKernel {
     package: String,
@@ -64,7 +65,7 @@ struct CachedKernel {
     sha256: String,
     /// The modules that were requested.
     modules: Vec<String>,
-    /// The SHA-256 of each file.
+    /// The SHA-256 of each cached file, by its name.
     files: BTreeMap<String, String>,
 }
 
@@ -74,7 +75,8 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// The folders of all kernels, or of the kernel with this name. Fetches kernels that are not
-/// cached. If the newest kernel cannot be fetched, prints that and leaves it out.
+/// cached. If the kernel without a pin cannot be fetched, prints the error and leaves this kernel
+/// out.
 pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
     let mut kernels = listed()?;
     if let Some(name) = name {
@@ -156,8 +158,8 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the cached kernel with the kernel that is expected now. If no mirror can be reached,
-/// the cached kernel stays in use.
+/// Fetches the kernel again, and replaces the cached one. If no mirror can be reached, the cached
+/// kernel remains in use.
 fn renew(kernel: &Kernel, folder: &Path, cached_kernel: &CachedKernel) -> Result<()> {
     match reach(kernel) {
         Ok(apt) => fetch(kernel, folder, &apt),
@@ -224,7 +226,7 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     let _ = fs::remove_dir_all(&new);
     let unpacked = new.join("unpacked");
     fs::create_dir_all(&unpacked).with_context(|| format!("make {}", unpacked.display()))?;
-    // In the names of all packages of a kernel, the part that changes with a version is the same.
+    // The `*` stands for the same text in the names of all packages of a kernel.
     let version = between(&kernel.packages[0], &package.name)
         .context("a package does not match the pattern of its series")?
         .to_owned();
@@ -246,7 +248,8 @@ fn fetch(kernel: &Kernel, folder: &Path, apt: &Apt) -> Result<()> {
     Ok(())
 }
 
-/// Chooses the pinned package, or else the newest of its series. Also returns whether it is the
+/// Chooses the pinned package. If there is no pin, or if the suite no longer has the pinned
+/// version, chooses the newest package of the series. Also returns whether the package is the
 /// pinned one.
 fn choose(kernel: &Kernel, packages: Vec<Package>) -> Result<(Package, bool)> {
     if let Some(pin) = &kernel.pin
@@ -359,8 +362,8 @@ fn needs(module: &[u8]) -> Vec<String> {
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut pending = vec![folder.to_owned()];
-    // Bound: the number of folders below `folder`. Each is read once, because links are not
-    // followed.
+    // The loop is bounded by the number of folders below `folder`. Each is read once, because links
+    // are not followed.
     while let Some(path) = pending.pop() {
         for entry in fs::read_dir(&path).with_context(|| format!("read {}", path.display()))? {
             let entry = entry?;

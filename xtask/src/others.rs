@@ -1,8 +1,8 @@
 //! Builds two other versions of socklb for tests of upgrades: one has changed kernel programs, and
 //! the other also has another ABI version.
 //!
-//! The sources of both are this tree's, with this change only. They are built separately from this
-//! tree.
+//! Both are built in a copy of this tree. The copy has only these changes, and another version of
+//! the workspace's packages.
 
 use std::fs;
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::command::{output, root, run as run_command, target};
 use crate::test::{PROFILE, suite_cargo, triple};
 use crate::{object, toolchain};
 
-/// Builds both versions and puts them into the folder of the program itself, as `socklb-changed`
-/// and `socklb-next`.
+/// Builds both versions and copies them to the folder `programs`, as `socklb-changed` and
+/// `socklb-next`.
 pub fn build(programs: &Path) -> Result<()> {
     let tree = target().join("others/tree");
     copy_tree(&tree)?;
@@ -24,9 +24,9 @@ pub fn build(programs: &Path) -> Result<()> {
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         write_if_other(&tree.join(file), renumbered(&text, OF_OTHERS).as_bytes())?;
     }
-    // The sources of the programs are the same, but are optimized a little less, which gives other
-    // instructions with the same effect. (With optimization for size, the program of sendmsg needs
-    // more stack than a program may have.) Dependencies are not compiled again.
+    // The changed programs have the same sources, but are compiled with less optimization, which
+    // results in other instructions with the same effect. (With optimization for size, the program
+    // of sendmsg needs more stack than a program may have.) Dependencies are not compiled again.
     let mut compile = toolchain::ebpf_cargo("build");
     compile.args(["--release", "--bin", "socklb", "--config", "profile.release.package.lb-ebpf.opt-level=2"]);
     run_command(&mut compile)?;
@@ -51,8 +51,8 @@ fn build_one(tree: &Path, to: &Path) -> Result<()> {
     // once for all three trees, if their features are the same. The example has no other purpose
     // than to make cargo include the features that tests need.
     build.current_dir(tree).env("CARGO_TARGET_DIR", &folder).env("CARGO_BUILD_BUILD_DIR", target());
-    // The second tree differs from the first by one line, so an incremental build saves a minute,
-    // even if nothing else is built twice.
+    // The second version differs from the first by one line, so an incremental build saves a
+    // minute.
     build.env("CARGO_INCREMENTAL", "1");
     run_command(build.args(["--workspace", "--bin", "socklb", "--example", "agent_keys"]))?;
     let built = folder.join(triple()?).join(PROFILE).join("socklb");
@@ -96,8 +96,8 @@ fn write_if_other(to: &Path, content: &[u8]) -> Result<()> {
     fs::write(to, content).with_context(|| format!("write {}", to.display()))
 }
 
-/// Copies all files that git tracks, except the manifest and the lock file, as they are in the
-/// working directory.
+/// Copies all files of the working directory that git tracks or would add, except the manifest and
+/// the lock file.
 fn copy_tree(to: &Path) -> Result<()> {
     let list = output(Command::new("git").current_dir(root()).args([
         "ls-files",
@@ -106,7 +106,7 @@ fn copy_tree(to: &Path) -> Result<()> {
         "--exclude-standard",
     ]))?;
     for name in list.lines().filter(|name| !["Cargo.toml", "Cargo.lock"].contains(name)) {
-        // The file was deleted, but the deletion is not committed.
+        // git also lists a tracked file that was deleted without a commit.
         let Ok(content) = fs::read(root().join(name)) else { continue };
         write_if_other(&to.join(name), &content)?;
     }

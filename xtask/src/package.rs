@@ -1,8 +1,8 @@
 //! Builds the Debian package: the programs `socklb` and `socklb-sim`, files generated from the
 //! command line, pages of documentation, and everything in `packaging/`.
 //!
-//! Debian's own tools determine the dependencies and write the archive. `packaging/debian` has what
-//! they read, and the scripts that dpkg runs.
+//! Debian's own tools determine the dependencies and write the archive. `packaging/debian` contains
+//! the input of these tools, and the scripts that dpkg runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, root, run as run_command, target};
 use crate::test::{PROFILE, suite_cargo, triple};
 
-/// The packaged programs. The planner does not need the other files.
+/// The packaged programs. The planner (`socklb-sim`) needs none of [`FILES`].
 const PROGRAMS: [&str; 2] = ["socklb", "socklb-sim"];
 
 /// The other files: paths in the repository, in which `*` stands for any text, and where the
-/// package puts them. A place that ends with `/` is a folder.
+/// package puts them. A destination that ends with `/` is a folder.
 const FILES: [(&str, &str); 26] = [
     ("packaging/systemd/socklb.service", "usr/lib/systemd/system/"),
     ("packaging/systemd/socklb-agent.service", "usr/lib/systemd/system/"),
@@ -68,7 +68,7 @@ pub enum From {
     Suite,
 }
 
-/// Builds the package and returns its path. The folder contains no other package.
+/// Builds the package and returns its path. Afterwards, the folder contains only this package.
 pub fn build(from: From) -> Result<PathBuf> {
     // This check comes before the build, because the build takes minutes.
     if let Err(error) = Command::new("dpkg-shlibdeps").arg("--version").output() {
@@ -146,7 +146,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::copy(from, to).map(drop).with_context(|| format!("copy {} to {}", from.display(), to.display()))
 }
 
-/// The files that a pattern of [`FILES`] names. There is at least one.
+/// The files that a pattern of [`FILES`] names. If there is none, returns an error.
 fn matching(pattern: &str) -> Result<Vec<PathBuf>> {
     let Some((before, after)) = pattern.split_once('*') else { return Ok(vec![root().join(pattern)]) };
     let (folder, before) = before.rsplit_once('/').context("a pattern names a folder")?;
@@ -173,7 +173,7 @@ fn write_control(from: From, tree: &Path) -> Result<()> {
     let variables = tree.with_file_name("substvars");
     fs::write(&variables, "shlibs:Depends=\n").with_context(|| format!("write {}", variables.display()))?;
     let variables = format!("-T{}", variables.display());
-    // The programs of the suite are static.
+    // The programs of the suite are linked statically, so they need no libraries.
     if from == From::Release {
         let mut libraries = Command::new("dpkg-shlibdeps");
         // libc6 itself depends on libgcc-s1.

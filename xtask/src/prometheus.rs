@@ -35,8 +35,8 @@ pub fn is_there() -> bool {
 }
 
 fn start(programs: &[&str]) -> bool {
-    // The tests use the fetched programs instead of the machine's, because files may be valid for
-    // one version and not for another.
+    // The tests do not use installed programs of these names, because the shipped files may be
+    // valid for one version and invalid for another.
     programs.iter().all(|name| output(Command::new(program(name)).arg("--version")).is_ok())
 }
 

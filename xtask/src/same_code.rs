@@ -124,7 +124,7 @@ fn renames(text: &str) -> Result<BTreeMap<String, String>> {
     Ok(renames)
 }
 
-/// The tokens of a source that the comparison uses.
+/// The tokens of a source, without those that the comparison ignores.
 pub fn names(text: &str, renames: &BTreeMap<String, String>) -> Result<Vec<String>> {
     let stream: TokenStream = text.parse().ok().context("the source does not parse")?;
     let mut names = Vec::new();
@@ -208,7 +208,8 @@ fn first_difference(old: &[String], new: &[String]) -> Option<(String, String)> 
 
 /// The instructions of an object in a commit.
 fn instructions(base: &str, name: &str) -> Result<Vec<String>> {
-    // Another run may compare at the same time, so the file's name contains the process id.
+    // Another process may run this command at the same time, so the file's name contains the
+    // process id.
     let path = target().join(format!("same-code-{}.o", std::process::id()));
     fs::write(&path, at(base, name)?).with_context(|| format!("write {}", path.display()))?;
     let instructions = disassembly(&path);

@@ -1,5 +1,5 @@
-//! Checks which tools testing needs in addition to stable Rust, and installs missing tools. Prints
-//! each command before it runs.
+//! Checks whether the tools that testing needs in addition to stable Rust are installed, and
+//! installs missing tools. Prints each command before it runs.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -40,13 +40,13 @@ const DENY_VERSION: &str = "0.20.2";
 /// Debian packages, each with one of its files that socklb needs, and the purpose.
 const PACKAGES: [(&str, &str, &str); 22] = [
     ("gcc", "/usr/bin/gcc", "compiles the cryptography of TLS, in the crate ring"),
-    ("libc6-dev", "/usr/include/stdlib.h", "its headers"),
+    ("libc6-dev", "/usr/include/stdlib.h", "C headers for the crate ring"),
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
-    ("cargo-web", toolchain::CARGO, "builds them"),
-    ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "their `core`"),
-    ("rust-web-clippy", "/usr/bin/cargo-clippy", "lints them"),
-    ("llvm-22-dev", "/usr/lib/llvm-22/bin/llvm-config", "the linker is built against it"),
-    ("libpolly-22-dev", "/usr/lib/llvm-22/lib/libPolly.a", "likewise"),
+    ("cargo-web", toolchain::CARGO, "builds the kernel programs"),
+    ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "the source of their `core`"),
+    ("rust-web-clippy", "/usr/bin/cargo-clippy", "lints the kernel programs"),
+    ("llvm-22-dev", "/usr/lib/llvm-22/bin/llvm-config", "bpf-linker is built against it"),
+    ("libpolly-22-dev", "/usr/lib/llvm-22/lib/libPolly.a", "bpf-linker is built against it"),
     ("bpftool", "/usr/sbin/bpftool", "reads maps in tests"),
     ("iproute2", "/usr/bin/ip", "connects network namespaces and lists sockets in tests"),
     ("dpkg-dev", "/usr/bin/dpkg-shlibdeps", "describes the Debian package and the libraries that it needs"),
@@ -57,28 +57,28 @@ const PACKAGES: [(&str, &str, &str); 22] = [
     ),
     ("groff-base", "/usr/bin/groff", "sets the manual pages"),
     ("qemu-system-x86", "/usr/bin/qemu-system-x86_64", "runs the guests of the VM tests"),
-    ("xz-utils", "/usr/bin/xz", "unpacks modules of their kernels"),
-    ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg", "signs these"),
+    ("xz-utils", "/usr/bin/xz", "unpacks kernel modules for the VM tests"),
+    ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg", "verifies these kernels"),
     ("nftables", "/usr/sbin/nft", "is compared with socklb in the benchmark of connects"),
     (
         "haproxy",
         "/usr/sbin/haproxy",
-        "likewise, and a backend in tests; its service has nothing to listen on",
+        "is compared with socklb in the same benchmark, and a backend in tests; its service has nothing to listen on",
     ),
     ("nginx-light", "/usr/sbin/nginx", "a backend in tests; if systemd runs, its service listens on port 80"),
-    ("gunicorn", "/usr/bin/gunicorn", "likewise; it has no service"),
+    ("gunicorn", "/usr/bin/gunicorn", "a backend in tests; it has no service"),
     ("bind9", "/usr/sbin/named", "a DNS server in tests; if systemd runs, its service listens on port 53"),
-    ("bind9-dnsutils", "/usr/bin/nsupdate", "changes its records"),
+    ("bind9-dnsutils", "/usr/bin/nsupdate", "changes records of the DNS server in tests"),
 ];
 
-/// How long setup waits for another package manager to finish. A machine that has just been booted
-/// first updates itself.
+/// The maximum time for which setup waits for another package manager. A machine that has just been
+/// booted may be installing updates.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The pause between two attempts while another package manager works.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// The beginning of apt's message, in English, if another package manager is at work.
+/// A part of apt's English message that another package manager holds a lock.
 const LOCKED: &str = "Could not get lock";
 
 /// Something that is missing, and the commands that install it.
@@ -105,7 +105,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if !Path::new("/usr/bin/apt-get").exists() {
         bail!(
-            "this machine has no apt-get, and only Debian's and Ubuntu's packages are known here; {by_hand}"
+            "this machine has no apt-get, and setup can install only packages of Debian and Ubuntu; {by_hand}"
         );
     }
     if !rustix::process::geteuid().is_root() {
@@ -126,8 +126,8 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Installs the components of the stable toolchain with which a run checks the host's code while
-/// [`run`] installs the rest.
+/// Installs missing components of the stable toolchain. They are installed first, because a run of
+/// the tests checks the host's code with them while [`run`] installs the other tools.
 pub fn install_components() -> Result<()> {
     for mut one in missing_components() {
         println!("missing: {}", one.what);
@@ -156,8 +156,8 @@ fn missing(licences: bool) -> Vec<Missing> {
     if !has_version("bpf-linker", LINKER_VERSION) {
         let mut install = cargo_install("bpf-linker", LINKER_VERSION);
         install.args(["--no-default-features", "--features", "llvm-22"]);
-        // The build script looks for the library in the first variable, and llvm-sys looks for
-        // headers in the second.
+        // bpf-linker's build script finds the library by the first variable, and llvm-sys finds
+        // headers by the second.
         install.env("LLVM_PREFIX", LLVM).env("LLVM_SYS_221_PREFIX", LLVM);
         let what = format!("bpf-linker {LINKER_VERSION} (links the kernel programs; about a minute)");
         missing.push(Missing { what, commands: vec![install] });
@@ -168,11 +168,12 @@ fn missing(licences: bool) -> Vec<Missing> {
     }
     let programs = [
         (prometheus::is_there(), "prometheus", "scrapes the daemon in tests"),
-        (CONSUL.is_settled(), "consul", "endpoint lists come from it in tests"),
+        (CONSUL.is_settled(), "consul", "serves endpoint lists in tests"),
         (ENVOY.is_settled(), "envoy", "reads the daemon's files in a test"),
     ];
     for (_, name, purpose) in programs.into_iter().filter(|(is_there, ..)| !is_there) {
-        // Not `cargo xtask`, which would wait for the check that runs at the same time.
+        // This program is started directly, because `cargo xtask` would wait for the check that
+        // runs at the same time.
         let mut fetch = Command::new(std::env::current_exe().expect("the path of the running program"));
         fetch.arg(name);
         missing.push(Missing {
@@ -199,15 +200,16 @@ fn missing_components() -> Vec<Missing> {
 
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
-    // `run_patiently` reads apt's output, so it must be in English. apt itself waits only for
-    // dpkg's lock.
+    // `run_patiently` parses apt's output, so the output must be in English. apt itself waits only
+    // for dpkg's lock.
     command.env("LC_ALL", "C");
     command.args(["--option", &format!("DPkg::Lock::Timeout={}", PATIENCE.as_secs())]);
     command
 }
 
-/// Prints a command and runs it. If it fails because another package manager is at work, repeats
-/// it: apt waits for dpkg's lock, but not for the locks of its own lists and archives.
+/// Prints a command and runs it. If the command fails because another package manager holds a lock,
+/// repeats the command: apt waits for dpkg's lock, but not for the locks of its own lists and
+/// archives.
 fn run_patiently(command: &mut Command, patience: Duration, pause: Duration) -> Result<()> {
     let text = describe(command);
     println!("$ {text}");
@@ -265,8 +267,8 @@ fn build_folder() -> PathBuf {
 mod tests {
     use super::*;
 
-    /// A substitute for apt. It finds the lock taken once for each line of the file, and removes a
-    /// line each time.
+    /// A substitute for apt. While the file `lines` is not empty, each run removes one of its
+    /// lines, and fails as if another process held the lock.
     fn fails_as_often_as(lines: &Path) -> Command {
         let mut command = Command::new("sh");
         let script = "test -s $0 || exit 0; sed -i 1d $0; echo 'E: Could not get lock /l. It is held by 1 (apt)' >&2; exit 100";
@@ -287,7 +289,7 @@ mod tests {
         let mut other = Command::new("sh");
         other.args(["-c", "echo 'E: Unable to locate package a' >&2; exit 100"]);
         let error = run_patiently(&mut other, PATIENCE, Duration::ZERO).unwrap_err();
-        assert!(error.to_string().contains("exit status: 100"), "any other failure is one: {error}");
+        assert!(error.to_string().contains("exit status: 100"), "every other failure is returned: {error}");
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,9 +1,9 @@
-//! `cargo xtask test`: sets up, checks, builds everything once, and then runs every tier of tests,
-//! beginning with the cheapest.
+//! `cargo xtask test`: installs tools, checks the code, builds everything once, and then runs every
+//! tier of tests, beginning with the cheapest.
 //!
-//! A part is skipped if `tests/passed.toml` records that it has passed with the same inputs; the
-//! run prints which parts it skips. `--all` skips nothing. A run ends with a line per tier, the
-//! slowest tests, and the total time.
+//! A part is skipped if `tests/passed.toml` records that it has passed with the same inputs. The
+//! run prints the names of skipped parts. `--all` skips nothing. A run ends with a line per tier,
+//! the slowest tests, and the total time.
 
 mod build;
 
@@ -52,7 +52,8 @@ pub struct Options {
     /// Run only the tiers and tests that the changes since the base commit can break
     #[arg(long, conflicts_with_all = ["tier", "all"])]
     changed: bool,
-    /// The commit to compare with; default: the commit at which the work left the main branch
+    /// The commit to compare with; default: the commit at which this branch left the main branch,
+    /// or else the commit in tests/passed.toml
     #[arg(long, value_name = "COMMIT")]
     base: Option<String>,
     /// Tier vm: record the verifier's counts on each kernel, instead of testing
@@ -66,8 +67,8 @@ const LONG: &str = "SOCKLB_TEST_LONG";
 /// The number of the slowest tests that are listed.
 const SLOWEST: usize = 20;
 
-/// The tests of the package in a normal run. They use a package of the suite's own build, for one
-/// installation, use, upgrade and purge.
+/// The tests of the package that run if the package's inputs are unchanged. They install, use,
+/// upgrade and purge a package of the suite's own build.
 const SHORT_PACKAGE: [&str; 2] = [
     "service::an_upgrade_restarts_the_daemon_and_retains_the_programs",
     "contents::removal_and_purge_leave_only_the_user",
@@ -119,9 +120,10 @@ struct Suite<'o> {
     /// The steps before the tests, with their duration in seconds.
     steps: Vec<(&'static str, f64)>,
     summaries: Vec<Summary>,
-    /// The parts that the run has skipped, because of the record.
+    /// The parts that the run has skipped, because `tests/passed.toml` records that they have
+    /// passed.
     relied: Vec<String>,
-    /// Whether the other versions of socklb are built.
+    /// Whether the other versions of socklb are built (`others`).
     others_built: bool,
 }
 
@@ -163,8 +165,9 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Sets up, and at the same time checks and builds what needs only the stable toolchain. On a
-    /// new machine, set-up takes minutes, and mostly waits for disks and the network.
+    /// Runs set-up, and at the same time checks and builds the code that needs only the stable
+    /// toolchain. On a new machine, set-up takes minutes, and mostly waits for disks and the
+    /// network.
     fn prepare(&mut self) -> Result<Built> {
         setup::install_components()?;
         let lints = !self.relies_on(Part::Lints)?;
@@ -179,7 +182,7 @@ impl<'o> Suite<'o> {
             });
             let built = self.check_and_build(lints)?;
             let seconds = set_up.join().expect("set-up does not panic")?;
-            self.steps.push(("beside these set-up and check of kernel programs", seconds));
+            self.steps.push(("at the same time, set-up and check of kernel programs", seconds));
             anyhow::Ok(built)
         })?;
         if lints {
@@ -205,7 +208,7 @@ impl<'o> Suite<'o> {
         Ok(!self.options.all && self.passed.has(part)?)
     }
 
-    /// Whether the run skips a part because of the record. If it does, notes that.
+    /// Whether the run skips a part because of the record. If it does, adds the part to `relied`.
     fn relies_on(&mut self, part: Part) -> Result<bool> {
         let relies = self.skips(part)?;
         if relies {
@@ -288,7 +291,7 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Runs one tier. Fails if one of its tests fails.
+    /// Runs one tier. Returns an error if one of its tests fails.
     fn tier(&mut self, tier: Tier, built: &Built, filters: &[String]) -> Result<()> {
         if let Some(what) = tier.needs_root()
             && !rustix::process::geteuid().is_root()
@@ -383,7 +386,7 @@ impl<'o> Suite<'o> {
         }
         if !strict.is_empty() {
             bail!(
-                "tier {}: unsteady tests of accounting, adoption or upgrades: {}; that they pass when they run alone may hide a race",
+                "tier {}: unsteady tests of accounting, adoption or upgrades: {}; they pass when they run alone, but a race may be the reason",
                 tier.name(),
                 strict.join(", ")
             );
@@ -391,8 +394,8 @@ impl<'o> Suite<'o> {
         Ok(())
     }
 
-    /// Whether a test of tier local is one that guards accounting, adoption or upgrades. `label` is
-    /// the label of the test.
+    /// Whether `label` is the label of a test in tier local that guards accounting, adoption or
+    /// upgrades.
     fn is_strict(&self, label: &str) -> bool {
         label.strip_prefix("lb-tests/local::").is_some_and(|test| self.modules.is_strict(test))
     }
@@ -461,8 +464,8 @@ impl<'o> Suite<'o> {
     }
 }
 
-/// Installs tools, and downloads the crates and kernels that the run needs. The tiers need no
-/// network.
+/// Installs tools, and downloads the crates and kernels that the run needs. After this, the tiers
+/// need no network.
 fn set_up(licences: bool, guests: bool) -> Result<()> {
     setup::run(&setup::Options::install(licences))?;
     for manifest in ["Cargo.toml", "lb-ebpf/Cargo.toml"] {

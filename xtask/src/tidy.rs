@@ -41,13 +41,13 @@ const EDGES: [(&str, Allowed); 23] = [
             "xxhash-rust",
         ]),
     ),
-    // Draws what other crates have computed.
+    // Draws charts of values that other crates have computed.
     ("lb-svg", Allowed::Exactly(&[])),
     // The planner decides like the daemon and chooses like the kernel, but depends on neither.
     ("lb-sim", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-report", "lb-svg", "lb-view"])),
-    // Reads the files that both the planner and the daemon read.
+    // Parses the files that both the planner and the daemon read.
     ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document", "lb-report"])),
-    // Requests lists from servers. The lists are text, which `lb-config` reads.
+    // Requests lists from servers. `lb-config` parses the lists.
     (
         "lb-discovery",
         Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-document", "lb-host", "lb-http"]),
@@ -96,8 +96,8 @@ const EDGES: [(&str, Allowed); 23] = [
     ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
     // Scenarios that tests run on the simulated kernel and on a real one.
     ("lb-contract", Allowed::Ours(&["lb-view"])),
-    // The tests run the program as an operator does, never as a library. They read its output with
-    // the types in which it writes it.
+    // The tests run the program as an operator does, never as a library. They parse its output with
+    // the types from which the program generates the output.
     ("lb-tests", Allowed::Ours(&["lb-common", "lb-contract", "lb-report", "lb-suite", "lb-view"])),
     // Benchmarks and fault injection use the stage of the tests, but are not built with the tests.
     (
@@ -199,7 +199,7 @@ static IDIOMS: [Idiom; 7] = [
 /// randomness, no thread, no file and no socket.
 static PURE_ROOMS: [&str; 4] =
     ["crates/lb-core/src", "lb-user/src/controller", "crates/lb-report/src", "lb-common/src"];
-/// Folders of tests inside the pure folders. Tests may use a clock and the like.
+/// Folders of tests inside the pure folders. These tests may use a clock, threads and files.
 static NOT_PURE: [&str; 1] = ["lb-user/src/controller/scripts"];
 /// Texts that show that code is not pure.
 static IMPURE: [&str; 10] = [
@@ -258,7 +258,7 @@ pub fn run() -> Result<()> {
 }
 
 /// A fault if a count differs from the recorded number `most`, which may only fall. `file` in
-/// `xtask/src/tidy` has the number, and `advice` is for a count that has grown.
+/// `xtask/src/tidy` defines the number. `advice` is a part of the fault if the count has grown.
 fn ratchet(
     file: &str,
     most: usize,
@@ -323,7 +323,7 @@ fn object_is_fresh(faults: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a line contains these words, not as parts of other words.
+/// Whether a line contains these words as whole words.
 fn has_word(line: &str, words: &str) -> bool {
     let is_part = |end: Option<char>| end.is_some_and(|end| end.is_alphanumeric() || end == '_');
     line.match_indices(words).any(|(at, _)| {

@@ -1,4 +1,4 @@
-//! The only place that chooses the toolchain for the kernel objects.
+//! Chooses the toolchain for the kernel objects. No other file chooses it.
 //!
 //! The programs are built for a target without a compiled `core`. Compiling `core` needs the source
 //! of the standard library and an unstable flag. Debian's `rustc-web` provides a compiler, its
@@ -44,8 +44,8 @@ pub fn ebpf_cargo(subcommand: &str) -> Command {
         // The BTF is made from debug information. The shipped object contains only the BTF.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
-        // This allows atomics that return a value. Programs that do not use them still load on
-        // kernels that lack them.
+        // This instruction set has atomics that return a value. Programs without such atomics still
+        // load on kernels that do not support them.
         "-Ctarget-cpu=v3".to_owned(),
         // If a stack slot once held a pointer and later holds a number, verifiers that guard
         // against leaks report a "corruption of a spilled pointer". Without CAP_PERFMON every
@@ -90,7 +90,7 @@ fn path_with(directory: &Path) -> OsString {
     path
 }
 
-/// The versions that determine the object's bytes, in the form in which the record has them.
+/// The versions that determine the objects' bytes, formatted as in the record.
 pub fn versions() -> Result<String> {
     let rustc = output(Command::new(RUSTC).arg("-V"))?;
     let linker = output(Command::new(tool("bpf-linker")).arg("--version"))?;
@@ -99,8 +99,8 @@ pub fn versions() -> Result<String> {
 }
 
 /// Copies an object without its debug information. Also removes what depends on this machine from
-/// the names of functions: if a crate is outside of the workspace, as `lb-common` is for the
-/// programs, cargo hashes the crate's path into each of its symbols.
+/// the names of functions: the symbols of a crate outside of the workspace, such as `lb-common` for
+/// the kernel programs, contain a hash of the crate's path.
 pub fn strip(from: &Path, to: &Path) -> Result<()> {
     let tools = Path::new(LLVM).join("bin");
     let symbols = output(Command::new(tools.join("llvm-nm")).arg("--just-symbol-name").arg(from))?;
@@ -129,7 +129,8 @@ mod tests {
         let plain = "lb_report::wire::siphash::siphash::<9>";
         assert_eq!(without_hashes(&of("ho8eaAdBOo1", "jKfn8pDsb8L")), plain);
         assert_eq!(without_hashes(&of("dUGmHBmkQwQ", "1RzCvhXYFMt")), plain);
-        // References count bytes, including those of a hash, and the lengths of hashes differ.
+        // Back references in a symbol are byte positions. The hashes before these positions have
+        // different lengths.
         let turn = |report: &str, program: &str, at: &str| {
             without_hashes(&format!(
                 "_RINvNtCs{report}_9lb_report5frame4turnNtNtCs{program}_9responder6packet6PacketEB{at}_"

@@ -36,7 +36,7 @@ impl Probe {
     }
 
     /// Sends a datagram that names its destination, and returns the name that answers. The answer
-    /// must come from that address.
+    /// must come from the address `to`.
     #[track_caller]
     pub fn query(&mut self, socket: SocketId, to: &str) -> String {
         succeeded(&format!("sending to {to}"), self.send_datagram(socket, to));

@@ -34,7 +34,7 @@ pub struct Built {
 }
 
 impl Built {
-    /// The test program of an integration test of the kernel tests.
+    /// The test program of an integration test in the package [`KERNEL_TESTS`].
     pub fn kernel_test(&self, name: &str) -> Result<&TestProgram> {
         let is_it = |test: &&TestProgram| test.target.package == KERNEL_TESTS && test.target.name == name;
         self.tests.iter().find(is_it).with_context(|| format!("cargo has built no test program {name}"))
@@ -46,8 +46,8 @@ impl Built {
 pub enum What {
     /// The whole workspace.
     Everything,
-    /// What one tier needs. If `filtered` is set, only its integration tests, without the unit
-    /// tests of the same packages.
+    /// The programs and tests of one tier. If `filtered` is set, the unit tests of the tier's
+    /// packages are left out.
     Tier { tier: Tier, filtered: bool },
 }
 
@@ -104,7 +104,7 @@ pub fn suite_cargo(subcommand: &str) -> Result<Command> {
         command.env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
     }
     if std::env::var_os("CI").is_some() {
-        // On a build server nothing is built twice.
+        // On a build server, no later build can use the incremental state.
         command.env("CARGO_INCREMENTAL", "0");
     }
     Ok(command)

@@ -24,7 +24,8 @@ impl Changed {
         for file in files(commit)?.iter().filter(|file| file.ends_with(".rs")) {
             let Some(package) = package(workspace, file) else { continue };
             let now = std::fs::read_to_string(root().join(file)).unwrap_or_default();
-            // A file that the commit does not have, under any name, is new, and so are its tests.
+            // If the commit contains the file neither under its present nor under its old name, all
+            // tests of the file are new.
             let old_name = renamed.get(file.as_str()).copied().unwrap_or(file);
             let before = git(&["show", &format!("{commit}:{old_name}")]).unwrap_or_default();
             let before = functions(&before);
@@ -48,7 +49,7 @@ impl Changed {
     }
 }
 
-/// For files that git shows as renamed: the old name by the new name. The lines have the form
+/// The old name, by the new name, of each file that git reports as renamed. The lines have the form
 /// `R<similarity>`, old name, new name.
 fn old_names(renamed: &str) -> BTreeMap<&str, &str> {
     let names = renamed.lines().filter_map(|line| {
@@ -66,8 +67,8 @@ pub fn files(commit: &str) -> Result<Vec<String>> {
     Ok(changed.lines().chain(new.lines()).map(str::to_owned).collect())
 }
 
-/// The commit with which work is compared: the one at which it left the main branch, or else the
-/// `recorded` one.
+/// The commit with which the working tree is compared: the commit at which HEAD left the main
+/// branch. If HEAD is on the main branch, `recorded`, if this commit exists.
 pub fn base(recorded: Option<&str>) -> Option<String> {
     let head = git(&["rev-parse", "HEAD"]).ok()?;
     let fork = ["origin/main", "main"].iter().find_map(|branch| git(&["merge-base", "HEAD", branch]).ok());
@@ -80,8 +81,8 @@ fn git(arguments: &[&str]) -> Result<String> {
     output(Command::new("git").current_dir(root()).args(arguments))
 }
 
-/// The package to which a file belongs. If folders of several packages contain the file, it is the
-/// innermost.
+/// The package to which a file belongs. If folders of several packages contain the file, the result
+/// is the package with the innermost folder.
 pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
     let path = root().join(file);
     let above = workspace.folders.iter().filter(|(_, folder)| path.starts_with(folder));
@@ -90,8 +91,8 @@ pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
         .map(|(package, _)| package.as_str())
 }
 
-/// The test functions of a formatted file, each with its code. Names, comments and strings are left
-/// out, because a change of these does not change how steady a test is.
+/// The test functions of a formatted file, each with its code. The code does not contain the tests'
+/// names, comments and strings, because their change cannot make a test unsteady.
 fn functions(text: &str) -> Vec<(&str, Vec<String>)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();

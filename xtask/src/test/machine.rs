@@ -1,8 +1,8 @@
-//! Prepares this machine for a run: there must be enough free space on its disks, and no remains of
+//! Prepares this machine for a run: checks the free space on its disks, and removes the remains of
 //! killed runs.
 //!
 //! When a test is killed, its namespaces, mounts and pins end with its processes, and the next test
-//! removes its cgroups. Only its folders stay.
+//! removes its cgroups. Only its folders remain.
 
 use std::fs;
 use std::path::Path;
@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::target;
 
-/// The space that is needed: for the test programs and a set of logs, and for temporary files of a
-/// test.
+/// The required free space in bytes: for the test programs and the logs of a run, and for temporary
+/// files of tests.
 const ROOM: [(Place, u64); 2] = [(Place::Target, 6 << 30), (Place::Temporary, 1 << 30)];
 
 #[derive(Clone, Copy)]
@@ -25,7 +25,7 @@ enum Place {
 /// The prefix of the tests' folders (tests/stage/namespace.rs).
 const FOLDERS: &str = "socklb-test-";
 
-/// No run takes this long, so an older folder does not belong to a run that still works.
+/// No run takes this long, so an older folder does not belong to a current run.
 const OLD: Duration = Duration::from_secs(3 * 3600);
 
 /// Checks the free space, and removes remains.
@@ -57,7 +57,7 @@ fn check_room(folder: &Path, free: u64, needed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Removes the folders of tests that have not changed for `old`. Returns the number of removed
+/// Removes tests' folders that were modified at least `old` ago. Returns the number of removed
 /// folders.
 fn remove_old(temporary: &Path, old: Duration) -> Result<usize> {
     let mut removed = 0;

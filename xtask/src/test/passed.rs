@@ -1,9 +1,9 @@
-//! Which parts of the suite have passed, and with which inputs. A part that depends on a few files
-//! runs only if one of these files has changed.
+//! Records which parts of the suite have passed, and with which inputs. A part that depends on a
+//! few files runs only if one of these files has changed.
 //!
 //! The record is `tests/passed.toml`. A run writes it, and a developer commits it. The next run
-//! skips parts that have passed with the same inputs, and prints which. `cargo xtask test --all`
-//! skips nothing.
+//! skips parts that have passed with the same inputs, and prints their names. `cargo xtask test
+//! --all` skips nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,8 +39,8 @@ impl Part {
         }
     }
 
-    /// The files and folders on which the part depends. A module of the local tests is left out if
-    /// guests do not run it.
+    /// The files and folders on which the part depends. [`Passed`] leaves the modules of the local
+    /// tests out that guests do not run.
     fn inputs(self) -> &'static [&'static str] {
         match self {
             Self::Guests => &[

@@ -21,7 +21,7 @@ use crate::toolchain::tools;
 const SILENCE: Duration = Duration::from_secs(600);
 
 /// The number of tests of the tiers `product` and `local` that run at the same time for each CPU.
-/// It is more than one, because many of these tests wait for processes and times.
+/// It is more than one, because many of these tests wait for other processes or until a time.
 const WAITING_THREADS_PER_CPU: usize = 2;
 
 /// How many times new and changed tests run.
@@ -32,7 +32,7 @@ pub struct Plan<'a> {
     /// The tier's name.
     pub name: &'a str,
     pub programs: &'a [&'a TestProgram],
-    /// Run only tests whose names contain one of these; all tests if the list is empty.
+    /// Run only tests with names that contain one of these texts; all tests if the list is empty.
     pub filters: &'a [String],
     /// The table of the modules of the local tests.
     pub modules: &'a Modules,
@@ -43,7 +43,8 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Runs every program to its end. Then runs new and changed tests again, and then failed ones.
+    /// Runs every program to its end. Then runs failed tests a second time, one at a time
+    /// (`lb_suite::retry`).
     pub fn run(&self) -> Result<Summary> {
         let began = Instant::now();
         let mut summary = Summary { name: self.name.to_owned(), ..Summary::default() };
@@ -192,7 +193,7 @@ impl Plan<'_> {
         let ended = lines(&mut command, SILENCE, |line| {
             run.line(line);
             last.push(line.to_owned());
-            // If the program dies, only this many lines are shown.
+            // If the program dies, at most its last 30 lines are shown.
             last.drain(..last.len().saturating_sub(30));
             writeln!(log, "{line}").context("write the log")
         })?;
@@ -213,7 +214,7 @@ impl Plan<'_> {
     }
 }
 
-/// The command that runs a test program in the way in which cargo would.
+/// The command that runs a test program with cargo's working directory and variables.
 fn command(program: &TestProgram) -> Command {
     let mut command = Command::new(&program.path);
     command
@@ -228,8 +229,8 @@ pub fn list(program: &TestProgram) -> Result<Vec<String>> {
     Ok(lb_suite::names(&output(command(program).args(LIST))?))
 }
 
-/// Runs a command and passes on the lines of both its outputs. Returns how it ended. Kills it if it
-/// is silent for too long.
+/// Runs a command, and calls `line` with each line of its standard output and standard error. Kills
+/// the command if it prints nothing for `silence`. Returns a description of the command's end.
 fn lines(
     command: &mut Command,
     silence: Duration,
@@ -239,7 +240,8 @@ fn lines(
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("copy a pipe")?).stderr(writer);
     let mut child =
         command.spawn().with_context(|| format!("start {}", command.get_program().to_string_lossy()))?;
-    // The command holds the writing ends of the pipe. They must be closed, or the pipe never ends.
+    // `command` still contains the writing ends of the pipe. If they were not closed here, reading
+    // from the pipe would never end.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {

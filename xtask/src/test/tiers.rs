@@ -1,5 +1,5 @@
-//! Which tier runs which test target. Each target belongs to exactly one tier; otherwise `cargo
-//! xtask tidy` fails.
+//! Assigns each test target to the tier that runs it. If a target belongs to no tier, `cargo xtask
+//! tidy` fails.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::command::{cargo, output};
 
-/// A tier, the cheapest first.
+/// The tiers, the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Tier {
     /// Pure code: the contract, the decisions, the planner and the house rules. Needs no root, runs
@@ -88,11 +88,11 @@ const PACKAGES: [(&str, Tier); 23] = [
     ("lb-fuzz", Tier::Product),
     ("lb-bench", Tier::Product),
     ("lb-inject", Tier::Product),
-    // This does not hold for the integration tests below.
+    // `KERNEL_TIERS` lists the integration tests of this package that are in other tiers.
     (KERNEL_TESTS, Tier::Local),
 ];
 
-/// The package with the tests that run the program.
+/// The package with the tests that run the program `socklb`.
 pub const KERNEL_TESTS: &str = "lb-tests";
 
 /// The integration tests of [`KERNEL_TESTS`] that are not in tier `local`.
@@ -129,7 +129,7 @@ impl Target {
     }
 }
 
-/// The part of cargo's metadata about the workspace.
+/// The workspace's targets, libraries, folders and dependencies, from cargo's metadata.
 pub struct Workspace {
     /// All targets with tests.
     pub targets: Vec<Target>,
@@ -176,8 +176,8 @@ impl Workspace {
         Ok(found)
     }
 
-    /// These packages, and all packages that use them. The kernel tests and the fault injection
-    /// start the program, so they use it.
+    /// The changed packages, and all packages that use them. The kernel tests and the fault
+    /// injection start the program `socklb`, so they use `lb-user`.
     pub fn affected<'p>(&self, changed: impl Iterator<Item = &'p str>) -> BTreeSet<String> {
         let mut affected: BTreeSet<String> = changed.map(str::to_owned).collect();
         let starts = |package: &str| [KERNEL_TESTS, "lb-inject"].contains(&package);
@@ -193,7 +193,8 @@ impl Workspace {
         }
     }
 
-    /// Test targets without a tier, and tiers' packages and targets that do not exist.
+    /// One message for each test target without a tier, and for each package or target in the
+    /// tables of this file that does not exist.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for target in self.targets.iter().filter(|target| target.tier().is_none()) {

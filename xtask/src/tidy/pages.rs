@@ -43,7 +43,8 @@ pub fn file(
             }
         }
     }
-    // Before its checklists, the page may name types that must not be used.
+    // In CONTRIBUTING.md, the text before the checklists is not checked: it may name types that do
+    // not exist, as bad examples.
     let begin = text.lines().position(|line| line == "## Checklists").unwrap_or(0);
     let lines = text.lines().enumerate().skip(begin);
     for (number, line) in lines.filter(|_| FOR_ENGINEERS.contains(&name)) {
@@ -73,7 +74,7 @@ fn pages(line: &str) -> impl Iterator<Item = &str> {
         let end =
             rest.find(|c: char| !(c.is_ascii_alphanumeric() || "/-_.".contains(c))).unwrap_or(rest.len());
         let (path, _) = rest[..end].rsplit_once(".md")?;
-        // This is the end of a longer path, which may begin in another folder.
+        // After a `/`, the text is the end of a longer path, which may begin in another folder.
         let is_part = line[..begin].ends_with('/');
         (!is_part).then(|| &rest[..path.len() + ".md".len()])
     })
@@ -96,8 +97,9 @@ fn tests(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The types that a line names, as in `` `Stage` `` and `` `Stage::new` ``. For each type, the
-/// definitions that must exist. For each definition, the ways in which it may be written.
+/// The types that a line names, as in `` `Stage` `` and `` `Stage::new` ``. Each type has a list of
+/// the definitions that must exist. Each definition is a list of the ways in which it may be
+/// written.
 fn types(line: &str) -> impl Iterator<Item = (&str, Vec<Vec<String>>)> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let (name, member) = quoted.split_once("::").unwrap_or((quoted, ""));

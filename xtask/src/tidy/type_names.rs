@@ -11,7 +11,7 @@ use super::ratchet;
 /// The number of type names with more than one definition. Lower it when the number falls.
 const MOST: usize = 31;
 
-/// The keywords that a type's name follows.
+/// The keywords before a type's name in its definition.
 const KEYWORDS: [&str; 4] = ["struct", "enum", "trait", "union"];
 
 /// Counts the duplicate names in the sources of the product's crates, which are `lb-*/src` and
@@ -22,7 +22,7 @@ pub fn count(sources: &BTreeMap<String, String>, faults: &mut Vec<String>) -> Re
     let advice = || {
         let named: Vec<String> =
             duplicates.iter().map(|(name, files)| format!("{name} ({})", files.join(", "))).collect();
-        format!("rename the new type to what only it is. All of them: {}", named.join("; "))
+        format!("give the new type a name that no other type has. All duplicates: {}", named.join("; "))
     };
     faults.extend(ratchet("type_names.rs", MOST, count, "type names are defined more than once", advice));
     Ok(count)
@@ -60,7 +60,7 @@ fn module(file: &str) -> &str {
     root.unwrap_or(path)
 }
 
-/// What a source defines, without code that is compiled only for tests.
+/// The definitions in a source, without code that is compiled only for tests.
 #[derive(Default)]
 struct Definitions {
     types: Vec<String>,
@@ -84,7 +84,7 @@ impl Definitions {
                     rest = next;
                 }
                 (TokenTree::Ident(keyword), [TokenTree::Ident(name), ..]) => {
-                    // `union` is a keyword only before a name.
+                    // `union` is a keyword only before the name of a type.
                     let name = name.to_string();
                     if KEYWORDS.iter().any(|known| keyword == known) && name.starts_with(char::is_uppercase) {
                         self.types.push(name);

@@ -54,8 +54,8 @@ pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults:
     }
 }
 
-/// The identifiers of a line, and those of its strings that are names, which have no blank. Names
-/// of one letter are left out.
+/// The identifiers of a line, and its strings without a blank, because these strings are names.
+/// Names of one letter are left out.
 fn names(line: &str) -> Vec<&str> {
     let mut names = Vec::new();
     // Every second piece is a string, if no string continues over the end of a line.
