@@ -1,7 +1,7 @@
 //! Datagrams that reach an agent from several addresses. Some senders have a key, and others have
-//! none. The text determines the order of the datagrams, and when the backends change between them.
-//! The program that answers in place of the agent is compiled for this host. That program processes
-//! every datagram that the agent's socket processes.
+//! none. The text determines the order of the datagrams, and the changes of the backends between
+//! them. The kernel program that answers in place of the agent is compiled for this host, and
+//! processes every datagram that the agent's socket processes.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -103,7 +103,7 @@ fn requester(number: u8) -> Requester {
     Requester { address, via: Via { socket: 0, local: None } }
 }
 
-/// The longest payload that fits into a frame here.
+/// The longest payload that fits into a frame of this file, in bytes.
 const LONGEST: usize = 2 * BYTES - 8;
 
 /// The maps of the program, filled as the agent would have filled them at this moment.

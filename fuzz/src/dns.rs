@@ -1,4 +1,4 @@
-//! Answers of DNS servers. The first byte of a text decides which request is answered: one for
+//! Answers of DNS servers. The first byte of a text determines whether the request was for
 //! addresses or for SRV records, and whether the service has an IPv6 address. The rest of the text
 //! is the message.
 

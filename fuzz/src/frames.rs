@@ -159,8 +159,8 @@ impl World {
             last.repeated_ns = before.0.repeated_ns;
             assert_eq!((last, until), before, "a datagram that is not believed changes nothing");
         }
-        // The network stack gives the socket as many bytes as the header states. If the frame has
-        // fewer, the socket gets nothing.
+        // The network stack delivers as many bytes to the socket as the UDP header states. If the
+        // frame has fewer bytes, the socket receives nothing.
         let udp_length =
             u16::try_from(8 + payload.len()).expect("a short one").wrapping_add_signed(shape.length_off);
         let body = usize::from(udp_length).checked_sub(8).and_then(|length| payload.get(..length));

@@ -16,8 +16,8 @@ pub fn requests(text: &[u8]) {
     }
     let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
     let status: u16 = status.and_then(|code| str::from_utf8(code).ok()?.parse().ok()).expect("a status line");
-    // Requests cannot succeed, because the daemon does not answer. But no failure may be the
-    // server's own error.
+    // Requests cannot succeed, because the daemon does not answer. But no status may be 500, which
+    // is an error in the server itself.
     assert!((400..500).contains(&status) || status == 503 || status == 505, "status {status}");
 }
 

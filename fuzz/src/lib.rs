@@ -42,7 +42,7 @@ pub mod variation;
 
 /// A reader.
 pub struct Target {
-    /// The name of the reader, which is also that of its corpus and of its dictionary.
+    /// The name of the reader, of its corpus and of its dictionary.
     pub name: &'static str,
     /// Reads a text. Panics if a property does not hold.
     pub read: fn(&[u8]),
@@ -108,8 +108,7 @@ fn configuration(text: &[u8]) {
 fn agent_configuration(text: &[u8]) {
     let path = Path::new("agent.toml");
     let key_file = |path: &Path| -> Result<Keys<BackendKey>, String> {
-        // If a name consists of digits, it is a file with one key. Otherwise the file cannot be
-        // read.
+        // A path that consists of digits is a file with one key. No other file can be read.
         let name = path.to_string_lossy();
         let is_key = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
         let line = if is_key { format!("1 {}", "0f".repeat(16)) } else { String::new() };
@@ -152,7 +151,8 @@ fn endpoint_file(text: &[u8], path: &Path) {
         services: &services,
         hosts: &endpoints::NO_HOSTS,
     };
-    // Every host name has two addresses. Other names may have one of these as well.
+    // Every host name has two addresses: one that all names have, and one that all names with the
+    // same first byte have.
     let names = endpoints::parse(text, &bare).map(|parsed| parsed.hosts).unwrap_or_default();
     let addresses = |name: String| -> (Arc<str>, Arc<[IpAddr]>) {
         let first = name.bytes().next().unwrap_or_default();

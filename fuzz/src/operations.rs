@@ -1,5 +1,5 @@
-//! Reads a text as a sequence of operations. Each number is read from the front of what is left of
-//! the text.
+//! Reads a text as a sequence of operations. Each number is read from the beginning of the unread
+//! part of the text.
 
 /// The part of a text that was not read yet.
 pub struct Operations<'t>(&'t [u8]);

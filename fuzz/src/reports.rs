@@ -77,8 +77,8 @@ pub fn senders(text: &[u8]) {
     assert!(world.senders.sick().is_empty(), "every report expires");
 }
 
-/// All possible targets of requests. They are computed once, because deriving their keys takes
-/// longer than everything else that a text needs.
+/// All possible targets of requests. They are computed only once, because deriving their keys takes
+/// longer than the rest of the work for a text.
 static ALL: LazyLock<Vec<Target>> = LazyLock::new(|| {
     let names = [
         (Protocol::Tcp, "10.0.0.1:1"),

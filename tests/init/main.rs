@@ -130,7 +130,7 @@ fn count_tcp_sockets(family: u8) -> Result<u32> {
     rustix::net::send(&socket, &request, rustix::net::SendFlags::empty())?;
     let mut found = 0;
     let mut answer = vec![0; 64 << 10];
-    // Ends with `NLMSG_DONE`.
+    // The loop ends when `NLMSG_DONE` arrives.
     loop {
         let (length, _) = rustix::net::recv(&socket, &mut answer[..], rustix::net::RecvFlags::empty())?;
         let mut rest = &answer[..length];
@@ -202,7 +202,7 @@ fn leave(code: u8) -> ! {
     let drain = || rustix::termios::tcdrain(rustix::stdio::stdout());
     let _ = drain();
     let left = leave_by_port(code);
-    // This line is reached only if there is no such device.
+    // This line is reached only if the guest has no exit device.
     println!("guest: cannot leave by the exit device: {left:?}");
     let _ = drain();
     let _ = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);

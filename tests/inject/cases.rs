@@ -61,8 +61,8 @@ pub fn all(desk: &Desk, seed: u64) -> Vec<Case> {
         cases.extend(ERRORS.map(|(errno, _)| first(errno, 0)));
         if count > 3 {
             let (errno, _) = random.choice(ERRORS).expect("there are errors");
-            // Skips at most half of the calls of one pass: the record covers two or more passes,
-            // and not all of them are alike.
+            // Skips at most half of the calls of one round: the record covers at least two rounds,
+            // and rounds differ.
             let skip = 1 + random.u32(..(count / 4).max(1));
             cases.push((random.u64(..), Case { phase, site, errno, skip }));
         }

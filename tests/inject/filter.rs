@@ -91,8 +91,8 @@ fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 }
 
 /// Puts a command under the filter, from its exec on. This must be the last preparation of the
-/// command, because the filter would also stop calls of later ones. The child sends the descriptor
-/// of the kernel's notifications over the returned stream, see [`listener`].
+/// command, because the filter would also stop the calls of later preparations. The child sends the
+/// descriptor of the kernel's notifications over the returned stream, see [`listener`].
 pub fn put_under(command: &mut Command) -> UnixStream {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     let mut steps = program();

@@ -31,7 +31,7 @@ use scene::Scene;
 use site::Id;
 use supervisor::{Desk, Phase};
 
-/// Makes the daemon's system calls fail, one after the other.
+/// Makes the daemon's system calls fail, one call in each case.
 #[derive(Debug, Parser)]
 struct Options {
     /// Try every site with every error, however long it takes
@@ -132,8 +132,8 @@ const ROUNDS: u32 = 12;
 const FAILURES: usize = 40;
 
 impl Run {
-    /// Runs scene after scene. A scene in which a case failed is abandoned, because later results
-    /// in it would mean little.
+    /// Runs scene after scene. After a failed case, the scene is abandoned, because the failure may
+    /// affect later cases.
     fn in_sessions(&mut self) -> Result<()> {
         let mut is_first = true;
         loop {

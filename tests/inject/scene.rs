@@ -29,7 +29,7 @@ const LISTS: [[(&str, &str); 3]; 2] = [
 ];
 
 pub struct Scene {
-    // Fields are dropped in this order: users before the things that they use.
+    // Fields are dropped in this order, so each field is dropped before the fields that it uses.
     daemon: Option<Daemon>,
     load: Probe,
     _backends: Vec<Backend>,
@@ -73,10 +73,10 @@ impl Scene {
         }
     }
 
-    /// Runs the first daemon, without a fault, and the first connects.
+    /// Starts the first daemon, without a fault, and the client that connects without pause.
     ///
     /// # Errors
-    /// If that does not work.
+    /// If the daemon does not start, or reports a fault.
     pub fn begin(&mut self) -> Result<()> {
         if let Some(last) = self.start(None)? {
             bail!("the first start failed: {last}");
@@ -93,7 +93,7 @@ impl Scene {
     /// message.
     ///
     /// # Errors
-    /// If it neither answers nor gives a reason.
+    /// If the daemon neither answers nor ends with a message.
     pub fn start(&mut self, fault: Option<Fault>) -> Result<Option<String>> {
         self.setup.run(&["detach", "batch"]);
         self.configure(true);
@@ -130,9 +130,9 @@ impl Scene {
         self.logged += log.len();
         let is_refusal = matches!(status.code(), Some(1 | 4));
         // Rust aborts a program if the kernel refuses memory for the heap, or for the stack on
-        // which overflows are handled. The daemon ends itself if a thread panics. Its runtime ends
-        // it if the kernel refuses a thread for another reason than lack of memory, which kernels
-        // do not do without fault injection. The daemon that is started next continues the work
+        // which overflows are handled. The daemon ends itself if a thread panics. The runtime ends
+        // the daemon if the kernel refuses a thread for another reason than lack of memory, which
+        // happens only under fault injection. The daemon that is started next continues the work
         // with the pinned maps, and connects are not affected.
         let is_out_of_memory = status.signal() == Some(Signal::ABORT.as_raw())
             && [
@@ -154,7 +154,7 @@ impl Scene {
     /// Stops the daemon, and waits.
     ///
     /// # Errors
-    /// If it does not end, or does not succeed.
+    /// If the daemon does not end, or ends with another exit code than 0.
     pub fn stop(&mut self, fault: Option<Fault>) -> Result<()> {
         let mut daemon = self.daemon.take().context("a daemon runs")?;
         self.desk.enter(Phase::Stop);
@@ -174,7 +174,7 @@ impl Scene {
     /// If the daemon has ended by itself and was permitted to, returns its last message.
     ///
     /// # Errors
-    /// If it was not permitted to end.
+    /// If the daemon has ended and was not permitted to.
     pub fn reap(&mut self) -> Result<Option<String>> {
         let Some(mut daemon) = self.daemon.take() else { return Ok(None) };
         match daemon.ending() {
@@ -190,7 +190,7 @@ impl Scene {
     /// carried them all out.
     ///
     /// # Errors
-    /// If a step is not done.
+    /// If the daemon does not carry out a step in time.
     pub fn round(&mut self) -> Result<()> {
         self.round += 1;
         let list = LISTS[self.round % LISTS.len()];
@@ -224,10 +224,10 @@ impl Scene {
         self.until("a client is removed", clients, &vec!["web".to_owned()])
     }
 
-    /// Waits until everything is as it should be, and checks that nothing was lost meanwhile.
+    /// Waits until the daemon reports no fault, and checks that no link, connect or count was lost.
     ///
     /// # Errors
-    /// If it is not.
+    /// If the wait takes too long, or if something was lost.
     pub fn is_whole(&mut self) -> Result<()> {
         self.is_well()?;
         let links = link_ids(&self.setup.pins_of("web"));
@@ -261,8 +261,8 @@ impl Scene {
     ) -> Result<(), (T, &'static str)> {
         let Self { setup, daemon, .. } = self;
         let both = || {
-            // In this order: a daemon that ends between the two steps may have met the condition
-            // before.
+            // The order matters: a daemon that ends between the two steps may have met the
+            // condition before its end.
             let has_ended = daemon.as_mut().is_some_and(|daemon| daemon.ending().is_some());
             (look(setup), has_ended)
         };
@@ -357,7 +357,7 @@ fn clients(status: &StatusDocument) -> Vec<String> {
     there.chain(status.leaving.iter().map(|leaving| &leaving.client)).cloned().collect()
 }
 
-/// The metrics page of the port.
+/// The metrics page, from the port [`METRICS`].
 fn page() -> std::io::Result<String> {
     let mut stream = TcpStream::connect(METRICS)?;
     stream.set_read_timeout(Some(patience()))?;

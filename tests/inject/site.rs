@@ -1,5 +1,5 @@
-//! A call site: one spot in the program that makes a system call, identified by the functions that
-//! lead to it.
+//! A call site: one position in the program that makes a system call, identified by the functions
+//! that lead to it.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;

@@ -17,7 +17,7 @@ use crate::symbols::{Bytes, Code, Library};
 /// A position in the code of a thread.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frame {
-    /// Whether it is the program itself, not a library.
+    /// Whether the code belongs to the program itself, and not to a library.
     pub is_program: bool,
     /// The function's name.
     pub function: String,
@@ -42,7 +42,7 @@ pub struct Stacks {
 }
 
 const PAGE: usize = 4096;
-/// Deeper stacks are cut off.
+/// The maximum number of frames of a stack. Outer frames beyond it are left out.
 const DEPTH: usize = 160;
 
 impl Stacks {
@@ -92,7 +92,8 @@ impl Stacks {
         Some(Frame { is_program: *path == self.program, function: function.to_owned(), offset })
     }
 
-    /// Reads the mappings of the process. Libraries appear one after the other while it starts.
+    /// Reads the mappings of the process. Libraries appear one after the other while the process
+    /// starts.
     fn map(&mut self, library: &mut Library) {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
         let mut files: Vec<(PathBuf, Range<u64>)> = Vec::new();
@@ -119,7 +120,7 @@ impl Stacks {
     }
 }
 
-/// The file of a line of `/proc/PID/maps`, and where it is mapped.
+/// The file in a line of `/proc/PID/maps`, and the addresses at which it is mapped.
 fn mapped_file(line: &str) -> Option<(Range<u64>, PathBuf)> {
     let (range, rest) = line.split_once(' ')?;
     let (begin, end) = range.split_once('-')?;

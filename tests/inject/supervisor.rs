@@ -110,7 +110,7 @@ const SEND: libc::c_ulong = 0xc018_2101;
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`
 const CONTINUE: u32 = 1;
 
-/// The next call that waits for an answer; `None` when there can be no more.
+/// The next call that waits for an answer; `None` after the process has ended.
 fn receive(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
     loop {
         let mut descriptors = [PollFd::new(listener, PollFlags::IN)];

@@ -1,5 +1,5 @@
-//! What an executable file contains about its code: which function is at an address, and how to
-//! walk a stack through it. Each file is read once.
+//! The description of code in an executable file: the function at an address, and the tables for
+//! walking a stack. Each file is read once.
 
 use std::collections::BTreeMap;
 use std::fs;

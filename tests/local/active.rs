@@ -256,7 +256,7 @@ fn a_full_flow_table_refuses_no_connect() {
     all_gone(&fixture);
 }
 
-/// Every call counts one outcome, also if two CPUs connect at the same time.
+/// Each call is counted as exactly one outcome, even if two CPUs connect at the same time.
 #[test]
 fn outcomes_add_up_to_the_calls() {
     let fixture = Fixture::new();

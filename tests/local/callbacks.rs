@@ -6,9 +6,9 @@ use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
-/// A program that tunes TCP sets its own callback flags and so clears those of socklb. The programs
-/// of socklb then missed the ends of connections, and a service with `active_limit` refused all
-/// connects although no connection was open.
+/// Another program that tunes TCP may set its own callback flags, and so clear those of socklb. If
+/// socklb's programs then missed the ends of connections, a service with `active_limit` would
+/// refuse all connects although no connection is open.
 #[test]
 fn counts_stay_exact_if_another_program_clears_the_callbacks() {
     let stage = Stage::new();
@@ -39,8 +39,8 @@ fn counts_stay_exact_if_another_program_clears_the_callbacks() {
     });
 }
 
-/// The callbacks on a socket must not outlive its flow: it may dial elsewhere, or listen, and
-/// accepted sockets inherit them.
+/// The callbacks on a socket must not outlive its flow: the socket may then dial another address,
+/// or listen, and the sockets that it accepts inherit the callbacks.
 #[test]
 fn callbacks_do_not_outlive_the_flow() {
     let fixture = Fixture::new();

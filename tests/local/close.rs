@@ -32,8 +32,7 @@ fn listen(address: &str) -> TcpListener {
     listener
 }
 
-/// The local ports of the established TCP connections to an address, or of all UDP sockets, as `ss`
-/// shows them.
+/// The local ports of the sockets that `ss` lists with these arguments.
 fn shown_by_ss(filter: &[&str]) -> BTreeSet<u16> {
     let output = finish(Command::new("ss").args(["--no-header", "--numeric"]).args(filter));
     assert!(output.status.success(), "{filter:?}: {output:?}");
@@ -47,7 +46,7 @@ fn shown_by_ss(filter: &[&str]) -> BTreeSet<u16> {
     text.lines().map(port).collect()
 }
 
-/// The local ports of the connections to an address, as the kernel shows them to every process.
+/// The local ports of the connections to an address, from `/proc/net/tcp`.
 fn connected_to(address: &str) -> BTreeSet<u16> {
     const ESTABLISHED: &str = "01";
     let port = |field: &str| u16::from_str_radix(field.split_once(':')?.1, 16).ok();
@@ -90,7 +89,8 @@ fn active(setup: &Setup, client: &str) -> [u64; 2] {
     })
 }
 
-/// In a guest there are a tenth as many: its CPU is emulated, and it has no `ss`.
+/// In a guest, the test opens only a tenth of these connections, because the CPU is emulated.
+/// Guests have no `ss`.
 #[test]
 fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
     let least = if in_a_guest() { 1_000 } else { 10_000 };
@@ -113,7 +113,7 @@ fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
             web.local_address(socket).port()
         })
         .collect();
-    // A UDP socket without a peer that has sent to the same address.
+    // An unconnected UDP socket that has sent a datagram to the backend's address.
     let datagram = web.open_datagram(Family::V4);
     web.send_datagram(datagram, BACKENDS[0]).expect("it is sent");
     let of_datagram = web.local_address(datagram).port();
@@ -134,8 +134,8 @@ fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
 
     let closed = close(&setup, 0, &[&arguments[..], &["--rate", "10000/s"]].concat());
     assert_eq!((of_client(&closed, "web"), closed.clients.len()), ((&only(flows), &only(0)), 1));
-    // From outside: the connections of the other client, of the other backend, and those without a
-    // flow are still there.
+    // The kernel's table shows that the connections of the other client, of the other backend, and
+    // without a flow still exist.
     let after = established();
     assert_eq!((after[0].len() as u64, &after[1]), (others, &shown[1]));
     assert!(after[0].is_subset(&shown[0]) && direct.is_subset(&after[0]));
@@ -175,7 +175,7 @@ fn connected_datagram_sockets_are_closed_and_can_connect_again() {
             probe.query_connected(*socket, DATAGRAM_SERVICE)
         })
         .collect();
-    // Unconnected sockets with flows to both backends, and sockets without a flow.
+    // Unconnected sockets that have flows to both backends, and sockets that have no flow.
     let unconnected = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
     let of_unconnected = unconnected.map(|socket| probe.query(socket, DATAGRAM_SERVICE));
     assert_eq!(of_unconnected.iter().collect::<BTreeSet<_>>().len(), 2, "{of_unconnected:?}");
@@ -209,7 +209,7 @@ fn connected_datagram_sockets_are_closed_and_can_connect_again() {
     scene.all_gone();
 }
 
-/// Mapped and other sockets of IPv6.
+/// IPv6 sockets that dial a v4-mapped address, and IPv6 sockets that dial an IPv6 address.
 #[test]
 fn connections_of_ipv6_sockets_are_closed() {
     let fixture = Fixture::new();
@@ -305,7 +305,7 @@ fn flows_of_another_network_namespace_are_closed_only_with_the_privilege_to_ente
                 let mut probe = Probe::start(cgroup);
                 let socket = probe.dial(SERVICE).socket;
                 has_dialled.send(()).expect("the test waits");
-                // Also ends if the test fails.
+                // If the test fails, the channel is closed, which also ends this call.
                 let _ = ended.recv();
                 assert_eq!(probe.take_error(socket), Some(libc::ECONNABORTED));
             })

@@ -93,7 +93,8 @@ fn every_command_reads_its_directories_from_the_configuration() {
         stage::daemon::ChildGuard::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
     let socket = setup.folder.join("run/socklb.sock");
     stage::eventually("the daemon answers", || socket.exists(), |answers| *answers);
-    // Commands that only read use a configuration that has a fault elsewhere.
+    // Commands that only read take their directories from a configuration with a fault in another
+    // section.
     let good = std::fs::read_to_string(&path).expect("read");
     setup.write("socklb.toml", &(good.clone() + "[metrics]\nlisten = 1\n"));
     for output in [run(&["status"]), by_variable(&["status"])] {
@@ -110,7 +111,7 @@ fn every_command_reads_its_directories_from_the_configuration() {
     assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
     let doctor = String::from_utf8_lossy(&run(&["doctor"]).stdout).into_owned();
     assert!(doctor.contains("daemon         running (pid"), "{doctor}");
-    // Without a configuration the doctor uses the daemon's.
+    // Without a configuration, the doctor uses the configuration of the running daemon.
     let doctor = stage::daemon::finish(socklb(&["doctor", "--run"]).arg(setup.folder.join("run")));
     let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(doctor.contains(&format!("configuration  {file}: 1 client")), "{doctor}");
@@ -431,8 +432,8 @@ fn a_wrong_command_line_exits_with_2() {
 #[test]
 fn bpftool_shows_named_fields() {
     let mut fixture = Fixture::without_daemon();
-    // bpftool makes two calls per entry, and the names of fields do not depend on the size of a
-    // map.
+    // The maps are small, because bpftool makes two calls per entry. The names of fields do not
+    // depend on the size of a map.
     let text = std::fs::read_to_string(fixture.setup.folder.join("socklb.toml")).expect("read");
     let small = "[limits]\nflow_records = 64\nslots = 64\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &(text + small));

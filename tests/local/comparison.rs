@@ -130,7 +130,7 @@ fn an_endpoint_list_is_previewed_against_the_one_in_use() {
     }
 }
 
-/// Without a daemon `check` compares the file with the maps, which contain fewer keys.
+/// Without a daemon, `check` compares the file with the maps, which contain only some of the keys.
 #[test]
 fn without_a_daemon_a_file_is_compared_with_the_maps() {
     let mut fixture = Fixture::new();

@@ -1,5 +1,5 @@
-//! Scenarios with the same expected results on the simulated kernel and on a real one
-//! (`lb_contract`), run on this kernel.
+//! Runs the scenarios of `lb_contract` on this kernel. Their expected results are the same on the
+//! simulated kernel and on a real one.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use stage::sys::{link_ids, remove_link};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, SocketId, Stage, patience, replace};
 
 struct Host {
-    // Fields are dropped in this order: users before the things that they use.
+    // Fields are dropped in this order, so each field is dropped before the fields that it uses.
     daemon: Option<Daemon>,
     probes: BTreeMap<String, Probe>,
     flows: Vec<(String, SocketId)>,

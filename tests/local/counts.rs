@@ -15,7 +15,7 @@ fn backend(fixture: &Fixture, address: &str) -> BackendStatus {
     fixture.setup.backend(address).expect("the backend has a slot")
 }
 
-/// A chosen flow is ended, open, reclaimed or untracked.
+/// Asserts that each started flow is counted as ended, active, reclaimed or untracked.
 #[track_caller]
 fn assert_adds_up(backend: &BackendStatus) {
     let BackendStatus { started, active, reclaimed, untracked, endings, .. } = backend;
@@ -108,7 +108,7 @@ fn counts_of_an_offline_cpu_are_not_lost() {
     }
     fixture.setup.active_becomes(0);
     assert_eq!(started(&fixture), 66);
-    // A daemon that starts meanwhile opens its clients on the remaining CPUs.
+    // A daemon that starts meanwhile adopts its clients while only the remaining CPUs are online.
     fixture.stop();
     fixture.start();
     drop(offline);
@@ -118,7 +118,7 @@ fn counts_of_an_offline_cpu_are_not_lost() {
     assert_eq!(started(&fixture), 96);
 }
 
-/// A wrong count is reported as a fault, and is not mistaken for calls under way.
+/// A wrong count is reported as a fault, although counts of calls in progress may differ too.
 #[test]
 fn counts_that_do_not_add_up_are_a_fault() {
     let mut fixture = Fixture::new();

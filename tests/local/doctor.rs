@@ -132,7 +132,7 @@ fn missing_privileges_are_reported() {
         });
         assert!(named, "{capability} is not in {found:?}");
     }
-    // One command grants all of them, for an administrator who can run it.
+    // One command grants all missing capabilities. Only an administrator can run it.
     let given = found.iter().find_map(|(_, _, help)| *help).expect("a help");
     assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
     assert_eq!(of(&findings, "programs")[0].0, Severity::Problem);
@@ -177,8 +177,8 @@ fn two_daemons_on_one_cgroup_report_each_other() {
     assert_eq!((code, programs.iter().filter(ours).count()), (Some(3), 10), "{programs:?}");
 }
 
-/// A user who may rename the pin directory can leave programs that continue with their tables, and
-/// that no command finds.
+/// If a user renames the pin directory, the programs continue with their tables, but no command
+/// finds them.
 #[test]
 fn programs_with_moved_pins_are_reported() {
     let mut fixture = Fixture::new();
@@ -355,8 +355,8 @@ fn open_files_per_client_stay_within_the_estimate_of_the_doctor() {
     assert!(four - one <= 3 * 20 && one <= 20 + 64, "{one} files with one client, {four} with four");
 }
 
-/// R10: a daemon that sees only a part of the tree must not wait silently for a cgroup that it
-/// cannot see.
+/// R10: a daemon that sees only a part of the cgroup tree must not wait silently for a cgroup that
+/// it cannot see.
 #[test]
 fn r10_a_cgroup_namespace_is_resolved_or_reported() {
     let stage = Stage::new();

@@ -87,11 +87,11 @@ fn a_drained_backend_gets_no_connection_and_no_connect_fails() {
     good(&fixture, &["undrain", "users", FIRST]);
     eventually("connects reach it again", || started(FIRST), |now| *now > before + 100);
     for probe in &mut probes {
-        // A failed connect would be an error of this request.
+        // A failed connect would be counted under the name of its errno.
         let names: BTreeSet<String> = probe.stop_dialling().into_keys().collect();
         assert_eq!(names, set(&["b1", "b2", "b3"]));
     }
-    // The backend, which does not know socklb, has seen exactly the connections that were counted.
+    // The backend itself has accepted exactly the connections that socklb has counted.
     look(|| fixture.backends[0].accepted()).becomes(started(FIRST));
 }
 
@@ -158,7 +158,7 @@ fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() 
     let open: Vec<_> = (0..9).map(|_| probe.dial(SERVICE)).collect();
     good(&fixture, &["drain", "users", FIRST]);
     let wait = || fixture.setup.socklb(&["drain", "users", FIRST, "--wait"]);
-    // The program clears the line before it writes each progress.
+    // The program clears the line before it writes each new text.
     let mut terminal = Terminal::start(wait(), 100, 10);
     let shows = |terminal: &Terminal, what: &str| {
         let line = format!("\r\x1b[K{what}");
@@ -175,7 +175,8 @@ fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() 
     shows(&terminal, "stopped waiting; the backends stay drained until `socklb undrain`\r\n");
     assert_eq!(names(&mut probe), set(&["b2", "b3"]));
     assert_eq!(overrides(&fixture).overrides.len(), 1);
-    // A longer text would wrap, and the next one would replace only its last row.
+    // A text that is longer than the row would wrap, and the next text would replace only its last
+    // row.
     let mut terminal = Terminal::start(wait(), 20, 10);
     shows(&terminal, "127.0.0.1:8001: 2 o");
     good(&fixture, &["undrain", "users", FIRST]);
@@ -184,7 +185,7 @@ fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() 
     assert!(!written.contains("127.0.0.1:8001: 2 op"), "{written:?}");
 }
 
-/// The kills come at any moment of a command, and after the daemon has decided.
+/// The first kills come at any moment of a command, the later ones after the daemon has decided.
 #[test]
 fn kills_of_the_daemon_during_commands_lose_nothing_that_was_answered() {
     let mut fixture = Fixture::new();
@@ -213,7 +214,7 @@ fn kills_of_the_daemon_during_commands_lose_nothing_that_was_answered() {
     }
 }
 
-/// The time of a drain ends while no daemon runs.
+/// The drain's end time is reached while no daemon runs.
 #[test]
 fn a_drain_that_ends_without_a_daemon_is_in_force_until_the_next_one_starts() {
     let mut fixture = Fixture::new();
@@ -373,7 +374,8 @@ fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
     rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount it");
 }
 
-/// Another user could have written the file, so it decides nothing, and is not overwritten.
+/// Another user could have written the file, so the daemon does not apply it, and does not
+/// overwrite it.
 #[test]
 fn overrides_in_a_file_of_another_user_are_not_applied() {
     let mut fixture = Fixture::new();
@@ -383,7 +385,7 @@ fn overrides_in_a_file_of_another_user_are_not_applied() {
     let file = fixture.setup.folder.join("state/overrides/overrides.json");
     let forged = fs::read_to_string(&file).expect("it is stored").replace(FIRST, ALL[1]);
     fs::write(&file, &forged).expect("write it");
-    std::os::unix::fs::chown(&file, Some(65_534), None).expect("give it away");
+    std::os::unix::fs::chown(&file, Some(65_534), None).expect("change the owner");
     fixture.start();
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the backend stays drained, and no other is");
     let document =

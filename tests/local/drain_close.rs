@@ -1,4 +1,4 @@
-//! The end of `socklb drain --close` while it closes connections on this kernel.
+//! Events that end `socklb drain --close` while it closes connections on this kernel.
 
 use std::fs;
 use std::process::Stdio;
@@ -11,7 +11,8 @@ use stage::fixture::{Fixture, SERVICE};
 use stage::probe::die_with_us;
 
 const FIRST: &str = "127.0.0.1:8001";
-/// The connections to the first backend, which one connection per second does not close in time.
+/// The number of connections to the first backend: at one per second, not all are closed before the
+/// command ends.
 const OPEN: u64 = 120;
 /// The file for the output of the command.
 const OUTPUT: &str = "beside";
@@ -20,9 +21,9 @@ fn open(fixture: &Fixture) -> u64 {
     fixture.setup.backend(FIRST).map_or(0, |backend| backend.active)
 }
 
-/// Starts a drain that waits, and then closes one connection per second. After the first was
-/// closed, calls `ends`. The command must exit with this code, before it has closed all. Returns
-/// its output.
+/// Starts a drain that waits, and then closes one connection per second. After the first connection
+/// is closed, calls `ends`. The command must then exit with this code, before it has closed all
+/// connections. Returns the command's output.
 #[track_caller]
 fn ended_by(ends: impl FnOnce(&Fixture, &ChildGuard), code: i32) -> String {
     let fixture = Fixture::new();

@@ -12,7 +12,8 @@ use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 use stage::{Backend, Probe, SocketId, eventually, kernel, look, replace, window};
 
-/// Starts a daemon whose service has these lines, and these addresses as endpoints.
+/// Starts a daemon. Its service has these lines in the configuration, and these addresses as
+/// endpoints.
 pub fn start(endpoints: &[&str], lines: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     write(&fixture, endpoints);
@@ -97,8 +98,8 @@ fn a_dead_backend_costs_five_connects_with_and_without_a_daemon() {
         let mut probe = fixture.probe();
         let counts = hold(&mut probe, 400);
         assert_eq!(failed(&counts), 5, "{policy:?}, daemon {daemon}: {counts:?}");
-        // The other backends get its connects. Cursors start at a hash of the host's name,
-        // which is the same on every stage.
+        // The other backends get the rest of the connects. Cursors start at a hash of the host's
+        // name, which is the same on every stage.
         let likely = match policy {
             Policy::Random | Policy::P2c => likely(395, 1.0 / 3.0),
             Policy::LeastLoaded => 131..=132,
@@ -146,8 +147,8 @@ fn a_backend_that_resets_at_once_is_ejected_after_four_connects() {
 
 #[test]
 fn one_successful_trial_restores_the_full_share() {
-    // Failures further apart than the longest ejection are not consecutive, and then more
-    // failures would follow.
+    // Failures further apart than `max` are not consecutive. With a shorter `max`, more than five
+    // failures could be necessary.
     let lines = format!("ejection = {{ base = \"{}\", max = \"{}\" }}", window("200ms"), window("4s"));
     let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], &lines);
     fixture.stop();
@@ -159,7 +160,7 @@ fn one_successful_trial_restores_the_full_share() {
     let counts = dial(&mut probe, 300);
     assert!(["b1", "b2", "back"].iter().all(|name| counts[*name].abs_diff(100) <= 2), "{counts:?}");
     let backend = look(|| at(&fixture, DEAD[0])).has(|backend| backend.readmissions, 1);
-    // Each connect that the backend failed was one of the first five or a trial.
+    // Each failed connect to the backend was one of the first five, or a trial.
     let trials_failed = backend.trials - 1;
     assert_eq!(backend.endings["refused"], 5 + trials_failed, "{backend:?}");
     assert_eq!(backend.ejections, 1 + trials_failed);
@@ -167,7 +168,7 @@ fn one_successful_trial_restores_the_full_share() {
     drop(back);
 }
 
-/// No program sees the end of such a connection, so a trial on it would never have a result.
+/// No program sees the end of an MPTCP connection, so a trial on it would never have a result.
 #[test]
 fn mptcp_connects_are_never_trials() {
     if kernel::SKC_TO_MPTCP_SOCK.skips() {

@@ -90,8 +90,8 @@ fn a_constantly_rewritten_file_is_never_read_in_part() {
     let fixture = Fixture::new();
     let mut probe = fixture.probe();
     probe.start_dialling(SERVICE);
-    // The file is written in place, so that a reader can find it at any length. It is long, so that
-    // this happens often.
+    // The file is written in place, so that a reader may find only a part of it. It is long, so
+    // that this happens often.
     let list: Vec<(String, &str)> =
         (1..=2000).map(|n| (format!("127.0.{}.{}:8001", n / 250, n % 250 + 1), "weight = 0")).collect();
     let mut list: Vec<(&str, &str)> = list.iter().map(|(address, more)| (address.as_str(), *more)).collect();
@@ -99,7 +99,7 @@ fn a_constantly_rewritten_file_is_never_read_in_part() {
     list.push(("127.0.0.1:8003", "weight = 1"));
     // Each version differs from all others, because reading an unchanged list changes nothing. (Two
     // alternating versions are not enough: a daemon that reads at every fourth write would always
-    // read the same one.)
+    // read the same version.)
     let text = |version: u32| endpoints(&list).replace("weight = 1\n", &format!("weight = {version}\n"));
     let mut version = 0;
     let reads = || fixture.daemon().log().matches("endpoint list read").count();

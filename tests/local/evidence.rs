@@ -115,7 +115,7 @@ fn a_backend_that_fails_fast_does_not_look_idle_without_known_causes() {
         look(active).becomes(3);
         eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
         let counts = connect(&mut fixture.probe(), 200);
-        // Its share would be a third of the connects.
+        // The share of this backend would be a third of the connects.
         assert!(failed(&counts) <= 67 + 1, "{policy}: {counts:?}");
     }
 }
@@ -142,8 +142,8 @@ fn a_self_connection_does_not_reset_the_failure_count() {
     let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
     let mut probe = fixture.probe();
     assert_eq!(failed(&probe.dial_many(SERVICE, 8)), 4);
-    // Connects go to both backends in turn. A connect from the dead backend's own address to that
-    // backend is a connection of the socket to itself; to the other backend it is an ordinary
+    // Connects go to both backends in turn. From the dead backend's own address, a connect to that
+    // backend connects the socket to itself. A connect to the other backend is an ordinary
     // connection.
     let from_its_address = || {
         if let Ok(socket) = probe.connect_from(DEAD[0], SERVICE) {
@@ -241,8 +241,8 @@ fn a_silent_backend_is_ejected_while_others_answer() {
     let mut probe = fixture.probe();
     // One connection gets no answer, and three are answered. The kernel of the hung backend needs a
     // moment to acknowledge a close, so each round shows the result of the previous round. A
-    // missing answer counts as two failures: one more than the success that the established
-    // connection was.
+    // missing answer counts as two failures, because the established connection has counted as a
+    // success.
     let round = || {
         let sockets = [(); 4].map(|()| probe.start_connect(SERVICE));
         sockets.iter().for_each(|socket| probe.write(*socket));

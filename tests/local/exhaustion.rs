@@ -1,6 +1,6 @@
-//! A resource runs out: descriptors, memory or inotify instances. A daemon that starts, runs or
-//! applies a change reports it, and a daemon can stop. Connects are not affected, and everything
-//! continues without an operator when the resource is available again.
+//! Tests in which a resource runs out: descriptors, memory or inotify instances. A daemon reports
+//! this when it starts, runs or applies a change, and it can still stop. Connects are not affected.
+//! When the resource is available again, everything continues without an operator.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
@@ -133,7 +133,7 @@ fn connects_succeed_while_the_daemon_lacks_memory() {
         fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
         add_client(&fixture, &second);
         let look = || (fixture.daemon.as_mut().expect("a daemon").ending().is_some(), status(&fixture));
-        // The remaining memory may also suffice.
+        // The remaining memory may also suffice for the change.
         eventually("the daemon reports a fault or ends", look, |(ended, (code, text))| {
             *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
         });
@@ -168,15 +168,15 @@ fn limit(command: &mut Command, resource: Resource, amount: u64) {
     unsafe { command.pre_exec(move || Ok(setrlimit(resource, limit)?)) };
 }
 
-/// Starts a daemon over attached programs with this much of a resource: either it works, or it ends
-/// with a message that contains the missing resource.
+/// Starts a daemon with this amount of a resource, while programs are attached. Returns whether the
+/// daemon works. If it does not, it must end with a message that contains the missing resource.
 #[track_caller]
 fn starts_or_reports(fixture: &Fixture, resource: Resource, amount: u64, words: &[&str]) -> bool {
     let before = std::fs::read_to_string(fixture.setup.folder.join("log")).map_or(0, |log| log.len());
     let mut daemon = Daemon::spawn_with(&fixture.setup, |command| {
         limit(command, resource, amount);
         // If an allocation fails while the standard library writes a backtrace, the library begins
-        // another backtrace, and waits for itself.
+        // another backtrace, and waits forever for its own lock.
         command.env_remove("RUST_BACKTRACE");
     });
     let socket = fixture.setup.folder.join("run/socklb.sock");
@@ -210,8 +210,8 @@ fn a_start_with_too_few_descriptors_reports_it_and_changes_nothing() {
     let probe = busy(&fixture);
     fixture.stop();
     let links = link_ids(&fixture.setup.pins_of("web"));
-    // A kernel that refuses a program does not always report which resource it lacks. The daemon
-    // then names both.
+    // If the kernel refuses a program, it does not always report whether memory or descriptors are
+    // missing. Then the daemon names both.
     let words = ["open files", "out of memory or file descriptors"];
     let amounts = (6..64).step_by(3).chain([96, 128, 256, 1024]);
     let ran: Vec<u64> =
@@ -229,7 +229,8 @@ fn a_start_with_too_little_memory_reports_it_and_changes_nothing() {
     let probe = busy(&fixture);
     fixture.stop();
     let links = link_ids(&fixture.setup.pins_of("web"));
-    // With less than a program needs to print its version, the kernel does not even start it.
+    // If the memory is too small for `socklb --version`, the kernel does not even start the
+    // program.
     let amounts: Vec<u64> = (1..=16).map(|number| (number * 12) << 20).collect();
     let starts = |amount: &&u64| {
         let mut command = fixture.setup.socklb(&["--version"]);

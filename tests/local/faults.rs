@@ -1,4 +1,4 @@
-//! Starts that cannot work: each reports the problem, where it is, and the remedy, with the right
+//! Starts that must fail: each reports the problem, its location and the remedy, with the right
 //! exit code, and changes nothing.
 
 use std::fs;
@@ -81,7 +81,7 @@ fn a_missing_cgroup2_is_reported_with_its_mount_command() {
     // The command in the message repairs the fault, wherever it mounts cgroup2.
     let daemon = Daemon::start(&setup, &text);
     assert_eq!(daemon.stop(), Some(0));
-    // The cgroup is removed by its old path, which is hidden here.
+    // When `cgroup` is dropped, it removes itself by its old path, which is hidden here.
     let _ = fs::remove_dir(again.join(cgroup.relative()));
 }
 
@@ -97,7 +97,7 @@ fn a_start_without_privileges_exits_with_4_and_names_the_capabilities() {
 }
 
 /// A command that runs socklb as an ordinary user with exactly these capabilities. That user owns
-/// all files with ownership that matters.
+/// the folders of the stage and of the set-up, and the bpffs.
 pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command {
     for folder in [stage.folder(), &setup.folder, &stage.bpffs()] {
         std::os::unix::fs::chown(folder, Some(65534), Some(65534)).expect("give the folder away");
@@ -215,7 +215,8 @@ fn a_small_memlock_limit_suffices_or_is_reported() {
     }
 }
 
-/// The daemon may not enter another network namespace: it retains the flows that it cannot check.
+/// The daemon lacks the privilege to enter another network namespace, so it retains the flows
+/// there, which it cannot check.
 #[test]
 fn flows_in_an_inaccessible_namespace_are_retained_and_counted() {
     let stage = Stage::new();
@@ -285,7 +286,7 @@ fn foreign_and_missing_pins_are_refused() {
     fs::remove_file(maps.join("theirs")).expect("remove the pin");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["maps/counts", "is missing", "socklb detach web"]);
-    // Connects continue all the while.
+    // Meanwhile, connects continue.
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     // The command in the message repairs the fault.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());

@@ -149,7 +149,7 @@ fn flows_are_filtered_by_client_service_and_backend() {
     assert_eq!(String::from_utf8_lossy(&text.stdout).lines().count(), 2, "a header and a flow");
 }
 
-/// The command reads flows from the kernel's maps, so no process has to remember them.
+/// The command reads flows from the kernel's maps, so no process has to store them.
 #[test]
 fn flows_are_shown_without_a_daemon_and_after_a_restart() {
     let mut fixture = Fixture::new();
@@ -179,9 +179,9 @@ fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
     let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
     let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
-    // The state changes first, then the table. A record contains how many entries its backend had
-    // in the table of the choice. Only the length of the current table is known, so no share is
-    // shown.
+    // The backend's state changes first, and the table later. A flow record contains the number of
+    // the backend's entries in the table from which it was chosen. Only the length of the current
+    // table is known, so no share is shown.
     let has_left = |shown: &Vec<ActiveFlow<'static>>| {
         count(shown, |flow| flow.state == "leaving") == 1
             && shown.iter().all(|flow| flow.table_share.is_none())
@@ -192,13 +192,13 @@ fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
     assert_eq!(flows(&fixture, &[]).len(), 3);
     let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one each");
     probe.close(leaver.socket);
-    // With its last flow the backend is gone, and requests for it fail.
+    // When its last flow has ended, the backend is removed, and requests for it fail.
     let status_code = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
     eventually("the backend's slot is freed", status_code, |code| *code == Some(1));
 }
 
-/// `flows` counts the flows that another version leaves, and does not read that version's maps
-/// further.
+/// `flows` shows how many flows another version has left, and reads nothing else from that
+/// version's maps.
 #[test]
 fn clients_of_another_version_are_shown_with_their_number_of_flows() {
     let mut fixture = Fixture::new();
@@ -246,7 +246,8 @@ fn flows_of_several_clients_have_a_client_column() {
     assert_eq!(flows(&fixture, &["--client", "mail"]).len(), 2);
 }
 
-/// The maximum number of flows of a busy host, stored as the kernel programs would.
+/// The test stores the records of as many flows as a busy host may have, as the kernel programs
+/// would.
 #[test]
 fn each_of_a_hundred_thousand_flows_is_shown_once() {
     let mut fixture = Fixture::new();
@@ -276,8 +277,8 @@ fn each_of_a_hundred_thousand_flows_is_shown_once() {
     assert_eq!((shown.len(), cookies(&shown).len()), (many, many));
     assert!(shown.is_sorted_by(|older, younger| older.age_s >= younger.age_s));
     assert!(flows(&fixture, &["--backend", "127.0.0.1:8001"]).len().abs_diff(many / 3) <= 1);
-    // The records date from the boot of the host. This process is younger, so it cannot be the one
-    // that dialled.
+    // The flows in the records began at the boot of the host. This process is younger, so it cannot
+    // be the process that dialled.
     assert_eq!(shown[0].process_name, None);
     let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
     assert_eq!(text.lines().count(), many + 1);

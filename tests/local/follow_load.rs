@@ -73,7 +73,7 @@ fn a_busy_backend_loses_share_until_an_operator_switches() {
     let counts = fixture.probe().dial_many(SERVICE, 512);
     let got = f64::from(counts["b1"]) / 512.0;
     assert!((got - share).abs() < 0.01, "{got} of {share}");
-    // `explain` and the metrics show it as well.
+    // `explain` and the metrics also show that the weights are frozen.
     let explanations: Vec<Explanation> = fixture.setup.document(&["explain", "users"]);
     assert!(explanations[0].load.as_ref().is_some_and(|load| load.switch == "freeze"));
     let explained = fixture.setup.run(&["explain", "users"]);

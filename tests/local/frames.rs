@@ -72,7 +72,7 @@ impl Twins {
         (0..Reception::NAMES.len()).map(|at| values.iter().map(|of| of.0.counts[at]).sum()).collect()
     }
 
-    /// Makes the daemon receive datagrams that the program does not accept.
+    /// Makes the program pass datagrams that it does not accept on to the daemon.
     fn pass_unbelieved(&mut self) {
         self.listener = Listener { passes_unbelieved: 1 };
         let mut listeners = hash::<Address, Listener>(&self.fixture.setup.host_map(map::LISTENERS));
@@ -105,8 +105,8 @@ impl Twins {
         datagram.sealed(lb_report::wire::Key::from_bytes(self.sender.keys[0].key)).bytes().to_vec()
     }
 
-    /// Runs the program, and its code on this host, on a frame, and compares the effects. Returns
-    /// the result.
+    /// Runs the kernel's program, and the same code compiled for this host, on a frame, and
+    /// compares the effects. Returns the result of the code on this host.
     #[track_caller]
     fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<Received> {
         let daemon = self.daemon[usize::from(is_v6)];
@@ -196,7 +196,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
             twins.run(plain, at % 2 == 0, &changed, usize::MAX).expect("a datagram for the daemon");
         assert_ne!(received.reception, Reception::Believed, "byte {at}");
     }
-    // Cases that occur only once each.
+    // Further single cases.
     let change = |twins: &mut Twins, change: &dyn Fn(&mut Datagram)| {
         let mut datagram = twins.push();
         change(&mut datagram);
@@ -217,7 +217,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));
     change(&mut twins, &|datagram| datagram.counter = Be32::from_host(0));
     change(&mut twins, &|datagram| datagram.incarnation = Be32::from_host(u32::MAX));
-    // A push under the second key is accepted, but not if it states the number of the first key.
+    // A push under the second key is accepted, but not if it contains the id of the first key.
     let second = *b"of another party";
     twins.add_key(7, second);
     let mut push = twins.push();
@@ -227,8 +227,8 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
         let received = twins.run(plain, false, &payload, usize::MAX).expect("a datagram for the daemon");
         assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
     }
-    // If the daemon requests datagrams that the program rejects, it receives them, and the counts
-    // are as before.
+    // If the daemon requests them, it also receives datagrams that the program rejects. The counts
+    // are the same as without this request.
     twins.pass_unbelieved();
     change(&mut twins, &|datagram| datagram.port = Be16::from_host(1));
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));

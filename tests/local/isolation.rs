@@ -1,12 +1,12 @@
-//! Client tasks do not see each other, and programs of other owners on the path still see every
-//! connect.
+//! Client tasks do not affect each other, and programs of other owners at cgroups above still see
+//! every connect.
 
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, look};
 
 use stage::fixture::{SERVICE, config};
 
-/// A second balancer on the parent cgroup: its programs run after ours and see the address that
-/// ours has written.
+/// A second balancer is attached to the parent cgroup. Its programs run after ours, and see the
+/// address that ours have written.
 #[test]
 fn a_balancer_on_the_parent_cgroup_works_beside_ours() {
     let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! The daemon stops and starts; connects do not notice.
+//! The daemon stops and starts, without effect on connects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ fn busy(fixture: &Fixture) -> Probe {
     probe
 }
 
-/// Waits until the busy probe has made some more connects.
+/// Waits until the busy probe has made 200 more connects.
 fn some_connects(fixture: &Fixture) {
     let connects = || -> u64 {
         let backends = fixture.setup.backends("web", "users");
@@ -249,8 +249,8 @@ fn a_start_succeeds_under_constant_signals() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// Some kernels and filters refuse membarrier(2). The daemon must then wait for old tables in
-/// another way, or the store of tables would fill up.
+/// Some kernels and filters refuse membarrier(2). Then the daemon must wait in another way until
+/// old tables are unused, because the arena would fill up if their regions were not reused.
 #[test]
 fn tables_are_replaced_without_membarrier() {
     let fixture = Fixture::without_daemon();

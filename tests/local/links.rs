@@ -8,8 +8,8 @@ use lb_common::abi::map;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::{Cgroup, address, eventually, replace};
 
-/// The pinned links of the client, each with a number that distinguishes a new link from the old
-/// one.
+/// The pinned links of the client, each with the pin's inode number, which distinguishes a new link
+/// from the old one.
 fn links(fixture: &Fixture) -> Vec<(String, u64)> {
     let entries = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links");
     let link = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -51,8 +51,8 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     assert_eq!(attach_failures(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 
-/// If another program is in a link, the daemon does not count the link as its own: the link looks
-/// the same as after an attachment that an error interrupted.
+/// If a link has another program, the daemon does not regard the link as attached: after an
+/// attachment that an error interrupted, the link looks the same.
 #[test]
 fn a_link_with_a_foreign_program_is_restored() {
     let fixture = Fixture::new();

@@ -9,7 +9,7 @@ use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, look};
 
 use stage::fixture::{SERVICE, config};
 
-/// Smaller than the default, so that 64 of them take 40 MiB.
+/// Limits below the defaults: the maps of 64 clients take 40 MiB.
 const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";
 
 fn clients(cgroups: &[Cgroup]) -> String {
@@ -55,7 +55,7 @@ fn sixty_four_client_tasks_are_balanced_independently() {
     assert!(setup.run(&["detach", "--all"]).status.success());
 }
 
-/// The formula of the documentation, as the doctor computes it, against the kernel's accounting.
+/// Compares the documented formula, as the doctor computes it, with the kernel's accounting.
 #[test]
 fn the_kernel_memory_of_a_client_task_is_as_documented() {
     let stage = Stage::new();

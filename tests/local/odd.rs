@@ -16,8 +16,8 @@ fn ended(fixture: &Fixture, ending: &str) -> u64 {
     sum(fixture, |backend| backend.endings[ending])
 }
 
-/// A process mounts a network file system: the kernel dials for it, in its cgroup, and is no client
-/// of the service.
+/// A process mounts a network file system: the kernel dials for this process, in its cgroup, and is
+/// no client of the service.
 #[test]
 fn sockets_opened_by_the_kernel_are_not_balanced() {
     // Without this helper the programs cannot distinguish MPTCP sockets from the kernel's own.
@@ -28,7 +28,7 @@ fn sockets_opened_by_the_kernel_are_not_balanced() {
     let has_cifs = file_systems.lines().any(|line| line.trim() == "nodev\tcifs");
     if !has_cifs && !stage::in_a_guest() {
         kernel::print_line(
-            "this host's kernel has no CIFS to mount: only those of the guests show whose sockets are left alone",
+            "this host's kernel cannot mount CIFS: only the guests' kernels show that the kernel's own sockets are not balanced",
         );
         return;
     }

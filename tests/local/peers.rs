@@ -33,7 +33,8 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     }
     let outcomes = fixture.setup.service().outcomes;
     assert!(outcomes["untracked"] > 0, "flow table and overflow are full: {outcomes:?}");
-    // A list without enough slots is refused and counted, and the previous one stays in force.
+    // A list that needs more slots than the client has is refused and counted, and the previous
+    // list stays in force.
     let more: Vec<String> = (0..70).map(|n| format!("127.0.2.{n}:9")).collect();
     let more: Vec<(&str, &str)> = more.iter().map(|address| (address.as_str(), "")).collect();
     fixture.write_endpoints(&more);
@@ -86,7 +87,7 @@ fn r9_a_recreated_cgroup_is_covered_before_status_shows_it() {
     eventually("the recreated cgroup is covered", || ids(&fixture), |id| *id == Some(fixture.cgroup.id()));
     assert_ne!(ids(&fixture), before);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    // The old cgroup's socket is still counted, and still ends.
+    // The flow of the old cgroup's socket is still counted, and still ends.
     fixture.setup.active_becomes(1);
     assert_eq!(old.peer(held.socket), address(SERVICE));
     old.close(held.socket);
@@ -111,7 +112,7 @@ fn r11_neighbouring_programs_are_listed_and_later_rewrites_are_detected() {
     let _after = other("after", &cgroup, "10.96.0.12:80");
     let _above = other("above", &parent, "10.96.0.13:80");
     let mut probe = Probe::start(&cgroup);
-    // All of them run.
+    // All programs run.
     assert_eq!(probe.dial(SERVICE).name, "ours");
     for service in ["10.96.0.11:80", "10.96.0.12:80", "10.96.0.13:80"] {
         assert_eq!(probe.dial(service).name, "theirs");
@@ -124,7 +125,8 @@ fn r11_neighbouring_programs_are_listed_and_later_rewrites_are_detected() {
     let (here, there) = (cgroup.path().to_owned(), parent.path().to_owned());
     look(listed).becomes([(here.clone(), false), (here, true), (there, true)]);
     drop((daemon, _after, _above));
-    // A second client has our backend as its service. Its program runs after ours and decides.
+    // A second client dials a service with our backend, and another balancer has this backend as
+    // its service. The other balancer's program runs after ours, and determines the destination.
     let setup = Setup::new(&stage, "b");
     let victim = Cgroup::new();
     let _daemon = Daemon::start(&setup, &config(&victim, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
@@ -159,7 +161,7 @@ fn r24_a_kill_under_load_leaks_no_connect() {
     }
     for _ in 0..3 {
         fixture.daemon.take().expect("a daemon runs").kill();
-        // `status` reports that it is dead.
+        // `status` reports that the daemon is not running.
         assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
         fixture.start();
     }

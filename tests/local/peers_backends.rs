@@ -102,8 +102,8 @@ impl Crowd {
 }
 
 /// The bug: for each backend that left, all sockets of the host were searched, which took seconds
-/// of CPU time and delayed connects. Here a change reads no flow, however many are open, and
-/// changes none.
+/// of CPU time and delayed connects. In socklb, a change of the list reads and changes no flow,
+/// however many flows are open.
 #[test]
 fn r22_changes_of_the_list_read_and_change_no_open_flow() {
     const FAILS: &str = "127.0.1.9:8101";
@@ -156,8 +156,8 @@ fn r22_changes_of_the_list_read_and_change_no_open_flow() {
         change(address, line, state);
     }
     // One backend stops listening while its connections are open, and the programs eject it.
-    // Connections to the others are reset, because the kernel may retain the flow of a closed
-    // connection for a minute (see the end).
+    // Connections to the other backends are reset, because the kernel may retain the flow of a
+    // closed connection for a minute (see the end of this test).
     drop(failing);
     for (probe, _) in &mut probes {
         for _ in 0..50 {
@@ -176,11 +176,12 @@ fn r22_changes_of_the_list_read_and_change_no_open_flow() {
     // An ejection becomes a fault within a minute, and the connects may take that long.
     let missed: Vec<_> =
         crowd.fixture.setup.faults().into_iter().filter(|fault| !fault.contains(FAILS)).collect();
-    assert_eq!(missed, [""; 0], "no reader has missed the records");
-    // Passes over the records do read them. The configuration sets their interval.
+    assert_eq!(missed, [""; 0], "no read of a flow record has failed");
+    // Only passes over the flow records read them. The configuration sets the interval between
+    // passes.
     crowd.configure("1s");
     let faults = || crowd.fixture.setup.faults().join("\n");
-    eventually("a pass has missed them", faults, |faults| {
+    eventually("a pass cannot read the flow records", faults, |faults| {
         faults.contains("the flow records could not be checked")
     });
     crowd.hide_records(false);
@@ -191,10 +192,9 @@ fn r22_changes_of_the_list_read_and_change_no_open_flow() {
         sockets.drain(..).for_each(|socket| probe.close(socket));
     }
     // The kernel retains a closed connection for a minute if it has not received the other end's
-    // close, because the last answer came while the process was still closing it. A listener that
-    // closes resets the connections in its queue.
+    // close. When a listener is closed, it resets the connections in its queue.
     drop(listener);
     eventually("all flows end", || crowd.fixture.setup.active(), |active| *active == 0);
     let slots = || crowd.at(&list[3]).len();
-    eventually("the slot of one that left is free", slots, |slots| *slots == 0);
+    eventually("the slot of a backend that left is free", slots, |slots| *slots == 0);
 }

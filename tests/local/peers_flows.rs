@@ -34,8 +34,8 @@ fn two_services() -> (Fixture, Daemon) {
     (fixture, daemon)
 }
 
-/// The bug: if a socket had dialled a service and then dialled its backend's own address, that was
-/// taken for a connection of the service.
+/// The bug: if a socket had dialled a service and then dialled the backend's own address, the
+/// second connection was treated as a connection of the service.
 #[test]
 fn r3_a_direct_connection_of_a_reused_socket_is_no_flow() {
     let (fixture, _daemon) = two_services();
@@ -85,7 +85,7 @@ fn r4_v4_mapped_sockets_of_a_dead_backend_behave_like_ipv4_sockets() {
 }
 
 /// The bug: a socket that was disconnected and then dialled another service stayed in the count of
-/// the first.
+/// the first service.
 #[test]
 fn r5_a_socket_that_redials_another_service_counts_only_there() {
     let (fixture, _daemon) = two_services();
@@ -100,9 +100,9 @@ fn r5_a_socket_that_redials_another_service_counts_only_there() {
     look(|| (ended(&fixture, "others", "closed"), active(&fixture, "others"))).becomes((1, 0));
 }
 
-/// The bug: counts of active connections stayed above zero, or went below, after processes were
-/// killed, network namespaces removed, or connections reset or timed out. Least-connections then
-/// starved backends.
+/// The bug: counts of active connections stayed above zero, or fell below zero, after processes
+/// were killed, network namespaces removed, or connections reset or timed out. Least-connections
+/// then starved backends.
 #[test]
 fn r14_active_counts_return_to_zero_however_connections_end() {
     let mut fixture = Fixture::without_daemon();
@@ -146,8 +146,8 @@ fn r14_active_counts_return_to_zero_however_connections_end() {
     });
 }
 
-/// The bug: a refused connect, a connect into a black hole, and a reset connection had one cause,
-/// or none.
+/// The bug: a refused connect, a connect into a black hole, and a reset connection were recorded
+/// with the same cause, or without a cause.
 #[test]
 fn r19_refused_unanswered_and_reset_are_three_causes() {
     let mut fixture = Fixture::without_daemon();

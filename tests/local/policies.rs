@@ -8,7 +8,8 @@ use stage::{Probe, SocketId, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// Starts a daemon whose service has these lines, and endpoints of these weights.
+/// Starts a daemon. Its service has these lines in the configuration, and endpoints of these
+/// weights.
 fn start(lines: &str, weights: [u32; 3]) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     weigh(&fixture, weights);
@@ -24,7 +25,7 @@ fn weigh(fixture: &Fixture, weights: [u32; 3]) {
 }
 
 fn text(fixture: &Fixture, lines: &str) -> String {
-    // The subset is small enough for a scan. The job has one task, whose subset is all three
+    // The subset is small enough for a scan. The job has one task, and its subset is all three
     // backends.
     config(&fixture.cgroup, r#"{ file = "users.toml" }"#, &format!("subset = {{ size = 20 }}\n{lines}"))
 }
@@ -80,7 +81,8 @@ fn connects_at_the_active_limit_follow_the_overflow_rule() {
         assert_eq!(probe.dial(SERVICE).name, sockets[5].1, "{policy:?}");
         let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
         assert_eq!(services.get(&0, 0).expect("the service").0.rules.overflow, Overflow::Refuse as u8);
-        // The opposite change, with all flows open: they stay, and more connects succeed.
+        // The opposite change while all flows are open: the flows remain, and more connects
+        // succeed.
         change(&fixture, policy, "active_limit = 3", 3);
         fixture.setup.active_becomes(12);
         assert_eq!(by_name(&open(&mut probe, 6)), [("b1", 2), ("b2", 2), ("b3", 2)].into(), "{policy:?}");

@@ -1,4 +1,5 @@
-//! Probes by connection: a backend that fails them gets no connects, before any connect has failed.
+//! TCP and HTTP probes: a backend that fails its probes gets no connects, even before a connect has
+//! failed.
 
 use std::net::TcpListener;
 
@@ -17,7 +18,7 @@ fn start_with(health: &str, lines: &str) -> Fixture {
     fixture
 }
 
-/// As [`start_with`], before a daemon runs.
+/// As [`start_with`], but without a running daemon.
 fn prepare(health: &str, lines: &str) -> Fixture {
     let fixture = Fixture::without_daemon();
     let fast = format!("interval = \"100ms\", timeout = \"{}\", rise = 2, fall = 2", window("1s"));
@@ -34,7 +35,7 @@ fn state(fixture: &Fixture, address: &str) -> String {
 /// A connect without a route fails at once, with an error that depends on the kind of the route.
 #[test]
 fn a_backend_without_a_route_is_refusing() {
-    // From here on this thread is in the fixture's network.
+    // From here on, this thread is in the fixture's network namespace.
     let fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
     let kinds = ["blackhole", "prohibit", "unreachable"];
     let network = |at: usize| format!("10.99.{at}.0/24");
@@ -58,7 +59,7 @@ fn a_backend_without_a_route_is_refusing() {
 fn http_probes_decide_whether_backends_are_healthy() {
     let fixture = start("probe = \"http\", port = 9001, path = \"/healthz\"");
     let all = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
-    // Nothing listens at that port, so all are refusing, and all serve as the last resort.
+    // Nothing listens at that port, so all backends are refusing, and all serve as the last resort.
     for address in all {
         eventually("the backend is refusing", || state(&fixture, address), |state| state == "refusing");
     }
@@ -93,7 +94,7 @@ fn connects_refute_a_failed_probe_for_a_client_in_another_network_namespace() {
             || state(&fixture, &address),
             |state| state == "ejected",
         );
-        // One of these connects is the trial of the backend that the daemon does not reach.
+        // One of these connects is the trial of the backend that the daemon cannot reach.
         let dial = || client.dial_many(SERVICE, 30).contains_key(&address);
         eventually("the backend is tried", dial, |is_tried| *is_tried);
         eventually("the trial refutes the guess", || state(&fixture, &address), |state| state == "healthy");
@@ -102,7 +103,7 @@ fn connects_refute_a_failed_probe_for_a_client_in_another_network_namespace() {
             fixture.setup.backend(&address).and_then(|backend| backend.probe).expect("the backend is probed");
         assert_eq!(probe.state, "failing");
     });
-    // The results from the daemon's own namespace count for a client that is in it.
+    // Results from the daemon's own namespace count for a client in the same namespace.
     let _client = fixture.probe();
     eventually("the backend is refusing", || state(&fixture, &address), |state| state == "refusing");
 }

@@ -35,9 +35,9 @@ fn answer(mut stream: UnixStream) -> (u16, String) {
     (head[9..12].parse().expect("a status code"), body.to_owned())
 }
 
-/// Clients with the maximum number of services. One backend of each was replaced, so the slots of
-/// one service are between those of all others: their status takes long to build, and the loop
-/// continues meanwhile.
+/// Clients with the maximum number of services. One backend of each service was replaced, so the
+/// slots of a service are between the slots of all other services. The status of these clients
+/// takes long to build, and the event loop continues meanwhile.
 #[test]
 fn building_a_large_status_does_not_block_the_loop() {
     const SERVICES: usize = 256;
@@ -74,12 +74,12 @@ fn building_a_large_status_does_not_block_the_loop() {
     let held_up: Vec<_> = (0..5).map(|_| held_up_by_a_status(&setup)).collect();
     assert!(
         held_up.iter().any(|(longest, took)| 2 * *longest < *took),
-        "the loop was held up for so long of the time that the status took: {held_up:?}"
+        "the loop was blocked for more than half of the time that the status took (longest answer, status): {held_up:?}"
     );
 }
 
-/// The longest time that the loop took to answer while a status was built, and how long the status
-/// took.
+/// The longest time in which the loop answered while a status was built, and the time that the
+/// status took.
 fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
     let status = request(setup, "/v1/status");
     let began = Instant::now();
@@ -112,7 +112,7 @@ fn at_most_half_of_the_connections_may_wait() {
     let waiting: Vec<UnixStream> =
         (0..33).map(|_| request(&fixture.setup, "/v1/cover/web?cgroups=1")).collect();
     for stream in &waiting {
-        stream.set_nonblocking(true).expect("look, not wait");
+        stream.set_nonblocking(true).expect("do not block");
     }
     let mut begins = [0; 12];
     let answered = || waiting.iter().filter_map(|mut stream| stream.read(&mut begins).ok()).count();
@@ -132,7 +132,7 @@ fn at_most_half_of_the_connections_may_wait() {
 #[test]
 fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     let mut fixture = Fixture::without_daemon();
-    // Only for this stage's network namespace.
+    // This limit belongs to the stage's network namespace.
     std::fs::write("/proc/sys/net/core/somaxconn", "8").expect("make queues short");
     fixture.start();
     fixture.daemon().signal(Signal::STOP);

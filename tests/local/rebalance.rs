@@ -13,14 +13,15 @@ const POOLS: usize = 20;
 const CONNECTIONS: usize = 50;
 const BACKENDS: usize = 8;
 
-/// The planner's bound for these pools (`Pools::bound`; a test of lb-sim checks it). Its runs reach
-/// the goal after 60 s at most, and connections are a minute old before they are closed.
+/// The planner's bound for these pools (`Pools::bound`; a test of lb-sim checks it). The planner's
+/// runs reach the goal after 60 s at most, and connections must be a minute old before they are
+/// closed.
 const BOUND: Duration = Duration::from_secs(240);
 
-/// No connection is closed earlier.
+/// No younger connection is closed.
 const MIN_AGE: Duration = Duration::from_secs(60);
 
-/// The tables of 20 client tasks need less memory with these.
+/// With these limits, the tables of 20 client tasks need less memory.
 const LIMITS: &str = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";
 
 fn backend(number: usize) -> String {
@@ -38,7 +39,8 @@ fn listen(address: &str) -> TcpListener {
 /// A task that holds connections, and dials again when one has ended.
 struct Pool {
     probe: Probe,
-    /// Each connection, with a time before it began; `None` if a backend has refused it at once.
+    /// Each connection, with the time just before its start; `None` if a backend has refused it at
+    /// once.
     connections: Vec<Option<(SocketId, Instant)>>,
 }
 
@@ -91,7 +93,7 @@ fn open(setup: &Setup) -> Vec<u64> {
     (0..BACKENDS).map(of).collect()
 }
 
-/// The pools, by number, whose clients have ejected the first backend.
+/// For each pool, by number: whether its client has ejected the first backend.
 fn ejected(setup: &Setup) -> Vec<bool> {
     let status = setup.status();
     let first = stage::address(&backend(0));
@@ -159,11 +161,11 @@ fn a_restarted_backend_gets_three_quarters_of_its_share_again_within_the_planner
 
     let others = &open[1..];
     assert!(others.iter().all(|open| *open >= share * 9 / 10), "{open:?}");
-    // Nothing else on this host aborts connections, and each was old enough.
+    // Only the rebalancing aborts connections on this host. Each closed connection was old enough.
     assert!(aborted.iter().all(|age| *age >= MIN_AGE), "{aborted:?}");
     let closed = aborted.len() as u64;
     assert!((share * 3 / 4..=all).contains(&closed), "{closed} closed in {reached:?}");
-    // A job is counted when it ends.
+    // The connections of a close job are counted when the job ends.
     let counted = || -> u64 {
         let metrics = setup.metrics();
         let counted = metrics.lines().filter(|line| {

@@ -8,7 +8,7 @@ use stage::{Backend, Dialled, Family, Manner, Probe, address, eventually, kernel
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
-/// Why it is right to read a count only once after an end that no program saw.
+/// The reason why a single read of a count is right after an end that no program saw.
 const UNSEEN: &str = "no daemon runs, and the programs that see ends are gone";
 
 /// The results of the passes over the records: the number of flows reclaimed since the start, and
@@ -47,7 +47,7 @@ fn without_hooks(fixture: &Fixture, hooks: &[&str]) {
 }
 
 /// While the daemon is stopped, no program sees the first four of six sockets end. The next daemon
-/// ends their flows; the flows of the others are intact and end as usual.
+/// ends their flows. The flows of the other two sockets are intact, and end as usual.
 #[track_caller]
 fn four_of_six_end_unseen(fixture: &mut Fixture) {
     let mut probe = fixture.probe();
@@ -92,13 +92,13 @@ fn tracked_flows_with_an_unseen_end_are_reclaimed() {
     let mut fixture = scene(|text| text);
     fixture.start();
     four_of_six_end_unseen(&mut fixture);
-    // A chosen flow is ended, active or reclaimed.
+    // Each chosen flow is counted as ended, active or reclaimed.
     let closed = |backend: &lb_view::backend::BackendStatus| backend.endings["closed"];
     look(|| fixture.setup.backends("web", "users").iter().map(closed).sum::<u64>()).becomes(2);
 }
 
-/// Connections that begin and end between two passes are in no list that the daemon reads. If their
-/// ends were missed, they would count forever.
+/// Connections that begin and end between two passes are in no list that the daemon reads. If no
+/// program saw their ends either, they would be counted as active forever.
 #[test]
 fn flows_between_two_passes_are_reclaimed_and_their_number_is_a_fault() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -158,12 +158,12 @@ fn flows_in_the_overflow_table_are_reclaimed() {
     let open: Vec<_> = (0..90).map(|i| (i % 2, probes[i % 2].dial(SERVICE).socket)).collect();
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     assert!(overflow.keys().count() >= 26, "90 sockets in 64 buckets");
-    // The first ones found room in the table, unless two of them had the same bucket. Most of those
-    // that stay open are in the overflow table.
+    // The records of the first sockets found room in the table, unless two of them had the same
+    // bucket. Most records of the sockets that stay open are in the overflow table.
     for (probe, socket) in &open[..30] {
         probes[*probe].close(*socket);
     }
-    assert!(overflow.keys().count() > 0, "some of those that stay are in the overflow table");
+    assert!(overflow.keys().count() > 0, "some records of open sockets are in the overflow table");
     fixture.stop();
     without_ends(&fixture);
     for (probe, socket) in &open[30..70] {
@@ -177,8 +177,8 @@ fn flows_in_the_overflow_table_are_reclaimed() {
     fixture.setup.active_becomes(0);
 }
 
-/// A socket with a failed connect is open and in no list: it must not be taken for a missing one
-/// while a process holds it.
+/// After a failed connect, an open socket is in none of the kernel's lists. The daemon must not
+/// treat it as closed while a process holds it.
 #[test]
 fn the_flow_of_an_open_unconnected_socket_is_not_reclaimed() {
     let mut fixture = scene(|text| with_active_accounting(&text));
@@ -187,8 +187,8 @@ fn the_flow_of_an_open_unconnected_socket_is_not_reclaimed() {
     let mut probe = fixture.probe();
     let socket = probe.open_stream(Family::V4);
     assert_eq!(probe.try_redial(socket, SERVICE), Err(libc::ECONNREFUSED));
-    // If namespaces do not have cookies, the daemon does not know which list would have to show the
-    // socket, only that a process holds it.
+    // If namespaces do not have cookies, the daemon cannot determine which list would have to
+    // contain the socket, but only that a process holds it.
     let expected = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
     let passes = |fixture: &Fixture| fixture.setup.client().reclaim.map(|reclaim| reclaim.passes);
     eventually("passes have seen it", || passes(&fixture), |passes| *passes >= Some(4));
@@ -201,8 +201,8 @@ fn the_flow_of_an_open_unconnected_socket_is_not_reclaimed() {
     fixture.setup.active_becomes(0);
 }
 
-/// The process of such a socket ends unseen, as after the loss of a link. Then no process holds the
-/// socket.
+/// The process with an unconnected socket ends, and no program sees this, as after the loss of a
+/// link. Then no process holds the socket.
 #[test]
 fn a_retained_flow_is_reclaimed_once_no_process_holds_its_socket() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -223,7 +223,8 @@ fn a_retained_flow_is_reclaimed_once_no_process_holds_its_socket() {
 }
 
 /// Sockets of other network namespaces are searched in the lists of those namespaces, however many
-/// there are: a process of the cgroup may make thousands, and the daemon has few descriptors.
+/// namespaces there are: a process of the cgroup may create thousands of them, and the daemon has
+/// few descriptors.
 #[test]
 fn sockets_are_searched_in_each_of_many_namespaces() {
     const NAMESPACES: usize = 30;
@@ -232,7 +233,8 @@ fn sockets_are_searched_in_each_of_many_namespaces() {
     let mut elsewhere: Vec<Probe> = (0..NAMESPACES)
         .map(|_| Probe::start_with(&fixture.cgroup, stage::namespace::in_a_network_of_its_own))
         .collect();
-    // Nothing is reachable there: the socket is open, and in a list only if it listens.
+    // Nothing is reachable there, so each socket is open, but not connected. The kernel's lists
+    // contain such a socket only if it listens.
     assert!(elsewhere.iter_mut().all(|probe| probe.try_dial(SERVICE).is_err()));
     look(|| fixture.setup.active()).becomes(NAMESPACES as u64);
     // A pass needs some descriptors for the client's maps and for the iteration over open files.
@@ -243,8 +245,8 @@ fn sockets_are_searched_in_each_of_many_namespaces() {
     fixture.setup.active_becomes(0);
 }
 
-/// The daemon may not enter the namespace, and no process of the host holds the socket: the flows
-/// of a removed namespace are ended after some time.
+/// The daemon cannot enter a removed namespace, and no process of the host holds its sockets. After
+/// ten passes, the daemon ends the flows of such a namespace.
 #[test]
 fn flows_of_a_removed_namespace_are_reclaimed() {
     let mut fixture = scene(|text| text);
@@ -263,8 +265,8 @@ fn flows_of_a_removed_namespace_are_reclaimed() {
         .expect("the flow is no longer active");
 }
 
-/// Sockets that dial again during the pass, to backends that refuse: they are in no list at any
-/// moment, but open.
+/// During a pass, sockets dial backends that refuse, again and again. These sockets are open, but
+/// never in the kernel's lists.
 #[test]
 fn sockets_that_redial_during_a_pass_are_counted_exactly() {
     if kernel::NAMESPACE_COOKIES.skips() {

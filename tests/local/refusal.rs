@@ -17,7 +17,7 @@ fn check(more: &str, errno: i32) {
         assert_eq!(refused, Err(refusal(errno)), "{address}");
     }
     look(|| setup.status()).has(|status| status.clients[0].services[0].outcomes["no-backend"], 2);
-    assert_eq!(setup.run(&["status"]).status.code(), Some(3), "no backend is degraded");
+    assert_eq!(setup.run(&["status"]).status.code(), Some(3), "a service without a backend is degraded");
     assert_eq!(daemon.stop(), Some(0));
 }
 
@@ -42,5 +42,5 @@ fn weight_zero_for_all_backends_stops_traffic_until_it_is_raised() {
     fixture.write_endpoints(&all("weight = 2"));
     let mut probe = fixture.probe();
     let errno = || probe.try_dial(SERVICE).err();
-    eventually("connects are taken again", errno, Option::is_none);
+    eventually("connects succeed again", errno, Option::is_none);
 }

@@ -1,5 +1,5 @@
 //! Client tasks that a new configuration adds, removes, moves or renames while the daemon runs:
-//! each is balanced without a gap, and removed ones leave nothing.
+//! each is balanced without a gap, and removed clients leave nothing.
 
 use stage::{Cgroup, Daemon, Probe, Setup, eventually, look, replace};
 
@@ -15,7 +15,8 @@ fn write(setup: &Setup, text: &str) {
     replace(&setup.folder.join("socklb.toml"), text);
 }
 
-/// Two clients, each with its job and its cgroup, of a daemon that logs objects.
+/// The configuration of two clients, each with its job and its cgroup, and of a daemon that logs
+/// JSON.
 fn two_clients(fixture: &Fixture, cgroups: [&Cgroup; 2]) -> String {
     let json = "[daemon]\nlog_format = \"json\"\n";
     client("one", cgroups[0]) + &client("two", cgroups[1]) + &service(fixture) + json
@@ -59,7 +60,7 @@ fn clients_that_swap_cgroups_are_always_balanced() {
     assert!(log.lines().map(message).all(|message| message.is_string()), "{log}");
 }
 
-/// The maximum number of clients of a host at once: the daemon answers meanwhile.
+/// A reload adds 40 clients at once (in a guest: 5). Meanwhile, the event loop continues.
 #[test]
 fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
     let mut fixture = Fixture::without_daemon();
@@ -76,7 +77,7 @@ fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
     let (one, many) = (all(0), all(cgroups.len()));
     fixture.setup.write("socklb.toml", &one);
     let manager = stage::Manager::new(fixture.setup.folder.join("notify"));
-    // Fed every 100 ms by the loop that adds the clients.
+    // The loop that adds the clients also feeds the watchdog, every 100 ms.
     let watchdog = std::time::Duration::from_millis(200);
     let daemon = Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, watchdog));
     fixture.daemon = Some(daemon);

@@ -1,4 +1,4 @@
-//! Recorded picks replay: with the flow records of open sockets and the tables in the maps, the
+//! Replays recorded picks: with the flow records of open sockets and the tables in the maps, the
 //! same function on the host chooses the same backends.
 
 use lb_common::abi::{
@@ -99,7 +99,7 @@ impl Tables for Maps {
     }
 }
 
-/// The flows of open sockets in the order of their creation: cookies count up on each CPU.
+/// The flows of open sockets in the order of their creation, because cookies grow on each CPU.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
     let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
     let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));

@@ -1,5 +1,6 @@
-//! Backends that report their own state, through a real agent. From the next connect on a lame duck
-//! is not chosen. It is chosen again once it is ready, even if agents and daemons end meanwhile.
+//! Backends that report their own state, through a real agent. From the next connect on, a lame
+//! duck is not chosen. It is chosen again once it is ready, even if agents and daemons end
+//! meanwhile.
 
 use std::net::UdpSocket;
 
@@ -26,7 +27,8 @@ pub fn text(fixture: &Fixture, policy: &str, health: &str) -> String {
         + "[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"\n"
 }
 
-/// Three backends, an agent for these, and a daemon that sends requests to it.
+/// Three backends, an agent for the backends in `reporting`, and a daemon that sends requests to
+/// the agent.
 fn start(policy: &str, reporting: &[&str]) -> (Fixture, Agent) {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
@@ -43,7 +45,7 @@ fn seen(fixture: &Fixture, address: &str) -> backend::BackendStatus {
     fixture.setup.backend(address).expect("the backend")
 }
 
-/// A backend's state in the status.
+/// The state that a backend has reported, as the status shows it.
 pub fn reported(fixture: &Fixture, address: &str) -> String {
     seen(fixture, address).probe.map(|probe| probe.state).unwrap_or_default()
 }
@@ -63,8 +65,7 @@ fn a_key_is_replaced_without_a_gap() {
         let by_agent = ["unknown-key", "forged"].map(|why| status["datagrams"]["refused"][why].to_string());
         (by_agent, ["unknown-key", "forged"].map(|why| datagrams(&fixture, why)))
     };
-    // The ids of the daemon's keys, which sends under the first of them, and those of the agent's
-    // keys.
+    // The ids of the daemon's keys for each backend. The daemon sends requests under the first key.
     let polled = || {
         let map = hash::<SenderName, Sender>(&fixture.setup.host_map(host::map::SENDERS));
         let entries = map.iter().map(|entry| entry.expect("an entry").1.0.keys.map(|key| key.id));
@@ -75,8 +76,8 @@ fn a_key_is_replaced_without_a_gap() {
         let backends = status["backends"].as_array().expect("a list");
         backends.iter().map(|backend| backend["keys"].to_string()).collect::<Vec<_>>()
     };
-    // Agents get both keys, then clients. Then clients send under the new key and drop the old one,
-    // and then agents drop the old one.
+    // First, agents and clients get both keys. Then clients send under the new key, and finally all
+    // drop the old key.
     for (keys, ids) in [(old.clone() + &new, [1, 2]), (new.clone() + &old, [2, 1]), (new, [2, 0])] {
         std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
         fixture.daemon().signal(Signal::HUP);
@@ -143,8 +144,8 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
     let status = child.wait().expect("the run ends");
     assert_eq!(status.signal(), Some(15), "as the command did: {}", log());
     assert!(is_lame(&fixture, ALL[0]), "the lame duck remains, because a restart follows");
-    // Without keys and an agent the run cannot report the application, and waits. A request to end
-    // takes effect at once.
+    // Without keys and an agent the run cannot report the application, and waits. A signal ends the
+    // run at once.
     let mut child = run(&[]);
     eventually("the run waits for an agent", log, |log| log.contains("cannot register with the agent yet"));
     end(&mut child);
@@ -152,8 +153,8 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
     assert!(log().contains("a signal ended the run before the command was started"), "{}", log());
 }
 
-/// A push of the first backend as a lame duck, later than everything that was accepted, with a MAC
-/// of zeros.
+/// A push that reports the first backend as a lame duck, with a higher number than all accepted
+/// reports, and with a MAC of zeros.
 pub fn forged_push() -> [u8; 80] {
     let mut forged = [0_u8; 80];
     (forged[0], forged[1], forged[2], forged[3], forged[5]) = (1, 3, 2, 6, 1);

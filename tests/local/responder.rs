@@ -17,7 +17,7 @@ use stage::{Setup, eventually, look, window};
 
 use crate::reports::{ALL, reported, text};
 
-/// The address of the agent behind the link.
+/// The address of the agent that [`behind_a_link`] starts.
 const BEHIND: &str = "10.77.0.2:9465";
 
 /// Writes the key of the first backend, and an agent's configuration with which the kernel answers
@@ -105,7 +105,7 @@ fn answered(agent: &Agent) -> (u64, u64) {
     (count("answered"), count("answered") - count("answered_by_kernel"))
 }
 
-/// An agent behind a link, and an asker on this side of it.
+/// An agent behind a link, and a requester on this side of the link.
 fn behind_a_link(setup: &Setup, router: &Router) -> (Agent, UdpRequester) {
     let key = Key::from_bytes(configure(setup, BEHIND, "far", &format!("{{ tcp = \"{BEHIND}\" }}")));
     let agent = Agent::start_with(setup, |command| router.place(command));
@@ -138,7 +138,7 @@ fn the_kernel_answers_for_a_stopped_agent_until_its_readiness_expires() {
     let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
     eventually("the daemon and this client are subscribers", subscribers, |count| *count == Some(2));
     let (all, by_socket) = answered(&agent);
-    assert!(all >= 4 && by_socket == 0, "its socket has answered {by_socket} of {all}");
+    assert!(all >= 4 && by_socket == 0, "the agent's socket has answered {by_socket} of {all}");
 
     agent.signal(Signal::STOP);
     assert_eq!(requester.readiness(), Some(Readiness::Ready), "a prepared answer is valid for a while");
@@ -165,7 +165,7 @@ fn the_kernel_answers_for_a_stopped_agent_until_its_readiness_expires() {
         |unheard| *unheard == Some(0),
     );
     agent.run_checked(&["lame-duck"]);
-    // A push with the previous state may have been under way.
+    // A push with the previous state may arrive first.
     let mut received = std::iter::repeat_with(|| requester.receive()).take(100);
     let push =
         received.find(|push| push.readiness() == Some(Readiness::LameDuck)).expect("the change is pushed");
@@ -215,7 +215,7 @@ fn requests_of_both_families_are_answered_on_loopback_and_invalid_ones_are_count
         }
         look(|| datagrams(&agent, kind)).becomes(100);
     }
-    // The program has processed them all, and has left nothing for the socket to answer.
+    // The program has processed all these datagrams, and has left none of them to the socket.
     assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
     let page = agent.metrics();
     assert!(page.contains("socklb_agent_xdp_interface{interface=\"lo\",mode=\"generic\"} 1.0"), "{page}");
@@ -355,7 +355,8 @@ fn children_do_not_inherit_the_capabilities_for_the_responder() {
     }
 }
 
-/// Makes the next executed program inherit capabilities: those of the program, and another one.
+/// Makes the next executed program inherit the capabilities that the responder needs, and
+/// CAP_CHOWN.
 fn with_ambient_capabilities() -> std::io::Result<()> {
     let all = CapabilitySet::BPF | CapabilitySet::NET_ADMIN | CapabilitySet::PERFMON | CapabilitySet::CHOWN;
     let mut sets = rustix::thread::capabilities(None)?;
@@ -384,7 +385,8 @@ fn changes_of_interfaces_and_addresses_are_applied() {
         datagrams(&agent, "answered_by_kernel")
     };
     eventually("the kernel answers", by_kernel, |count| *count > 1);
-    // Another hardware address: until the kernel has learned it, the socket answers.
+    // The interface gets another hardware address. Until the responder's maps contain it, the
+    // socket answers.
     router.run("ip link set far address 02:00:00:00:00:03");
     router.run("ip neigh replace 10.77.0.1 lladdr 02:00:00:00:00:01 dev far nud permanent");
     let replaced = std::process::Command::new("ip")

@@ -161,8 +161,8 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     count(change(|datagram| datagram.port = Be16::from_host(1)));
     count(change(|datagram| datagram.key_id = Be16::from_host(0)));
     count(change(|datagram| datagram.key_id = Be16::from_host(2)));
-    // A link that receives all frames also delivers frames to other hosts. The program must not
-    // answer these in place of the other hosts.
+    // A link that receives all frames also delivers frames that are addressed to other hosts. The
+    // program must not answer these in place of the other hosts.
     assert!(twins.run_to([2, 0, 0, 0, 0, 9], plain, false, fine.bytes(), usize::MAX).is_none());
     // A client that returns the cookie becomes a subscriber.
     let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("an answer");

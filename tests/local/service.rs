@@ -1,5 +1,5 @@
-//! The client's service stops and starts: its cgroup is removed and created again, and is covered
-//! before it dials.
+//! The client's service stops and starts: its cgroup is removed and created again, and the new
+//! cgroup is covered before the service dials.
 
 use std::os::fd::AsRawFd;
 
@@ -90,11 +90,11 @@ fn wait_reports_why_it_cannot_succeed() {
     fixture.stop();
     let (code, text) = stage::daemon::failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
     assert!(code == Some(1) && text.contains("no daemon is running"), "{text}");
-    // The attachments of a dead daemon cover as well.
+    // After the daemon has ended, the attached programs still cover the cgroup.
     assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web", "--timeout", "1"]), 0);
 }
 
-/// A service that starts before the daemon waits for it.
+/// A service that starts before the daemon waits for the daemon.
 #[test]
 fn wait_succeeds_once_the_daemon_starts() {
     let mut fixture = Fixture::without_daemon();
@@ -154,7 +154,7 @@ fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs() {
     assert!(code == Some(1) && text.contains("after 1 s") && text.contains("does not answer"), "{text}");
     assert!(
         begun.elapsed() < stage::patience(),
-        "the limit covers why it failed, too: {:?}",
+        "the time limit also applies to the search for the reason: {:?}",
         begun.elapsed()
     );
     let status = fixture.setup.run(&["status"]);

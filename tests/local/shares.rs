@@ -1,5 +1,5 @@
-//! Shares are exact: a CPU's cursor that goes once round a table gives every backend exactly its
-//! entries.
+//! Shares are exact: while a CPU's cursor passes all entries of a table once, each backend gets
+//! exactly as many connects as it has entries.
 
 use std::collections::BTreeMap;
 

@@ -34,8 +34,8 @@ fn every_slow_path_of_a_connect_works_without_a_daemon() {
         let _elsewhere = Backend::start("elsewhere", "127.0.0.1:8005");
         let mut probe = fixture.probe();
 
-        // Reaches the second sample of `p2c`: with three backends, every third pair names one
-        // backend twice, which leaves no choice.
+        // The connects reach the second sample of `p2c`: with three backends, every third pair of
+        // samples names the same backend twice, and leaves no choice.
         let counts = dial(&mut probe, 200);
         assert_eq!(counts.len() - usize::from(failed(&counts) > 0), 3, "followed {is_followed}: {counts:?}");
         if is_followed {

@@ -1,5 +1,5 @@
-//! Which processes socklb trusts: it refuses files and sockets of other users with a remedy, and
-//! root's commands do nothing on behalf of other users.
+//! Which processes socklb trusts: it refuses files and sockets of other users, and names the
+//! remedy. Root's commands do nothing on behalf of other users.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -57,7 +57,7 @@ fn taken_over(fixture: &mut Fixture, path: &Path) {
     fs::remove_dir_all(&run).expect("remove the daemon's directory");
     fs::create_dir(&run).expect("make another");
     for directory in [fixture.setup.folder.parent().expect("the stage's"), &fixture.setup.folder, &run] {
-        chown(directory, Some(NOBODY), Some(NOBODY)).expect("give it away");
+        chown(directory, Some(NOBODY), Some(NOBODY)).expect("change the owner");
     }
     lies(&run.join("socklb.sock"), NOBODY, json(&status));
 }
@@ -67,7 +67,7 @@ fn exec(setup: &Setup) -> Output {
     finish(exec.arg(stage::program("socklb")).arg("--version"))
 }
 
-/// The daemon's answer decides where root's `exec` writes: outside of cgroup2 it must write
+/// The daemon's answer determines where root's `exec` writes: outside of cgroup2, `exec` must write
 /// nothing.
 #[test]
 fn exec_refuses_paths_outside_cgroup2_even_from_the_daemon() {
@@ -107,7 +107,7 @@ fn exec_refuses_paths_outside_cgroup2_even_from_the_daemon() {
     assert!(!folder.join("made").exists());
 }
 
-/// A process that can replace the daemon's socket is not the daemon.
+/// A process that can replace the daemon's socket need not be the daemon.
 #[test]
 fn root_refuses_a_daemon_of_a_user_that_does_not_own_the_pins() {
     let mut fixture = Fixture::new();
@@ -119,13 +119,13 @@ fn root_refuses_a_daemon_of_a_user_that_does_not_own_the_pins() {
         let (code, text) = failure(&output);
         assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
     }
-    // The same daemon is trusted as soon as the pins are its user's.
+    // The same daemon is trusted as soon as the pins belong to its user.
     chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
     let (code, text) = failure(&exec(&fixture.setup));
     assert_eq!((code, text.as_str()), (Some(0), ""));
 }
 
-/// Runs socklb as a user of this group that owns nothing.
+/// Runs socklb as a user that is a member of this group and owns no file.
 fn as_member_of(group: u32, fixture: &Fixture, arguments: &[&str]) -> Output {
     as_user(&["--regid", &group.to_string(), "--clear-groups"], fixture, arguments)
 }
@@ -198,9 +198,9 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
     }
 }
 
-/// `[admin] group`: its members may lift ejections, whether it is their primary group or a
-/// supplementary one, but no other user that reaches the socket may. The log shows each call with
-/// its user.
+/// Members of the group in `[admin]` may lift ejections, whether it is their primary group or a
+/// supplementary one. Other users may not, even if they can open the socket. The log shows each
+/// call and its user.
 #[test]
 fn members_of_the_admin_group_may_lift_ejections() {
     const OTHERS: &str = "65532";
@@ -224,7 +224,8 @@ fn members_of_the_admin_group_may_lift_ejections() {
         || fixture.daemon().log().lines().filter(|line| line.contains("requested a readmission")).count();
     assert_eq!(calls(), 2, "{}", fixture.daemon().log());
     assert!(fixture.daemon().log().contains("user=65533"), "{}", fixture.daemon().log());
-    // A user of another group cannot open the socket. If it could, the daemon would still refuse.
+    // A user of another group cannot open the socket. Even if the mode permits this, the daemon
+    // refuses the request.
     let others = ["--regid", OTHERS, "--clear-groups"];
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
     assert!(code == Some(4) && text.contains("ermission denied"), "{code:?} {text}");
@@ -251,8 +252,9 @@ fn members_of_the_admin_group_may_lift_ejections() {
 #[test]
 fn a_start_with_a_nonexistent_group_fails_and_names_the_group() {
     let fixture = Fixture::without_daemon();
-    // The tests' programs are static, and the C library cannot load a name service into them. This
-    // mount is the stage's own. A guest has no such list, and the library's default is files.
+    // The tests' programs are static, and the C library cannot load a name service into them. The
+    // mount affects only this stage. A guest has no list of name services, and the library's
+    // default is files.
     let services = Path::new("/etc/nsswitch.conf");
     if services.exists() {
         let files = fixture.setup.write("nsswitch.conf", "group: files\n");
@@ -305,7 +307,7 @@ fn unsafe_directories_are_refused_with_their_remedy() {
     ]
     .map(|(path, flag)| (path.clone(), flag));
     for (path, flag) in &directories {
-        chown(path, Some(NOBODY), None).expect("give it away");
+        chown(path, Some(NOBODY), None).expect("change the owner");
         let (code, text) = start(&setup);
         let expected = format!("{} belongs to user {NOBODY}", path.display());
         assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
@@ -322,8 +324,8 @@ fn unsafe_directories_are_refused_with_their_remedy() {
     assert_eq!(daemon.stop(), Some(0));
 }
 
-/// In a bpf file system that all users may write to, any user can take the name of the pin
-/// directory.
+/// In a bpf file system that all users may write to, any user can create a file with the name of
+/// the pin directory.
 #[test]
 fn a_symbolic_link_in_place_of_the_pins_is_refused() {
     let stage = Stage::new();
@@ -337,8 +339,8 @@ fn a_symbolic_link_in_place_of_the_pins_is_refused() {
     assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
 }
 
-/// Root runs `detach` over directories of the daemon's user: nothing that this user puts there
-/// leads elsewhere.
+/// Root runs `detach` on directories of the daemon's user. No symbolic link of this user there
+/// makes `detach` remove a file elsewhere.
 #[test]
 fn detach_removes_pins_of_this_directory_and_nothing_else() {
     let mut fixture = Fixture::new();
@@ -349,13 +351,13 @@ fn detach_removes_pins_of_this_directory_and_nothing_else() {
     for name in ["services", "backends", "passwd"] {
         fs::write(victims.join(name), "of root\n").expect("write a file");
     }
-    // In the directory of another version, every name counts as the name of a pin.
+    // In the directory of another version, every name may be the name of a pin.
     let trap = setup.pins.join("v1/trap");
     fs::create_dir_all(&trap).expect("make a client");
     symlink(&victims, trap.join("maps")).expect("set the trap");
     let (code, text) = failure(&setup.run(&["detach", "trap"]));
     assert!(code == Some(1) && text.contains("v1/trap/maps"), "{code:?} {text}");
-    // A link to another client's attachment.
+    // A symbolic link to a pinned link of another client.
     fs::remove_file(trap.join("maps")).expect("remove the trap");
     fs::create_dir(trap.join("links")).expect("make the directory");
     let attached = setup.pins_of("web").join("links").join(format!("connect4@{}", fixture.cgroup.id()));
@@ -372,7 +374,7 @@ fn detach_removes_pins_of_this_directory_and_nothing_else() {
     for directory in
         [&setup.pins, setup.pins_of("web").parent().expect("the version's"), &setup.pins_of("web")]
     {
-        chown(directory, Some(NOBODY), Some(NOBODY)).expect("give it away");
+        chown(directory, Some(NOBODY), Some(NOBODY)).expect("change the owner");
     }
     let (code, text) = failure(&setup.run(&["detach", "--all"]));
     assert_eq!((code, text.as_str()), (Some(0), ""));

@@ -24,8 +24,8 @@ fn a_connected_socket_stays_with_its_backend_until_it_connects_again() {
         probe.connect_datagram(socket, SERVICE);
         let name = probe.query_connected(socket, SERVICE);
         assert_eq!(probe.query_connected(socket, SERVICE), name);
-        // A datagram with the same address belongs to the same flow: the socket receives from no
-        // other address.
+        // A datagram that names the same address belongs to the same flow, because the socket
+        // receives from no other address.
         assert_eq!(probe.query(socket, SERVICE), name);
         // There is one socket, so one flow is active.
         scene.setup.active_becomes(1);
@@ -52,7 +52,7 @@ fn datagrams_of_a_socket_go_to_one_backend() {
         let again: Vec<String> = sockets.iter().map(|socket| probe.query(*socket, SERVICE)).collect();
         assert_eq!(again, first);
     }
-    // Each datagram counts one outcome.
+    // Each datagram is counted as one outcome.
     look(|| (scene.outcome(0, "forwarded"), scene.outcome(0, "reused"))).becomes((6, 18));
     scene.setup.active_becomes(6);
     look(|| scene.entries()).becomes(6);
@@ -90,8 +90,8 @@ fn one_socket_can_use_several_services() {
     scene.all_gone();
 }
 
-/// Datagrams of such a socket leave through the hook of one family, and its answers arrive through
-/// that of the other.
+/// Datagrams of a v4-mapped socket leave through the hook of one address family, and answers arrive
+/// through the hook of the other family.
 #[test]
 fn a_v4_mapped_socket_reaches_an_ipv4_service() {
     let scene = Scene::new(2, 2);
@@ -210,7 +210,8 @@ impl Concerned {
         });
     }
 
-    /// Asserts that the port is the same, and so are the backends of everything else.
+    /// Asserts that the socket's port, the socket's backend of the second service, and the
+    /// bystander's backend are the same as before.
     #[track_caller]
     fn nothing_else_has_changed(&mut self) {
         assert_eq!(self.probe.local_address(self.socket), self.local);
@@ -223,8 +224,9 @@ impl Concerned {
 fn r2_a_flow_moves_when_its_backend_becomes_unusable() {
     let mut concerned = Concerned::new();
     let [own, beside, third] = concerned.backends;
-    // One more flow of its backend, so that its slot, from which the counts are read, is not free
-    // as soon as this flow leaves it. Backends are chosen in turn.
+    // Opens one more flow of the socket's backend. Without it, the backend's slot, from which the
+    // counts are read, would be freed as soon as the socket's flow moves. Backends are chosen in
+    // turn.
     let [passed, holder] =
         [concerned.probe.open_datagram(Family::V4), concerned.probe.open_datagram(Family::V4)];
     concerned.probe.query(passed, SERVICE);
@@ -268,7 +270,8 @@ fn make_both_lame_ducks(scene: &Scene) {
     eventually("both backends are lame ducks", states, |states| *states == ["lame-duck", "lame-duck"]);
 }
 
-/// No other backend may be chosen: the fallback retains the flow, and no datagram begins another.
+/// If no other backend may be chosen, the fallback retains the flow, and no datagram begins another
+/// flow.
 #[test]
 fn a_flow_stays_if_no_better_backend_exists() {
     let scene = Scene::new(1, 2);
@@ -288,8 +291,8 @@ fn a_flow_stays_if_no_better_backend_exists() {
     scene.all_gone();
 }
 
-/// A flow of a service that has lost all its backends stays: it is the last one that the socket was
-/// directed to.
+/// If a service has lost all its backends, its flows remain, because their sockets were not
+/// directed to another destination.
 #[test]
 fn a_service_without_backends_refuses_datagrams_and_retains_the_flow() {
     let scene = Scene::new(1, 2);
@@ -333,8 +336,8 @@ fn a_failed_reconnect_leaves_the_connection_unchanged() {
     assert_eq!(probe.try_connect_datagram(socket, SERVICE), Err(refused));
     assert_eq!(probe.query_connected(socket, SERVICE), peer);
     scene.setup.active_becomes(2);
-    // A backend without weight releases its slot with its last flow, and its counts are not shown
-    // after that.
+    // A backend of weight 0 releases its slot when its last flow ends. After that, its counts are
+    // not shown.
     scene.list(&[(&all[0], ""), (&all[1], "")]);
     eventually(
         "a datagram can be sent again",
@@ -353,7 +356,7 @@ fn rebind_each_tenth_of_a_second(scene: &Scene) {
     services.set(0, service, 0).expect("set its rules");
 }
 
-/// At the limit, the flow itself retains its backend.
+/// The only backend is at its limit, and its one flow continues with it.
 #[test]
 fn a_flow_that_cannot_be_rebound_continues() {
     let scene = Scene::with(1, 1, "active_limit = 1\noverflow = \"refuse\"\n");
@@ -366,7 +369,7 @@ fn a_flow_that_cannot_be_rebound_continues() {
         begin.elapsed()
     };
     eventually("three times the age", age, |age| *age > Duration::from_millis(300));
-    // Another socket is refused all the while.
+    // Meanwhile, datagrams of another socket are refused.
     let other = probe.open_datagram(Family::V4);
     let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
     assert_eq!(probe.send_datagram(other, SERVICE), Err(refused));

@@ -53,7 +53,7 @@ fn a_ninth_service_replaces_the_oldest_flow_of_the_socket() {
     scene.all_gone();
 }
 
-/// A connected socket that addresses datagrams to another service is a flow of both.
+/// A connected socket that addresses datagrams to another service is a flow of both services.
 #[test]
 fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
     let scene = Scene::new(2, 2);

@@ -11,7 +11,7 @@ use stage::{eventually, look};
 
 const ACCOUNTINGS: [&str; 2] = ["full", "active"];
 
-/// Starts a daemon with one service, which has one backend and these lines.
+/// Starts a daemon with one service, which has one backend and these lines in the configuration.
 fn start(accounting: &str, backend: &str, lines: &str) -> Fixture {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, &format!("{{ static = [\"{backend}\"] }}"), lines);
@@ -48,7 +48,7 @@ fn a_connect_cancelled_after_an_answer_was_due_counts_against_the_backend() {
         let _listener = unanswering();
         let mut probe = fixture.probe();
         let socket = probe.start_connect(SERVICE);
-        // Longer than the 10 ms, by two ticks of the slowest clock.
+        // Two ticks of the slowest clock, 10 ms each, after the 10 ms until an answer is due.
         eventually("an answer was due", || age(&fixture), |age| *age > 0.030);
         probe.close(socket);
         fixture.setup.active_becomes(0);
@@ -64,8 +64,8 @@ fn a_connect_cancelled_before_an_answer_is_due_does_not_count_against_the_backen
         let fixture = start(accounting, "127.0.0.1:8010", "unanswered_after = \"60s\"");
         let _listener = unanswering();
         let mut probe = fixture.probe();
-        // On a busy machine the SYN may be retransmitted before the socket is closed, which is
-        // another case.
+        // On a busy machine the SYN may be retransmitted before the socket is closed, and then the
+        // flow has another ending.
         let give_up = || {
             let socket = probe.start_connect(SERVICE);
             probe.close(socket);
@@ -92,8 +92,8 @@ fn a_cancelled_connect_with_a_retransmitted_syn_is_unanswered() {
 
 /// The router's answer arrives while `connect()` still holds the socket: the kernel stores the
 /// error and does not act on it, so that the socket is still connecting. Event loops clear the
-/// error. Some kernels also queue the message (Linux 5.18, and Debian's 5.10); on these the flow
-/// still ends as unreachable.
+/// error. Some kernels also queue the message (Linux 5.18, and Debian's 5.10). On these kernels,
+/// the flow ends as unreachable even after the error was cleared.
 #[test]
 fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
     for accounting in ACCOUNTINGS {
@@ -131,9 +131,9 @@ fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
     }
 }
 
-/// A new socket that is still connecting after its error is cleared. If softirqs are late, the
-/// error meets a socket that no call holds, and ends the connect, or a closed socket: then the
-/// result is `None`.
+/// Returns a new socket that is still connecting after its error was cleared. If softirqs are late,
+/// the error arrives when no call holds the socket and ends the connect, or when the socket is
+/// closed. Then returns `None`.
 fn take_error_of_new(probe: &mut Probe) -> Option<SocketId> {
     let socket = probe.start_connect(SERVICE);
     if probe.take_error(socket) == Some(libc::EHOSTUNREACH) && probe.take_error(socket).is_none() {

@@ -27,7 +27,8 @@ pub fn for_an_hour() -> u64 {
     monotonic_ns() + 3_600_000_000_000
 }
 
-/// Longer ago than the lag of the programs' clock: a few ticks of the kernel, of 10 ms at most.
+/// A time that the programs' clock has passed as well. That clock lags by a few ticks of the
+/// kernel, of 10 ms at most.
 fn just_over() -> u64 {
     monotonic_ns() - 100_000_000
 }
@@ -96,13 +97,13 @@ fn every_policy_skips_a_lame_duck_from_the_next_connect_on() {
             assert_eq!(names(&counts), others, "{policy:?}: {counts:?}");
             let likely = likely(60, 0.5);
             assert!(counts.values().all(|count| likely.contains(count)), "{policy:?}: {counts:?}");
-            // A v4-mapped IPv6 socket does not choose the lame duck either.
+            // For a v4-mapped IPv6 socket, the lame duck is not chosen either.
             for _ in 0..6 {
                 let dialled = probe.dial("[::ffff:10.96.0.10]:80");
                 assert!(others.contains(&dialled.name.as_str()), "{policy:?}: {}", dialled.name);
                 probe.close(dialled.socket);
             }
-            // The verdict ends by itself.
+            // The verdict expires.
             judge(&fixture.setup, id, just_over());
             let counts = dial(&mut probe, 60);
             assert_eq!(names(&counts), ["b1", "b2", "b3"], "{policy:?}");
@@ -194,8 +195,8 @@ fn unconnected_sockets_are_diverted_from_a_lame_duck() {
             let connected = probe.open_datagram(family);
             probe.connect_datagram(connected, service);
             assert_eq!(probe.query_connected(connected, service), "s0b3");
-            // A connected socket continues with its backend; an unconnected one is sent elsewhere,
-            // as with a lame duck of the list.
+            // A connected socket continues with its backend. Datagrams of an unconnected socket go
+            // to another backend, as with a lame duck of the list.
             judge(&scene.setup, IDS[2], for_an_hour());
             judge(&scene.setup, IDS[1], 0);
             assert_eq!(probe.query(addressed, service), "s0b2");

@@ -3,7 +3,8 @@
 //!
 //! The count comes from the verifier's log on every kernel. The program's properties (`struct
 //! bpf_prog_info`) contain the same number, but only since Linux 5.16. The object is the committed
-//! one. The test repeats how the daemon would load it, because tests never link the daemon.
+//! one. The test loads the object in the same way as the daemon, but with code of its own, because
+//! tests never link the daemon.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -75,7 +76,7 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
     let mut faults = Vec::new();
     for count in &counts {
         let result = match record.compare(count) {
-            Compared::UnknownKernel => "(nothing is recorded of this kernel)".to_owned(),
+            Compared::UnknownKernel => "(nothing is recorded for this kernel)".to_owned(),
             Compared::Fine(recorded) => format!("(recorded {recorded})"),
             Compared::Fewer(recorded) => format!("(recorded {recorded}: it shrank)"),
             Compared::Unrecorded => {
@@ -83,13 +84,13 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
                 continue;
             }
             Compared::TooMany(recorded) => {
-                faults.push(format!("{count}: recorded are {recorded}, that is more than a tenth more"));
+                faults.push(format!("{count}: this is more than a tenth above the recorded {recorded}"));
                 continue;
             }
         };
         print_line(&format!("{count} {result}"));
     }
-    faults.extend(record.stale(&kernel, &counts).iter().map(|what| format!("{what}: recorded, but gone")));
+    faults.extend(record.stale(&kernel, &counts).iter().map(|what| format!("{what}: recorded, but absent")));
     assert!(
         faults.is_empty(),
         "{}\nif this is intended, run `cargo xtask test vm --record` and commit tests/vm/verifier.toml",
@@ -97,7 +98,7 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
     );
 }
 
-/// The port for programs of network interfaces.
+/// The constant for the port, in programs of network interfaces, with its value in this test.
 const PORT: (&str, u32) = ("PORT", 9467);
 
 /// No kernel function for casts: for programs that cast nothing, and for kernels that lack the
@@ -114,7 +115,7 @@ fn put_in_place(function: &mut Function, globals: &[(&'static str, u32)], cast: 
         };
         let (number, is_call) = match placeholder {
             Placeholder::Word(name) => (value(name), false),
-            // None of these values is known here; the verifier accepts any value as the time of a
+            // These values are not known here. The verifier accepts any value as the time of a
             // tick.
             Placeholder::DoubleWord(_) => (1, false),
             Placeholder::Cast => (cast, true),
@@ -257,7 +258,7 @@ fn data(map: &Map) -> &MapData {
         | Map::PerCpuHashMap(data)
         | Map::RingBuf(data)
         | Map::SkStorage(data) => data,
-        other => panic!("the object has a map of a new kind, which belongs into this list: {other:?}"),
+        other => panic!("the object has a map of a new kind: add the kind to this list: {other:?}"),
     }
 }
 
@@ -294,11 +295,11 @@ fn load(
         ProgramSection::SockOps => {
             (bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, bpf_attach_type::BPF_CGROUP_SOCK_OPS)
         }
-        // An iterator over open files: its types contain the kernel's name for it.
+        // An iterator over open files. The kernel's BTF identifies it.
         ProgramSection::Iter { .. } => {
             (bpf_prog_type::BPF_PROG_TYPE_TRACING, bpf_attach_type::BPF_TRACE_ITER)
         }
-        other => panic!("the object has a program of a new kind, which belongs into this list: {other:?}"),
+        other => panic!("the object has a program of a new kind: add the kind to this list: {other:?}"),
     };
     let mut log = vec![0u8; 1 << 16];
     let mut attr = attributes();
@@ -336,7 +337,7 @@ fn load(
     }
 }
 
-/// Only the summary, since Linux 5.2.
+/// Makes the verifier log only its summary (since Linux 5.2).
 const BPF_LOG_STATS: u32 = 4;
 
 /// `processed 1234 insns (limit 1000000) ...`, on a line of its own.

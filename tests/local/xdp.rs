@@ -22,7 +22,7 @@ use stage::{Probe, eventually, look, replace, window};
 
 use crate::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
 
-/// The daemon's address. It is the same after a restart, because agents know it.
+/// The daemon's address. It is the same after a restart, because agents send reports to it.
 pub const LISTEN: &str = "127.0.0.1:9467";
 
 /// The configuration with interfaces on which the kernel processes reports.
@@ -78,7 +78,7 @@ fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
 }
 
 /// The counts of datagrams that the daemon's socket has received and not accepted. Before the
-/// program is attached these may be late answers.
+/// program is attached, the socket may receive late answers, which have these counts.
 fn not_believed_by_the_daemon(fixture: &Fixture) -> Vec<String> {
     let page = fixture.setup.metrics();
     let lines = page.lines().filter(|line| line.starts_with("socklb_report_datagrams_total"));
@@ -139,7 +139,7 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
     let shown = doctor_output(&fixture);
     assert!(shown.contains("lo: loopback, MTU 65536; the kernel receives reports, generic"), "{shown}");
-    // The link is now where another version would have left it.
+    // The test moves the link to the path at which another version would have left it.
     fixture.stop();
     let other = fixture.setup.pins.join("host-v1");
     std::fs::create_dir(&other).expect("make the directory");
@@ -297,7 +297,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     let router = Router::new();
     let service = make_key(&fixture.setup, "service.key", 1);
     let key = derive_key(&fixture.setup, &service, ALL[0]);
-    // Beyond the link there is nothing to check but the agent itself.
+    // Behind the link, the agent's own port is the only one that the agent can check.
     let text_of_agent = format!(
         "listen = [\"{AGENT}\"]\n[[backend]]\naddress = \"{}\"\nkey = \"{}\"\ncheck = {{ tcp = \"{AGENT}\" }}\n",
         ALL[0],
@@ -360,7 +360,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
 #[test]
 fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
-        // No daemon starts here without it: `faults` tests that.
+        // On this kernel, no daemon starts without CAP_PERFMON. The module `faults` tests that.
         return stage::kernel::print_line("before Linux 6.17 no program is accepted without CAP_PERFMON");
     }
     let stage = stage::Stage::new();
@@ -372,7 +372,7 @@ fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
     let configured = stage::fixture::config(&cgroup, &format!("{{ static = [{:?}] }}", ALL[0]), lines);
     setup.write("socklb.toml", &configured);
     std::os::unix::fs::chown(setup.folder.join("service.key"), Some(65534), Some(65534))
-        .expect("give it away");
+        .expect("change the owner");
     let mut daemon = crate::faults::start_as_nobody(&stage, &setup, |_| {});
     let faults = || setup.faults().join("\n");
     eventually("the fault is reported", faults, |faults| {
@@ -407,7 +407,7 @@ fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
 }
 
-/// The new daemon is stopped before it has done anything, or after the kernel has its program and
+/// The new daemon is stopped before its first action, or when its program is already attached, but
 /// before the daemon uses it.
 #[test]
 fn an_interrupted_upgrade_delays_no_verdict() {

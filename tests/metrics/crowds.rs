@@ -1,6 +1,6 @@
 //! Harmful readers: readers that send a request and do not read, readers that do not finish their
-//! request, and too many readers. A reader that sends a request and reads still gets its page, the
-//! daemon does not grow, and its own work has the descriptors that it needs.
+//! request, and too many readers. A reader that sends a request and reads still gets its page. The
+//! daemon's memory does not grow, and the daemon has enough descriptors for its own work.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -16,7 +16,7 @@ use stage::{Daemon, eventually};
 use crate::http::{self, Answer, OPEN_METRICS, TEXT};
 use crate::page::{LISTEN, listening, with};
 
-/// Connections that each listener has at a time.
+/// The maximum number of connections that a listener serves at the same time.
 const CONNECTIONS: usize = 64;
 
 /// Enough backends for a page of 10 MB, which exceeds every TCP buffer.
@@ -74,7 +74,7 @@ fn until(what: &str, fact: impl FnMut() -> bool) {
 /// Whether the other side has ended a connection.
 fn has_ended(stream: &mut (impl Read + Write)) -> bool {
     let mut rest = [0; 1 << 16];
-    // Bounded by the content of the buffers, which are small.
+    // The loop is bounded by the content of the buffers, which are small.
     loop {
         match stream.read(&mut rest) {
             Ok(0) => return true,
@@ -112,7 +112,7 @@ fn stalled_readers_do_not_delay_other_readers() {
     assert!(peak(daemon.pid()) < 200 << 20, "{} bytes", peak(daemon.pid()));
     // The daemon closes stopped connections even if no other reader waits.
     for mut stream in stopped {
-        stream.set_nonblocking(true).expect("look, not wait");
+        stream.set_nonblocking(true).expect("do not block");
         until("a reader that stopped is cut off", || has_ended(&mut stream));
     }
 }
@@ -180,7 +180,7 @@ fn unfinished_requests_take_little_memory_and_are_dropped() {
     // The daemon waits for an unfinished request within the limit, but not forever.
     let mut slow = TcpStream::connect(LISTEN).expect("reach the port");
     write!(slow, "GET /metrics HTTP/1.1\r\n").expect("send the first line of a request");
-    slow.set_nonblocking(true).expect("look, not wait");
+    slow.set_nonblocking(true).expect("do not block");
     until("the unfinished request is dropped", || has_ended(&mut slow));
 }
 
@@ -214,7 +214,8 @@ fn needed() -> u64 {
     number.expect("the row").replace(',', "").parse().expect("a number")
 }
 
-/// If all connections are taken, a silent one is closed to make room for one that sends a request.
+/// If all connections are in use, the daemon closes a silent one to make room for a connection with
+/// a request.
 #[test]
 fn many_silent_connections_exclude_no_reader_and_exhaust_no_descriptors() {
     let mut fixture = Fixture::without_daemon();

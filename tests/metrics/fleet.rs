@@ -1,7 +1,7 @@
-//! How many alerts fire in fleets of up to a thousand hosts, if a backend is dead, or if a host
-//! sees most of its backends dead. `promtool` reads series one by one, so these tests write its
-//! files; rules.test.yml has the cases that are short enough to write by hand. `promtool` refuses
-//! queries over more than 10,000 samples, so the hosts of large fleets have few backends.
+//! Tests how many alerts fire in fleets of up to a thousand hosts, if a backend is dead, or if a
+//! host sees most of its backends dead. `promtool` reads series one by one, so these tests write
+//! its files; rules.test.yml has the cases that are short enough to write by hand. `promtool`
+//! refuses queries over more than 10,000 samples, so the hosts of large fleets have few backends.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -143,9 +143,10 @@ fn a_backend_pages_if_two_instances_and_a_twentieth_of_its_users_see_it_dead() {
 #[test]
 fn an_instance_that_sees_most_backends_dead_is_no_witness_against_any() {
     fire(&[
-        // Ten of 100 see all backends dead, and one more sees a single one dead.
+        // Ten of 100 instances see all backends dead, and one more instance sees a single backend
+        // dead.
         Fleet::new(100, 1, 4).dead(0..10, 0..4).dead(10..11, 3..4).hosts(0..10).backends("warn", 3..4),
-        // Five more see a single one dead.
+        // Five more instances see a single backend dead.
         Fleet::new(100, 1, 4).dead(0..10, 0..4).dead(10..15, 3..4).hosts(0..10).backends("page", 3..4),
     ]);
 }
@@ -156,7 +157,7 @@ fn backends_that_most_instances_see_dead_cause_no_host_alert() {
         // All instances, and then most, see three quarters of the backends dead.
         Fleet::new(20, 2, 8).dead(0..20, 0..6).backends("page", 0..6),
         Fleet::new(20, 2, 8).dead(0..11, 0..6).backends("page", 0..6),
-        // One of the instances sees the others dead as well.
+        // One of the instances sees the other backends dead as well.
         Fleet::new(20, 2, 12).dead(0..20, 0..6).dead(4..5, 6..12).backends("page", 0..6).hosts(4..5),
     ]);
 }

@@ -1,5 +1,5 @@
-//! Requests a page by HTTP/1.0, where the end of the connection ends the answer: no library stands
-//! between the test and the bytes.
+//! Requests a page by HTTP/1.0, where the end of the connection ends the answer: no library changes
+//! the bytes that the test receives.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,9 +14,9 @@ pub struct Answer {
     pub body: String,
 }
 
-/// Accepts what Prometheus prefers.
+/// The header `Accept` of a reader that prefers the OpenMetrics form, as Prometheus does.
 pub const OPEN_METRICS: &str = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5";
-/// Accepts the text form, which every reader understands.
+/// The header `Accept` of a reader that accepts only the text form.
 pub const TEXT: &str = "text/plain;version=0.0.4";
 
 /// Requests over a Unix socket.

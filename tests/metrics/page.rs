@@ -1,5 +1,4 @@
-//! Pages as they are sent: on the daemon's socket and on the port, whole or cut off, to readers
-//! that read and to readers that do not.
+//! The metrics pages that the daemon sends on its socket and on the port.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,7 +11,7 @@ use stage::fixture::{Fixture, SERVICE};
 use crate::http::{self, OPEN_METRICS, TEXT};
 use crate::prometheus::promtool;
 
-/// Where the daemon listens.
+/// The address of the port for metrics.
 pub const LISTEN: &str = "127.0.0.1:9464";
 
 /// A fixture with a port for metrics, and its running daemon.
@@ -112,7 +111,7 @@ fn a_start_with_an_occupied_port_fails_and_reports_it() {
         text.contains(&format!("listen on {LISTEN} ([metrics] listen): Address already in use")),
         "{text}"
     );
-    assert!(!fixture.setup.pins_of("web").exists(), "nothing was done before");
+    assert!(!fixture.setup.pins_of("web").exists(), "the failed start has attached nothing");
 }
 
 #[test]
@@ -191,15 +190,16 @@ fn program_runs_are_exported_while_the_kernel_counts_them() {
         of("socklb_program_runs_total").zip(of("socklb_program_run_seconds_total"))
     };
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
-    // Statistics may be on for the whole host, or another program may count at this moment.
-    // Otherwise there is nothing to show.
+    // The host's setting may turn statistics on, or another program may count runs at this moment.
+    // If neither is the case, the page has no line about runs.
     let on =
         std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() == "1");
     assert!(on || runs().is_none_or(|(count, _)| count > 0.0), "a program without counted runs has no line");
     let counting = stage::sys::count_runs();
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     let (count, seconds) = runs().expect("what was counted");
-    // The programs have run for more calls than these, if only for addresses that are no service.
+    // The programs have also run for other calls, at least for calls to addresses that are no
+    // service.
     assert!(count >= 30.0 && seconds > 0.0 && seconds / count < 1e-3, "{count} runs in {seconds} s");
     drop(counting);
     // The numbers are unchanged because there were no connects since.

@@ -68,7 +68,7 @@ impl Prometheus {
         prometheus
     }
 
-    /// Sends a request to its API.
+    /// Sends a request to the API of Prometheus.
     pub fn api(&self, path: &str) -> Value {
         let answer = http::get(ADDRESS, path, "application/json");
         let value: Value = serde_json::from_str(&answer.body).expect("JSON");
@@ -110,8 +110,8 @@ impl Drop for Prometheus {
     }
 }
 
-/// Listens at `listen` and forwards requests to `target`, but accepts only the older text form,
-/// because this Prometheus always prefers the newer form. Ends with the test.
+/// Listens at `listen`, and forwards requests to `target`, with a header that accepts only the
+/// older text form. Prometheus itself always prefers the newer form. Ends with the test.
 pub fn only_text(listen: &str, target: &'static str) {
     let listener = TcpListener::bind(listen).expect("listen");
     std::thread::spawn(move || {

@@ -80,7 +80,7 @@ fn no_fault(prometheus: &Prometheus) {
     eventually("both scrapes succeed", targets, |active| active.len() == 2 && active.iter().all(is_up));
     eventually("both successes are stored", || prometheus.value("sum(up)"), |up| *up == 2.0);
     let failed = "count_over_time((up == 0 and scrape_duration_seconds < 0.9)[10m:1s])";
-    assert_eq!(prometheus.query(failed), [], "every scrape that had its time succeeded");
+    assert_eq!(prometheus.query(failed), [], "every scrape before its timeout succeeded");
     for fault in [
         "sample_duplicate_timestamp",
         "sample_out_of_order",

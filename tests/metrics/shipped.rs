@@ -47,7 +47,7 @@ fn dashboard_and_rules_use_only_existing_metrics() {
         agent.report(backend, "0.3");
     }
     // Services with reports have all metrics that probes by connection have. Metrics of load exist
-    // if a policy follows it.
+    // if weights follow load.
     let reports = "policy = \"weighted-round-robin\"\nload = { control = \"feedback\" }\nhealth = { probe = \"report\", interval = \"100ms\", idle_interval = \"100ms\" }\n[reports]\nlisten = \"127.0.0.1:0\"\nkey = \"service.key\"";
     with(&fixture, &format!("{reports}\n[metrics]\nlisten = \"{LISTEN}\"\n"));
     fixture.start();
@@ -71,7 +71,7 @@ fn dashboard_and_rules_use_only_existing_metrics() {
         let text = stage::daemon::read(&shipped(file));
         let used = names(&text);
         assert!(used.len() > 5, "{file} uses {used:?}");
-        // This metric needs a server with TLS, and so only unit tests have it.
+        // This metric needs a server with TLS, so only unit tests have it.
         let is_known = |name: &str| {
             series.contains(name) || name == "socklb_source_certificate_expiry_timestamp_seconds"
         };
@@ -101,8 +101,8 @@ fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
         );
         for target in panel["targets"].as_array().expect("queries") {
             let query = target["expr"].as_str().expect("a query");
-            // The metrics of datagrams to the daemon belong to no client, and overrides may concern
-            // all.
+            // The metrics of datagrams to the daemon belong to no client, and an override may
+            // concern all clients.
             let is_of_client = !query.contains("socklb_report_") && !query.contains("socklb_overrides");
             assert!(query.contains("socklb_"), "{title}: {query}");
             assert_eq!(query.contains("client=~\"$client\""), is_of_client, "{title}: {query}");

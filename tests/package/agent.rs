@@ -16,8 +16,8 @@ const SERVER: &str =
 fn machine(check: &str) -> Machine {
     let machine = Machine::with_systemd();
     install(&machine);
-    // As docs/reference/agent.md describes: the unit's user may read the key, and members of its
-    // group may not.
+    // The modes are those that docs/reference/agent.md describes: the unit's user may read the key,
+    // and members of its group may not.
     let script = format!(
         "umask 077 && cd /etc/socklb && socklb agent key > service.key && \
          socklb agent key --of service.key {BACKEND} > backend.key && \
@@ -72,8 +72,8 @@ fn the_agent_runs_as_its_own_user_and_retains_lame_ducks_over_restarts() {
         machine.good(&["bash", "-c", script])
     };
     assert!(page().starts_with("HTTP/1.0 200 OK"), "{}", page());
-    // A backend that was made a lame duck stays one across restarts of the agent, orderly or by a
-    // kill.
+    // A backend that was made a lame duck remains a lame duck when the agent is restarted, in an
+    // orderly way or after a kill.
     machine.good(&["socklb", "agent", "lame-duck"]);
     assert_eq!(readiness(&machine), "lame-duck");
     assert!(page().starts_with("HTTP/1.0 503 "), "{}", page());
@@ -118,7 +118,7 @@ fn a_service_with_the_drop_in_is_a_lame_duck_before_it_ends_and_ready_after_a_re
     until(&machine, "ready");
     machine.good(&["systemctl", "restart", "users.service"]);
     until(&machine, "ready");
-    // If the run is killed, systemd starts another one before the agent notices.
+    // If the run is killed, systemd starts another run before the agent detects this.
     let main = property(&machine, "users.service", "MainPID");
     machine.write("/etc/systemd/system/users.service.d/again.conf", "[Service]\nRestart=on-failure\n");
     machine.good(&["systemctl", "daemon-reload"]);

@@ -1,5 +1,5 @@
-//! Where the package puts its files on a machine without systemd, and that a purge removes all of
-//! them.
+//! Tests where the package puts its files on a machine without systemd, and that a purge removes
+//! all of them.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -120,9 +120,9 @@ fn user_and_pin_directory_are_created_without_systemd() {
         "stat",
         "/sys/fs/bpf/socklb",
     ]);
-    assert!(ours.contains("(0750/drwxr-x---)"), "the daemon's user reaches it: {ours}");
+    assert!(ours.contains("(0750/drwxr-x---)"), "the daemon's user may enter it: {ours}");
     assert_eq!(stat("/etc/socklb"), "root:root 755");
-    // Also on a second machine that has no systemd at all.
+    // The same is true on a second machine, which has no program of systemd at all.
     let bare = Machine::without_systemd();
     bare.good(&["rm", "/usr/bin/systemd-sysusers", "/usr/bin/systemd-tmpfiles", "/usr/bin/systemctl"]);
     install(&bare);
@@ -201,7 +201,7 @@ fn manual_pages_are_formatted_without_a_warning() {
 fn bash_completes_the_commands() {
     let machine = Machine::without_systemd();
     install(&machine);
-    // Calls what bash calls at `socklb <TAB>`.
+    // Calls the function that bash calls at `socklb <TAB>`.
     let script = "source /usr/share/bash-completion/completions/socklb || exit; COMP_WORDS=(socklb ''); COMP_CWORD=1; \
                   _socklb socklb '' socklb; printf '%s\\n' \"${COMPREPLY[@]}\"";
     let offered = machine.good(&["bash", "-c", script]);

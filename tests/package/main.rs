@@ -26,7 +26,7 @@ fn install(machine: &Machine) {
     machine.good(&["dpkg", "--install", PACKAGE]);
 }
 
-/// The most recently built package.
+/// The built package. The folder must contain exactly one.
 fn package() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/package");
     let entries = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());

@@ -89,7 +89,7 @@ fn the_daemon_has_exactly_the_privileges_of_its_unit() {
         assert_eq!(field(set), capabilities, "{set}");
     }
     assert_eq!(field("NoNewPrivs"), "1");
-    // 2 means that its system calls are filtered.
+    // 2 means that the daemon's system calls are filtered.
     assert_eq!(field("Seccomp"), "2");
     // Below /sys the daemon can write only to its pins.
     let mounts = machine.good(&["cat", &format!("/proc/{pid}/mounts")]);
@@ -161,7 +161,7 @@ fn the_first_connect_of_a_restarted_service_is_balanced() {
 #[test]
 fn the_unit_is_ready_with_its_daemon_and_shows_how_many_clients_are_attached() {
     let machine = machine();
-    // Returns after the daemon has notified that it is ready.
+    // The command returns after the daemon has notified that it is ready.
     machine.good(&["systemctl", "start", "socklb.service"]);
     assert_eq!(dial(&machine), "b1");
     assert_eq!(property(&machine, "StatusText"), "1 of 1 clients attached");

@@ -40,8 +40,8 @@ fn main() -> Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
     let (sender, requests) = channel();
-    // A separate thread reads requests, so that a request that runs until the next request can
-    // check without waiting whether one has arrived.
+    // A separate thread reads requests, so that a loop that runs until the next request can check
+    // for this request without waiting.
     std::thread::spawn(move || rpc::requests().try_for_each(|request| sender.send(request)));
     rpc::ready()?;
     let mut probe = Probe {
@@ -141,8 +141,8 @@ impl Probe {
         }
     }
 
-    /// Starts another probe. That probe ends with this one, because only this one has the other end
-    /// of its standard input.
+    /// Starts another probe. The new probe ends with this one, because only this process has the
+    /// other end of the new probe's standard input.
     fn hold_in_child(&mut self) -> Outcome<()> {
         let program = std::env::current_exe().map_err(errno)?;
         let mut child = Command::new(program);

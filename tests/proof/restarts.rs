@@ -6,7 +6,8 @@ use stage::{Probe, Setup, address, amount, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE};
 
-/// Connects to an address that is no service, which the programs of the client have counted.
+/// The number of connects to addresses that are no service, as the client's programs have counted
+/// them.
 pub fn elsewhere(setup: &Setup) -> u64 {
     setup.client().not_a_service
 }

@@ -134,7 +134,7 @@ fn a_rolling_restart_of_twenty_backends_fails_no_connect_and_cuts_no_flow() {
         (0..=restarts).flat_map(|restarts| (0..BACKENDS).map(move |backend| name(backend, restarts)));
     assert_eq!(names, expected.collect(), "every backend has served before and after each restart");
     open_flows_become(&setup, 0);
-    // socklb has counted exactly these, and saw neither a refusal nor a reset by a backend.
+    // socklb has counted exactly these connects, and neither a refusal nor a reset by a backend.
     assert_eq!(connects(&setup), made);
     let endings: BTreeSet<String> = backends(&setup)
         .into_iter()

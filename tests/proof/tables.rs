@@ -41,8 +41,8 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
             .into_iter()
             .map(|slot| backends.get(&u32::from(slot), 0).expect("a slot").0.endpoint.port.to_host())
             .collect();
-        // This read is slow and may see entries that were rewritten meanwhile. No program runs that
-        // long.
+        // This read takes longer than the run of a program, so it may see entries that were
+        // rewritten meanwhile.
         if services.get(&0, 0).expect("the service").0.table == before {
             assert!(wanted.contains(&ports), "a mixed table: {ports:?}");
             looks += 1;

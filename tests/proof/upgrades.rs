@@ -11,7 +11,7 @@ const CHANGED: &str = "socklb-changed";
 /// The build of another ABI version.
 const NEXT: &str = "socklb-next";
 
-/// Stops the daemon, or kills it, and starts that of another build.
+/// Stops the daemon, or kills it, and starts the daemon of another build.
 fn upgrade(fixture: &mut Fixture, build: &'static str, kill: bool) {
     let daemon = fixture.daemon.take().expect("a daemon runs");
     if kill {
@@ -72,8 +72,8 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     for client in &mut clients {
         all_reached(client);
     }
-    // By now the busy clients' flows have ended: only the held flows are open, in two tables
-    // together.
+    // By now the busy clients' flows have ended: only the held flows are open, in the flow tables
+    // of both versions together.
     open_flows_become(&fixture.setup, rounds as u64 + 1);
     for dialled in &open {
         held.close(dialled.socket);

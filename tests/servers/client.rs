@@ -1,5 +1,5 @@
-//! A process in a balanced cgroup, whose service has its list from a server. What each server does
-//! is in the module of its tests.
+//! A process in a balanced cgroup. The service that it dials gets the endpoint list from a server.
+//! Each kind of server has a module of its own.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, pace};
 use crate::http::Server;
 
 /// The minimum number of connects per second while servers fail. The probe dials without pause: an
-/// idle machine opens thousands of connections per second, and one with eight other jobs on each
-/// CPU still sixty.
+/// idle machine opens thousands of connections per second, and a machine with eight other jobs on
+/// each CPU still opens sixty.
 const LEAST_RATE: f64 = 20.0;
 
 /// How long a query may take on an idle machine until `status` shows its result. A watch counts as
@@ -23,7 +23,7 @@ const LATE: Duration = Duration::from_secs(2);
 pub const LARGE: &str = "[limits]\nslots = 16384\nschedule_entries = 262144\n";
 
 pub struct Client {
-    // Fields are dropped in this order: users before the things that they use.
+    // Fields are dropped in this order, so each field is dropped before the fields that it uses.
     pub probe: Probe,
     pub daemon: Option<Daemon>,
     /// The backends, with the names `b1` to `b3` and the ports 8001 to 8003.
@@ -59,7 +59,8 @@ impl Client {
         eventually("the load moves", answering, |answering| answering == names);
     }
 
-    /// Waits until the source has a fault that contains this text; without a text, none.
+    /// Waits until the source has a fault that contains this text. If the text is empty, waits
+    /// until the source has no fault.
     #[track_caller]
     pub fn expect_fault(&self, text: &str) {
         let error = || self.setup.source().error.unwrap_or_default();
@@ -119,14 +120,15 @@ impl Client {
         eventually("empty for two seconds", empty, |seconds| seconds.is_some_and(|seconds| seconds >= 2));
     }
 
-    /// Waits until there are more different answers than these.
+    /// Waits until the number of different answers exceeds `before`.
     #[track_caller]
     pub fn expect_more_lists(&self, before: u64) {
         eventually("another list", || self.lists(), |lists| *lists > before);
     }
 
-    /// Starts other servers on the server's port, one after the other: one for each answer, one
-    /// that is no HTTP server, and one that is overloaded. Each must lead to its fault.
+    /// Starts other servers on the server's port, one after the other: one for each answer in
+    /// `cases`, one that is no HTTP server, and one that is overloaded. Each must lead to its
+    /// fault.
     #[track_caller]
     pub fn expect_faults_of_impostors<const N: usize>(&self, port: u16, cases: [(String, &str); N]) {
         let of_any_server = [

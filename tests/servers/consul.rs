@@ -1,5 +1,5 @@
-//! Lists from a real Consul 1.8.7 with ACLs. Its catalogue is on disk, so that a server that is
-//! killed has it again.
+//! Lists from a real Consul 1.8.7 with ACLs. Its catalogue is on disk, so that a killed server has
+//! it again after a restart.
 //!
 //! Connects continue while the server fails in every way: none may fail.
 
@@ -26,20 +26,21 @@ const RPC: u16 = 8300;
 /// The token with all rights.
 const MASTER: &str = "11111111-2222-3333-4444-555555555555";
 
-/// The changes of the catalogue during a test with many.
+/// The number of changes of the catalogue in the test with many changes.
 const CHANGES: u32 = 500;
 
 /// A Consul, and a process in a balanced cgroup.
 struct Scene {
-    // Ends before the folder with its files.
+    // Dropped first, because the folder with its files is removed later.
     consul: Option<ChildGuard>,
     program: PathBuf,
     client: Client,
 }
 
 impl Scene {
-    /// A server with three instances of the service, and a daemon with a token that may read them
-    /// and with these further sections of the configuration; `None` if Consul is not there.
+    /// A server with three instances of the service, and a daemon with a token that may read them,
+    /// and with these further sections in its configuration. `None` if setup could not fetch
+    /// Consul.
     fn new(sections: &str) -> Option<Self> {
         let program = crate::cached("consul-1.8.7/consul", "Consul 1.8.7")?;
         let consul = format!("[consul]\naddress = \"127.0.0.1:{PORT}\"\ntoken = \"token\"\n{sections}");
@@ -96,7 +97,7 @@ impl Scene {
         let consul = self.consul.as_ref().expect("Consul runs");
         signal(consul, what);
         if what == Signal::STOP {
-            // The kernel reports this after all threads have stopped.
+            // waitpid(2) returns after all threads have stopped.
             let pid = i32::try_from(consul.id()).ok().and_then(Pid::from_raw);
             let status = waitpid(pid, WaitOptions::UNTRACED).expect("wait for Consul");
             assert!(status.is_some_and(|(_, status)| status.stopped()), "{status:?}");
@@ -210,7 +211,7 @@ fn no_connect_fails_while_consul_is_stopped_or_emptied() {
         assert!(took < Duration::from_secs(2) * pace::pace(), "{took:?} after {outage:?}");
         assert_eq!(scene.client.setup.source().failures, failures);
     }
-    // All instances go.
+    // All instances are removed.
     (1..=3).for_each(deregister);
     scene.client.expect_empty("Consul lists no instance");
     (1..=3).for_each(|n| register(n, 10));
@@ -239,7 +240,7 @@ fn no_connect_fails_while_another_server_has_consuls_port_or_the_token_expires()
     scene.wait_for_consul();
     scene.client.refresh();
     scene.client.expect_recovery();
-    // The token expires. A change completes the query that waits for one.
+    // The token expires. A change of the catalogue completes the pending query.
     let token = std::fs::read_to_string(scene.client.setup.folder.join("token")).expect("read the token");
     let own = request(PORT, "GET", "/v1/acl/token/self", &format!("X-Consul-Token: {token}\r\n"), "");
     let own: Value = serde_json::from_str(&own.expect("Consul answers").1).expect("a token");

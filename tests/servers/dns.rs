@@ -1,4 +1,5 @@
-//! Lists from a real DNS server: BIND's named, whose records change by dynamic updates (RFC 2136).
+//! Lists from a real DNS server: BIND's named. The tests change its records by dynamic updates (RFC
+//! 2136).
 //!
 //! Connects continue while the server is stopped, killed and emptied: none may fail.
 
@@ -21,7 +22,7 @@ const SRV: &str = "{ dns = \"_users._tcp.example.com\", allow = [\"127.0.0.0/8\"
 
 /// A DNS server, and a process in a balanced cgroup.
 struct Scene {
-    // Ends before the folder with its files.
+    // Dropped first, because the folder with its files is removed later.
     named: Option<ChildGuard>,
     client: Client,
 }
@@ -114,7 +115,8 @@ fn srv_records_are_balanced_and_followed() {
     scene.client.expect(&["b1", "b2", "b3", "b4"]);
     scene.update(&format!("{DELETE} 0 1 8001 b.example.com"));
     scene.client.expect(&["b2", "b3", "b4"]);
-    // More than half of the endpoints go at once: this waits until the server repeats it.
+    // This update removes more than half of the endpoints at once, so the daemon waits until the
+    // server repeats the answer.
     scene.update(&format!("{DELETE}\n{}", add(1)));
     let pending = || scene.client.setup.source().remote.map_or(0, |remote| remote.pending_removals);
     eventually("the removal is pending", pending, |pending| *pending == 3);
@@ -138,7 +140,7 @@ fn no_connect_fails_while_the_server_is_stopped_killed_or_emptied() {
     scene.client.expect_fault("127.0.0.1:5300");
     scene.start_named();
     scene.client.expect_fault("");
-    // The server has no records, and records of another type.
+    // The server has no records, and then only records of another type.
     scene.update(DELETE);
     scene.client.expect_fault("empty answer (NXDOMAIN)");
     scene.update("update add _users._tcp.example.com 1 TXT \"no list\"");
@@ -267,7 +269,7 @@ fn no_connect_fails_while_host_names_in_a_file_get_other_addresses_or_stop_resol
     scene.client.expect_fault("none.example.com");
     scene.client.start_dialling();
     scene.update("update add h.example.com 1 A 10.77.0.3\nupdate delete h.example.com A 10.77.0.1");
-    // Otherwise the name is queried again after 30 s.
+    // Without this command, the name is queried again only after 30 s.
     let refreshed = |scene: &Scene| {
         let (code, text) = scene.client.run(&["source", "refresh", "users"]);
         assert_eq!(code, Some(0), "{text}");

@@ -1,4 +1,5 @@
-//! The files for Envoy, read by a real Envoy: weights and lame ducks are obeyed.
+//! A real Envoy reads the files that the daemon writes for Envoy, and obeys their weights and lame
+//! ducks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -14,8 +15,8 @@ use stage::pace;
 use stage::probe::die_with_us;
 use stage::{Setup, eventually};
 
-/// The page for operators, whose configuration of Envoy the test uses. The test has a network
-/// namespace of its own, so the ports are free.
+/// The page for operators. The test uses the configuration of Envoy on this page. The test has a
+/// network namespace of its own, so the ports are free.
 const PAGE: &str = include_str!("../../docs/guide/envoy.md");
 const DIRECTORY: &str = "/var/lib/socklb-envoy";
 const ADMIN: &str = "127.0.0.1:9901";

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use rustix::net::Shutdown;
 
-/// The longest time in which a side sends the rest of a message that it has begun.
+/// The time limit for each read: the next part of a message must arrive within this time.
 const IN_TIME: Duration = Duration::from_secs(10);
 
 type Connections = Arc<Mutex<Vec<TcpStream>>>;
 
-/// A server that passes each connection to a function, in a thread. Its end closes all connections,
-/// and frees the port.
+/// A server that passes each connection to a function, in a thread. When it is dropped, it closes
+/// all connections and frees the port.
 pub struct Server {
     listener: OwnedFd,
     connections: Connections,
@@ -23,8 +23,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on a port of the loopback address. The connection is open until `serve` returns
-    /// and, if it returns the stream, until the server's end.
+    /// Listens on a port of the loopback address. If `serve` returns the stream, the connection
+    /// remains open until the server ends. Otherwise it is closed when `serve` returns.
     #[track_caller]
     pub fn start<F>(port: u16, serve: F) -> Self
     where
@@ -56,8 +56,8 @@ impl Server {
         Self { listener: handle, connections, thread: Some(thread) }
     }
 
-    /// A server that has the same answer for every request. An empty answer means that it is
-    /// silent: it accepts connections and requests, and does not close them.
+    /// A server that has the same answer for every request. If the answer is empty, the server is
+    /// silent: it accepts connections and requests, and neither answers nor closes them.
     #[track_caller]
     pub fn impostor(port: u16, answer: impl Into<Vec<u8>>) -> Self {
         let answer = answer.into();
@@ -80,7 +80,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Wakes the thread out of accept.
+        // Ends the call of accept(2) in which the thread waits.
         let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
         shut_down(&self.connections);
         if let Some(thread) = self.thread.take() {

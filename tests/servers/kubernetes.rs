@@ -1,5 +1,6 @@
-//! Lists from an API server of the test, because no real one can run here. It sends the slices,
-//! events and refusals of an API server of version 1.29, with the addresses of the test's backends.
+//! Lists from a simulated API server, because a real API server cannot run here. The simulation
+//! sends the slices, events and refusals of an API server of version 1.29, with the addresses of
+//! the test's backends.
 //!
 //! Connects continue while the server fails in every way: none may fail.
 
@@ -28,7 +29,8 @@ const UNAUTHORIZED: &str = include_str!("../../crates/lb-discovery/src/kubernete
 const EVENTS: Duration = Duration::from_secs(3);
 const EVENT: Duration = Duration::from_millis(10);
 
-/// An API server with the slices of one Service. It survives a stop of its server.
+/// The state of an API server with the slices of one Service. It survives when the HTTP server is
+/// stopped.
 #[derive(Default)]
 struct Api {
     state: Mutex<State>,
@@ -42,7 +44,7 @@ struct State {
     slices: BTreeMap<String, Value>,
     /// The events so far, each with its version.
     events: Vec<(u64, String)>,
-    /// The events up to this version are lost.
+    /// Watches can no longer get the events up to this version.
     lost: u64,
     token: String,
     /// Requests so far.
@@ -89,7 +91,7 @@ impl Api {
         self.delete(&format!("users-{n}"));
     }
 
-    /// Forgets all events, as a server does that restarts or compacts its store. Watches end with
+    /// Drops all events, like an API server that restarts or compacts its store. Watches end with
     /// an error event (410).
     fn lose_events(&self) {
         let mut state = self.state();

@@ -3,8 +3,8 @@
 //! no request may fail.
 //!
 //! These are not local tests, because the guests do not have the servers. `cargo xtask setup`
-//! installs them. `dns`, `consul` and `kubernetes` have lists from servers, and `envoy` has an
-//! Envoy that reads the daemon's files.
+//! installs them. The modules `dns`, `consul` and `kubernetes` test endpoint lists from servers.
+//! The module `envoy` tests an Envoy that reads the daemon's files.
 
 mod client;
 
@@ -58,8 +58,8 @@ struct Recipe {
 
 /// Two servers under `socklb agent run`, and a process in a balanced cgroup.
 struct Scene {
-    // Fields are dropped in this order: users before the things that they use. A killed run leaves
-    // its server, which ends with the cgroup.
+    // Fields are dropped in this order, so each field is dropped before the fields that it uses. A
+    // killed run leaves its server behind, which ends when the cgroup is dropped.
     clients: Probe,
     runs: Vec<ChildGuard>,
     _servers: Cgroup,
@@ -132,8 +132,9 @@ fn answers(served: &Served, backend: usize) -> u64 {
     served.answered.get(name).copied().unwrap_or_default()
 }
 
-/// The path of a program in the cache, such as `envoy-1.40.0/envoy`; `None` if it is not there. In
-/// this case, prints that the test is skipped. `name` is the program's name with its version.
+/// The path of a program in the cache, such as `envoy-1.40.0/envoy`. If the program is not there,
+/// prints that the test is skipped, and returns `None`. `name` is the program's name with its
+/// version.
 fn cached(path: &str, name: &str) -> Option<PathBuf> {
     let tools =
         std::env::var_os("SOCKLB_TEST_TOOLS").expect("`cargo xtask test local` sets SOCKLB_TEST_TOOLS");

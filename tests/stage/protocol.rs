@@ -74,8 +74,9 @@ pub struct Received {
 /// Answers by backend name, and failed connects by the name that [`failure`] makes.
 pub type Counts = BTreeMap<String, u32>;
 
-/// Results of the requests of HTTP clients that reuse their connections. Of clients that exchange
-/// lines: their whole connections, and those that were cut.
+/// The results of clients. For HTTP clients, which reuse their connections, it counts requests. For
+/// clients that exchange lines, it counts connections: complete ones in `answered`, and cut ones in
+/// `failed`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Served {
     /// Answers with status 200, by the name of the server.

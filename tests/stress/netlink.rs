@@ -22,7 +22,7 @@ fn request(protocol: Option<Protocol>, kind: u16, flags: i32, body: &[u8]) -> Re
     message.extend(length.to_ne_bytes());
     message.extend(kind.to_ne_bytes());
     message.extend(flags.to_ne_bytes());
-    // Sequence and sender are zero: there is only one message, and the socket is its own.
+    // The sequence number and the port id are zero, because the socket sends only this message.
     message.extend([0; 8]);
     message.extend(body);
     rustix::net::send(&socket, &message, SendFlags::empty())?;
@@ -50,7 +50,7 @@ pub fn destroy(socket: impl AsFd, backend: SocketAddr) -> Result<()> {
         bytes[..4].copy_from_slice(&address.octets());
         bytes
     };
-    // struct inet_diag_req_v2: family, protocol, two unused bytes, all states, and which socket.
+    // struct inet_diag_req_v2: family, protocol, two unused bytes, all states, and the socket's id.
     let mut body = vec![u8::try_from(libc::AF_INET)?, u8::try_from(libc::IPPROTO_TCP)?, 0, 0];
     body.extend(u32::MAX.to_ne_bytes());
     body.extend(own.port().to_be_bytes());

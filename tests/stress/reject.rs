@@ -1,4 +1,4 @@
-//! Rejects connects as a firewall does, but needs none: answers SYNs to some ports with ICMP
+//! Rejects connects like a firewall, but without a firewall: answers SYNs to some ports with ICMP
 //! errors. The listeners at these ports drop the SYNs, so that nothing else answers.
 
 use std::net::{Ipv4Addr, SocketAddrV4};

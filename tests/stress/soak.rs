@@ -28,7 +28,7 @@ const HAMMERS: u64 = 2;
 const ROUND: u64 = 50_000;
 /// The time within which the ends of the last sockets reach the kernel programs.
 const SETTLING: Duration = Duration::from_secs(5);
-/// The daemon checks the records once a minute, and may leave young ones to the next pass.
+/// The daemon checks the records once a minute, and may check young records only in the next pass.
 const RECLAIMING: Duration = Duration::from_secs(150);
 
 /// `stress soak`.

@@ -58,7 +58,7 @@ pub fn send_word(socket: impl AsFd, word: u8) -> Result<()> {
     Ok(())
 }
 
-/// Sends a byte and receives it back. From now on the server has the connection too.
+/// Sends a byte and receives it back. After this, the server has accepted the connection.
 pub fn exchange(socket: impl AsFd, word: u8) -> Result<()> {
     send_word(&socket, word)?;
     wait(&socket, PollFlags::IN)?;

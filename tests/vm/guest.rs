@@ -159,8 +159,8 @@ fn show(name: &str, line: &str) {
 /// features.
 const CPU: &str = "max,-la57,-erms,-fsrm,-avx,-avx2,-fma,-pku,-smap";
 
-/// The frequency of the host's time stamp counter in kHz: measured against its clock, exact to some
-/// millionths.
+/// The frequency of the host's time stamp counter in kHz, measured against the host's clock, with
+/// an error of some millionths.
 #[cfg(target_arch = "x86_64")]
 fn tsc_khz() -> Result<u64> {
     // SAFETY: every x86-64 processor has this instruction, and user space may use it unless a

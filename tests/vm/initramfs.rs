@@ -18,7 +18,7 @@ const HOST_PROGRAMS: [(&str, &str); 7] = [
     ("/usr/bin/setpriv", "removes capabilities"),
     ("/usr/bin/mkfifo", "puts a pipe in the place of a file"),
     ("/usr/bin/chmod", "runs commands that messages advise"),
-    ("/usr/bin/chown", "likewise"),
+    ("/usr/bin/chown", "runs commands that messages advise"),
     ("/usr/bin/sleep", "is a process with another name"),
     ("/usr/bin/ip", "connects a network namespace with another one"),
 ];

@@ -81,7 +81,7 @@ impl Report {
         }
     }
 
-    /// Faults of tests that did not run: without a reason, or with a wrong one.
+    /// Faults about tests that did not run, or that were skipped without a valid reason.
     fn faults_of_tests(&self, planned: &[String]) -> Vec<String> {
         let mut faults = Vec::new();
         let Run { ran, ignored, skipped, .. } = &self.run;

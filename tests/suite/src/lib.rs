@@ -1,8 +1,8 @@
 //! Code that the two drivers of the tests share: `cargo xtask test` on the host, and `vm` for
 //! guests.
 //!
-//! This crate reads the table of test modules and the events of a test program, and decides what
-//! follows from a failure. It starts no program.
+//! This crate reads the table of test modules and the events of a test program, and determines the
+//! consequences of a failure. It starts no program.
 
 mod events;
 
