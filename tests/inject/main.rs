@@ -1,6 +1,6 @@
 //! Fault injection: every call of the daemon that needs a resource or a privilege fails once, while
-//! clients connect without pause. The daemon must lose no link, fail no connect, leave no count
-//! wrong, and recover by itself.
+//! clients connect without pause. No link may be lost, no connect may fail, and no count may stay
+//! wrong. The daemon must recover by itself.
 //!
 //! The functions that lead to a call identify its site. A failing case is printed with the
 //! arguments that reproduce it.

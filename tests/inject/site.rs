@@ -46,8 +46,8 @@ const OURS: [&str; 2] = ["lb_kernel::", "lb_user::"];
 const CALLS_THE_KERNEL: &str = "lb_kernel::sys::";
 /// If no function is ours, this many innermost functions of the program identify the site.
 const OTHERS: usize = 8;
-/// Functions that request memory. Chance decides which of these calls takes more memory from the
-/// kernel, so all of them together are one site.
+/// Functions that request memory. It depends on chance which of these calls requests more memory
+/// from the kernel, so all of them together are one site.
 const ALLOCATES: [&str; 4] = ["__rdl_alloc", "__rdl_realloc", "__rdl_alloc_zeroed", "std::sys::alloc"];
 
 impl Site {

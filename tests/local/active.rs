@@ -59,7 +59,7 @@ fn every_way_to_close_a_connection_ends_its_flow() {
     // A reset by the peer ends the connection, even if processes still hold the socket.
     fixture.setup.active_becomes(8);
     open.retain(|dialled| dialled.name != "resets");
-    // A copy of a socket is the same socket: it counts until the last copy is closed.
+    // A copy of a socket is the same socket: its flow is active until the last copy is closed.
     let copied = open.pop().expect("eight");
     let copy = probe.duplicate(copied.socket);
     probe.close(copied.socket);

@@ -134,8 +134,8 @@ fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
 
     let closed = close(&setup, 0, &[&arguments[..], &["--rate", "10000/s"]].concat());
     assert_eq!((of_client(&closed, "web"), closed.clients.len()), ((&only(flows), &only(0)), 1));
-    // The kernel's table shows that the connections of the other client, of the other backend, and
-    // without a flow still exist.
+    // The kernel's table still contains the connections of the other client, those of the other
+    // backend, and those without a flow.
     let after = established();
     assert_eq!((after[0].len() as u64, &after[1]), (others, &shown[1]));
     assert!(after[0].is_subset(&shown[0]) && direct.is_subset(&after[0]));
@@ -147,7 +147,7 @@ fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
     assert_eq!(errors.len() as u64, flows);
     assert!(errors.iter().all(|errno| *errno == libc::ECONNABORTED), "{errors:?}");
     assert!(daemon.log().contains("closed connections of a backend"), "{}", daemon.log());
-    // Nothing is left to do.
+    // The second run finds no flow to close.
     assert_eq!(of_client(&close(&setup, 0, &arguments), "web"), (&only(0), &only(0)));
 }
 

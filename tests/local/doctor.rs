@@ -165,7 +165,7 @@ fn two_daemons_on_one_cgroup_report_each_other() {
             |(runs, degraded, neighbours)| *runs && degraded.contains(&expected) && *neighbours == 10,
         );
     }
-    // The doctor runs as root, so it sees the programs' names.
+    // The doctor runs as root, so it can read the programs' names.
     let (code, findings) = doctor(&first);
     let programs = of(&findings, "other programs");
     let ours = |(state, text, help): &&(Severity, &str, Option<&str>)| {

@@ -90,7 +90,7 @@ fn a_daemon_that_hangs_meanwhile_ends_the_closing_and_leaves_the_drain_in_force(
         let output = || fs::read_to_string(fixture.setup.folder.join(OUTPUT)).expect("read the output");
         eventually("the command reports it", output, |text| text.contains("does not answer"));
         fixture.daemon().signal(Signal::CONT);
-        // The command goes on waiting for the flows to end by themselves.
+        // The command continues to wait until the flows end by themselves.
         signal(child, Signal::INT);
     };
     let text = ended_by(hang, 130);

@@ -84,7 +84,8 @@ fn is_ejected(fixture: &Fixture, address: &str) -> bool {
 
 #[test]
 fn a_dead_backend_costs_five_connects_with_and_without_a_daemon() {
-    // A policy that takes entries in a row, one that samples, and one that scans.
+    // Three kinds of policies: the first takes entries in a row, the second samples, and the third
+    // scans.
     for (policy, daemon) in
         [(Policy::WeightedRoundRobin, true), (Policy::P2c, false), (Policy::LeastLoaded, false)]
     {

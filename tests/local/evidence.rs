@@ -181,7 +181,7 @@ fn failures_in_another_network_namespace_eject_no_backend() {
     assert_eq!(counts.values().copied().collect::<Vec<_>>(), [10, 10, 10], "{counts:?}");
 }
 
-/// Two processes of the client that have begun flows and are known to the daemon.
+/// Starts two processes of the client, with flows, and waits until the daemon has detected both.
 fn two_known_processes(fixture: &mut Fixture) -> (Probe, Probe) {
     let (mut first, mut second) = (fixture.probe(), fixture.probe());
     connect(&mut first, 1);

@@ -1,5 +1,5 @@
-//! Weights follow the load that backends report, with a real agent whose reports the test sets:
-//! tables change, and operators see why and can stop it.
+//! Weights follow the load that backends report. A real agent sends the reports, and the test sets
+//! their content. The tables change, and operators see the reason and can stop the changes.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The program that processes reports, run by the kernel on frames of every shape: it has the same
+//! Runs the kernel program that processes reports, on frames of every shape. It must have the same
 //! effects as the same code compiled for this host.
 
 use std::net::{IpAddr, SocketAddr};
@@ -72,7 +72,7 @@ impl Twins {
         (0..Reception::NAMES.len()).map(|at| values.iter().map(|of| of.0.counts[at]).sum()).collect()
     }
 
-    /// Makes the program pass datagrams that it does not accept on to the daemon.
+    /// Makes the program also pass rejected datagrams on to the daemon.
     fn pass_unbelieved(&mut self) {
         self.listener = Listener { passes_unbelieved: 1 };
         let mut listeners = hash::<Address, Listener>(&self.fixture.setup.host_map(map::LISTENERS));

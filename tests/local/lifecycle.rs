@@ -255,7 +255,7 @@ fn a_start_succeeds_under_constant_signals() {
 fn tables_are_replaced_without_membarrier() {
     let fixture = Fixture::without_daemon();
     // There is room for one table and its successor, so each publication reuses the room of the
-    // table before the last one.
+    // table before the current one.
     let text =
         config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &text);
@@ -309,7 +309,7 @@ fn a_second_daemon_on_the_same_pins_is_refused() {
     assert_eq!(Daemon::spawn(&second).wait(), Some(1));
     let log = stage::daemon::read(&second.folder.join("log"));
     assert!(log.contains("another socklb process has locked"), "{log}");
-    // The first one continues as before.
+    // The first daemon continues as before.
     let after = fixture.setup.status();
     assert_eq!(before.daemon, after.daemon);
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);

@@ -51,8 +51,8 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     assert_eq!(attach_failures(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 
-/// If a link has another program, the daemon does not regard the link as attached: after an
-/// attachment that an error interrupted, the link looks the same.
+/// If a link has the program of another owner, the daemon restores its own program. After an
+/// attachment that an error interrupted, the link is in the same state.
 #[test]
 fn a_link_with_a_foreign_program_is_restored() {
     let fixture = Fixture::new();

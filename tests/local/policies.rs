@@ -66,7 +66,8 @@ fn connects_at_the_active_limit_follow_the_overflow_rule() {
     let fixture = start("policy = \"round-robin\"", [1, 1, 1]);
     let mut overflowed = 0;
     let mut limited = 0;
-    // A policy that takes entries in a row, one that samples, and one that scans.
+    // Three kinds of policies: the first takes entries in a row, the second samples, and the third
+    // scans.
     for policy in [Policy::WeightedRoundRobin, Policy::P2c, Policy::LeastLoaded] {
         change(&fixture, policy, "active_limit = 4\noverflow = \"refuse\"", 4);
         let mut probe = fixture.probe();

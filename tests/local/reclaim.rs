@@ -31,7 +31,7 @@ fn scene(change: impl FnOnce(String) -> String) -> Fixture {
     fixture
 }
 
-/// Removes the programs that see flows end.
+/// Removes the links of the programs that detect the ends of flows.
 fn without_ends(fixture: &Fixture) {
     without_hooks(fixture, &["sock_release", "tcp_events"]);
 }

@@ -1,4 +1,4 @@
-//! The program that answers in an agent's place, run by the kernel on frames of every shape: it has
+//! Runs the kernel program that answers in an agent's place, on frames of every shape. It must have
 //! the same effects as the same code compiled for this host.
 
 use std::net::{IpAddr, SocketAddr};

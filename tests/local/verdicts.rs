@@ -1,5 +1,5 @@
 //! Verdicts by report. For each report id, an array that all clients of the host share contains the
-//! time until which a backend is a lame duck. No connect that can go to another backend goes to a
+//! time until which a backend is a lame duck. If another backend is usable, no connect goes to a
 //! lame duck. Here each test itself stores these times, and the report ids of the backends.
 
 use std::collections::BTreeMap;
@@ -127,8 +127,8 @@ fn diverted_flows_are_shown_with_that_reason() {
     let text = fixture.setup.run(&["flows", "--json"]).stdout;
     let text = String::from_utf8(text).expect("text");
     let diverted = text.matches(&format!("\"reason\": \"{}\"", Reason::Diverted.name())).count();
-    // A connect is diverted if the policy has chosen a lame duck. Least-loaded does so whenever the
-    // lame duck has fewer flows.
+    // A connect is diverted if the policy has chosen a lame duck. Least-loaded chooses the lame
+    // duck whenever it has fewer flows than the other backends.
     assert!((6..=12).contains(&diverted), "{diverted}: {text}");
 }
 

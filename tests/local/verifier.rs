@@ -262,7 +262,7 @@ fn data(map: &Map) -> &MapData {
     }
 }
 
-/// Loads the description of the object's types, without parts that Linux 5.10 does not know.
+/// Loads the description of the object's types, without parts that Linux 5.10 does not support.
 fn load_types(object: &mut Object) -> OwnedFd {
     let features = BtfFeatures::new(true, true, true, true, false, false, false, false);
     let types = object.fixup_and_sanitize_btf(&features).expect("types").expect("the object has types");

@@ -467,7 +467,7 @@ fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
     eventually("the hold of the lame duck is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }
 
-/// A version with a different layout under the same number might leave such a map.
+/// A build with the same version number and a different layout might leave such a map.
 #[test]
 fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     let mut fixture = Fixture::without_daemon();

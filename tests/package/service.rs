@@ -36,7 +36,7 @@ fn machine() -> Machine {
     machine
 }
 
-/// A machine whose daemon runs and balances.
+/// A machine with a running daemon that balances.
 fn balanced() -> Machine {
     let machine = machine();
     machine.good(&["systemctl", "start", "socklb.service"]);

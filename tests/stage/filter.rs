@@ -62,7 +62,7 @@ pub fn drop_syns(listener: impl AsFd, in_a_million: u32) -> io::Result<()> {
 }
 
 /// Makes a socket drop a random share of the packets that it receives, `in_a_million` per million;
-/// the connections of a listener do the same.
+/// the connections that a listener accepts inherit the filter.
 ///
 /// # Errors
 /// Returns the kernel's error.

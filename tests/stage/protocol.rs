@@ -74,9 +74,9 @@ pub struct Received {
 /// Answers by backend name, and failed connects by the name that [`failure`] makes.
 pub type Counts = BTreeMap<String, u32>;
 
-/// The results of clients. For HTTP clients, which reuse their connections, it counts requests. For
-/// clients that exchange lines, it counts connections: complete ones in `answered`, and cut ones in
-/// `failed`.
+/// The results of clients. For HTTP clients, which reuse their connections, the fields count
+/// requests. For clients that exchange lines, the fields count connections: complete ones in
+/// `answered`, and cut ones in `failed`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Served {
     /// Answers with status 200, by the name of the server.

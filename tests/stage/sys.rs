@@ -202,8 +202,8 @@ pub fn program(id: u32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
-/// Runs a program of network interfaces on a frame. Returns the program's result and the frame that
-/// it leaves.
+/// Runs a program of network interfaces on a frame. Returns the program's result, and the frame
+/// after the run.
 ///
 /// # Panics
 /// If the kernel refuses to run it.

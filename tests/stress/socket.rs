@@ -117,8 +117,8 @@ pub fn linger_not(socket: impl AsFd) -> Result<()> {
     Ok(sockopt::set_socket_linger(socket, Some(Duration::ZERO))?)
 }
 
-/// Makes a socket give up soon: if data is unacknowledged after its first retransmission, the
-/// connection fails.
+/// Makes a connection fail soon: if data is unacknowledged after its first retransmission, the
+/// connection ends with an error.
 pub fn impatient(socket: impl AsFd) -> Result<()> {
     const SOON_MS: u32 = 20;
     Ok(sockopt::set_tcp_user_timeout(socket, SOON_MS)?)

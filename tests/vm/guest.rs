@@ -83,10 +83,10 @@ impl Guest {
     /// The command that starts the emulator. The guest has no device except the serial line and the
     /// exit device.
     ///
-    /// Mitigations stay on, because with them the verifier checks paths that only a processor's
-    /// speculation would take. Only the switch of page tables at every system call is off
-    /// (`pti=off`). It does not affect the verifier, but an emulator discards every translated
-    /// address at each switch, and tests that read maps make hundreds of thousands of calls.
+    /// Mitigations stay on, because with them the verifier checks paths that a processor executes
+    /// only speculatively. Only the switch of page tables at every system call is off (`pti=off`).
+    /// It does not affect the verifier, but an emulator discards every translated address at each
+    /// switch, and tests that read maps make hundreds of thousands of calls.
     ///
     /// The guest uses the host's time: the emulated time stamp counter runs like the host's
     /// counter. A kernel that measures its speed while the host is busy can be wrong by a factor of

@@ -1,5 +1,5 @@
-//! Checks whether the tools that testing needs in addition to stable Rust are installed, and
-//! installs missing tools. Prints each command before it runs.
+//! Checks that this machine has the tools that testing needs in addition to stable Rust. Installs
+//! missing tools, and prints each command before it runs.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ const PACKAGES: [(&str, &str, &str); 22] = [
     ("libc6-dev", "/usr/include/stdlib.h", "C headers for the crate ring"),
     ("rustc-web", toolchain::RUSTC, "compiles the kernel programs"),
     ("cargo-web", toolchain::CARGO, "builds the kernel programs"),
-    ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "the source of their `core`"),
+    ("rust-web-src", "/usr/lib/rustlib/src/rust/library/core/Cargo.toml", "`core` for the kernel programs"),
     ("rust-web-clippy", "/usr/bin/cargo-clippy", "lints the kernel programs"),
     ("llvm-22-dev", "/usr/lib/llvm-22/bin/llvm-config", "bpf-linker is built against it"),
     ("libpolly-22-dev", "/usr/lib/llvm-22/lib/libPolly.a", "bpf-linker is built against it"),
@@ -58,12 +58,12 @@ const PACKAGES: [(&str, &str, &str); 22] = [
     ("groff-base", "/usr/bin/groff", "sets the manual pages"),
     ("qemu-system-x86", "/usr/bin/qemu-system-x86_64", "runs the guests of the VM tests"),
     ("xz-utils", "/usr/bin/xz", "unpacks kernel modules for the VM tests"),
-    ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg", "verifies these kernels"),
+    ("debian-archive-keyring", "/usr/share/keyrings/debian-archive-keyring.gpg", "verifies packages"),
     ("nftables", "/usr/sbin/nft", "is compared with socklb in the benchmark of connects"),
     (
         "haproxy",
         "/usr/sbin/haproxy",
-        "is compared with socklb in the same benchmark, and a backend in tests; its service has nothing to listen on",
+        "is compared with socklb in the benchmark of connects; a backend in tests; its service has nothing to listen on",
     ),
     ("nginx-light", "/usr/sbin/nginx", "a backend in tests; if systemd runs, its service listens on port 80"),
     ("gunicorn", "/usr/bin/gunicorn", "a backend in tests; it has no service"),

@@ -68,7 +68,7 @@ pub fn files(commit: &str) -> Result<Vec<String>> {
 }
 
 /// The commit with which the working tree is compared: the commit at which HEAD left the main
-/// branch. If HEAD is on the main branch, `recorded`, if this commit exists.
+/// branch. If HEAD is on the main branch, the result is `recorded`, if that commit exists.
 pub fn base(recorded: Option<&str>) -> Option<String> {
     let head = git(&["rev-parse", "HEAD"]).ok()?;
     let fork = ["origin/main", "main"].iter().find_map(|branch| git(&["merge-base", "HEAD", branch]).ok());

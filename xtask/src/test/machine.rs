@@ -57,7 +57,7 @@ fn check_room(folder: &Path, free: u64, needed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Removes tests' folders that were modified at least `old` ago. Returns the number of removed
+/// Removes tests' folders that were last modified at least `old` ago. Returns the number of removed
 /// folders.
 fn remove_old(temporary: &Path, old: Duration) -> Result<usize> {
     let mut removed = 0;

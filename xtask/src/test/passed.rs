@@ -39,8 +39,8 @@ impl Part {
         }
     }
 
-    /// The files and folders on which the part depends. [`Passed`] leaves the modules of the local
-    /// tests out that guests do not run.
+    /// The files and folders on which the part depends. For [`Part::Guests`], [`Passed`] leaves out
+    /// the modules of the local tests that no guest runs.
     fn inputs(self) -> &'static [&'static str] {
         match self {
             Self::Guests => &[

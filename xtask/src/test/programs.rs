@@ -43,7 +43,7 @@ pub struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Runs every program to its end. Then runs failed tests a second time, one at a time
+    /// Runs every program to its end. Then runs failed tests again, one at a time
     /// (`lb_suite::retry`).
     pub fn run(&self) -> Result<Summary> {
         let began = Instant::now();
