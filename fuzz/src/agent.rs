@@ -269,7 +269,7 @@ impl World {
         let answer = self.reports.answer(bytes, from, self.now);
         match by_kernel {
             Some((Response::Answered, frame)) => {
-                let theirs = answer.expect("both answer");
+                let theirs = answer.expect("program and socket answer");
                 assert!(frame.ends_with(theirs.bytes()), "program and socket send the same answer");
             }
             Some((Response::Refused(why), _)) => {

@@ -162,7 +162,7 @@ impl World {
         // The network stack delivers as many bytes to the socket as the UDP header states. If the
         // frame has fewer bytes, the socket receives nothing.
         let udp_length =
-            u16::try_from(8 + payload.len()).expect("a short one").wrapping_add_signed(shape.length_off);
+            u16::try_from(8 + payload.len()).expect("a short payload").wrapping_add_signed(shape.length_off);
         let body = usize::from(udp_length).checked_sub(8).and_then(|length| payload.get(..length));
         let Some(payload) = body else {
             return assert_eq!((reception, goes_on), (Reception::Malformed, false));

@@ -248,7 +248,7 @@ impl World {
         assert_eq!(after.len(), self.targets.len());
         for (name, after) in after {
             match before.get(&name) {
-                Some(before) => assert_eq!(after, *before, "its state is unchanged"),
+                Some(before) => assert_eq!(after, *before, "the backend's state is unchanged"),
                 None => {
                     assert_eq!(after.base, base);
                     let latest = self.now + MAX_HOLD;

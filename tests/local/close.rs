@@ -115,7 +115,7 @@ fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
         .collect();
     // An unconnected UDP socket that has sent a datagram to the backend's address.
     let datagram = web.open_datagram(Family::V4);
-    web.send_datagram(datagram, BACKENDS[0]).expect("it is sent");
+    web.send_datagram(datagram, BACKENDS[0]).expect("the datagram is sent");
     let of_datagram = web.local_address(datagram).port();
     let before = look(|| (active(&setup, "web"), active(&setup, "mail")))
         .matches("every connect is a flow", |(web, mail)| {
@@ -310,7 +310,7 @@ fn flows_of_another_network_namespace_are_closed_only_with_the_privilege_to_ente
                 assert_eq!(probe.take_error(socket), Some(libc::ECONNABORTED));
             })
         });
-        dialled.recv().expect("it has dialled");
+        dialled.recv().expect("the other thread has dialled");
         let mut here = fixture.probe();
         here.dial(SERVICE);
         fixture.setup.active_becomes(2);
@@ -421,7 +421,7 @@ fn a_request_that_cannot_be_met_says_why_and_closes_nothing() {
     let dry = [&arguments[..], &["--dry-run"]].concat();
     refused(&fixture, &dry, 1, "does not answer: some connections may have been closed");
     fixture.daemon().signal(Signal::CONT);
-    eventually("it answers again", || fixture.setup.status(), |status| status.daemon.is_some());
+    eventually("the daemon answers again", || fixture.setup.status(), |status| status.daemon.is_some());
     fixture.stop();
     refused(&fixture, &arguments, 1, "the daemon is not running, so nothing was closed");
     let _daemon = Daemon::spawn_with(&fixture.setup, |command| without(command, CapabilitySet::NET_ADMIN));

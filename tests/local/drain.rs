@@ -72,7 +72,7 @@ fn a_drained_backend_gets_no_connection_and_no_connect_fails() {
         probe.start_dialling(SERVICE);
     }
     let started = |address: &str| fixture.setup.backend(address).map_or(0, |backend| backend.started);
-    eventually("connects reach it", || started(FIRST), |started| *started > 100);
+    eventually("connects reach b1", || started(FIRST), |started| *started > 100);
     let text = good(&fixture, &["drain", "users", FIRST, "--reason", "new kernel"]);
     assert!(
         text.contains("127.0.0.1:8001 of service users is drained on this host only, until it is removed"),
@@ -81,11 +81,11 @@ fn a_drained_backend_gets_no_connection_and_no_connect_fails() {
     settled(&fixture);
     let before = started(FIRST);
     let others = started(ALL[1]);
-    eventually("others go on", || started(ALL[1]), |now| *now > others + 1_000);
+    eventually("connects to other backends continue", || started(ALL[1]), |now| *now > others + 1_000);
     let after = look(|| started(FIRST)).now("other connects have begun and ended since");
-    assert_eq!(after, before, "no connect has chosen it since the answer");
+    assert_eq!(after, before, "no connect has chosen b1 since the answer");
     good(&fixture, &["undrain", "users", FIRST]);
-    eventually("connects reach it again", || started(FIRST), |now| *now > before + 100);
+    eventually("connects reach b1 again", || started(FIRST), |now| *now > before + 100);
     for probe in &mut probes {
         // A failed connect would be counted under the name of its errno.
         let names: BTreeSet<String> = probe.stop_dialling().into_keys().collect();
@@ -107,7 +107,7 @@ fn waiting_ends_with_the_last_connection_even_if_the_daemon_was_killed() {
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the drain needs no daemon");
     fixture.start();
     assert_eq!(waits.ending(), None, "a flow is open: {}", waits.text());
-    let last = dialled.iter().find(|dialled| dialled.name == "b1").expect("one reached it");
+    let last = dialled.iter().find(|dialled| dialled.name == "b1").expect("a connection to b1");
     probe.close(last.socket);
     waits.ends(0);
     assert!(waits.text().contains("127.0.0.1:8001: 0 open flows after"), "{}", waits.text());
@@ -165,7 +165,8 @@ fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() 
         eventually(what, || terminal.written(), |written| written.contains(&line))
     };
     shows(&terminal, "127.0.0.1:8001: 3 open flows");
-    let of_first = open.iter().filter(|dialled| dialled.name == "b1").nth(1).expect("it has three");
+    let of_first =
+        open.iter().filter(|dialled| dialled.name == "b1").nth(1).expect("b1 has three connections");
     probe.close(of_first.socket);
     let written = shows(&terminal, "127.0.0.1:8001: 2 open flows");
     let progress = &written[written.find("\r\x1b[K").expect("a progress")..];
@@ -221,13 +222,13 @@ fn a_drain_that_ends_without_a_daemon_is_in_force_until_the_next_one_starts() {
     let mut probe = fixture.probe();
     let answer: Overridden =
         fixture.setup.document(&["drain", "users", FIRST, "--for", &stage::window("3s")]);
-    let until = answer.overrides[0].of.until.expect("it has an end");
+    let until = answer.overrides[0].of.until.expect("the drain has an end");
     fixture.daemon.take().expect("a daemon runs").kill();
     let unix = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
-    eventually("its time is over", unix, |now| *now > until);
-    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "no daemon ends it");
+    eventually("the time of the drain is over", unix, |now| *now > until);
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "no daemon ends the drain");
     fixture.start();
-    eventually("it serves again", || names(&mut probe), |names| names.contains("b1"));
+    eventually("b1 serves again", || names(&mut probe), |names| names.contains("b1"));
     look(|| overrides(&fixture).overrides).becomes([]);
 }
 
@@ -265,7 +266,7 @@ fn a_drain_survives_the_death_of_the_daemon() {
     let (_, text) = run(&fixture, &["status"]);
     assert!(text.contains("drained (operator)"), "{text}");
     good(&fixture, &["undrain", "users", FIRST]);
-    eventually("it serves again", || names(&mut probe), |names| names.contains("b1"));
+    eventually("b1 serves again", || names(&mut probe), |names| names.contains("b1"));
     assert_eq!(overrides(&fixture).overrides, []);
 }
 
@@ -288,7 +289,7 @@ fn the_last_available_backend_is_drained_only_by_force() {
     let metrics = fixture.setup.metrics();
     assert!(metrics.contains("socklb_overrides{service=\"users\",kind=\"drain\"} 3"), "{metrics}");
     good(&fixture, &["undrain", "users", FIRST]);
-    eventually("it serves", || probe.try_dial(SERVICE).is_ok(), |serves| *serves);
+    eventually("a backend serves", || probe.try_dial(SERVICE).is_ok(), |serves| *serves);
     eventually("the fault ends", || is_there(FaultCode::OnlyDrained), |is_there| !is_there);
 }
 
@@ -338,7 +339,7 @@ fn an_override_that_cannot_be_stored_is_in_force_and_reported() {
     assert!(code == Some(3) && text.contains("degraded: cannot store the overrides"), "{code:?} {text}");
     fs::remove_file(fixture.setup.folder.join("state/overrides")).expect("remove the file");
     let not_kept = || overrides(&fixture).not_kept;
-    eventually("a retry stores it", not_kept, Option::is_none);
+    eventually("a retry stores the override", not_kept, Option::is_none);
 }
 
 /// The state directory is a small file system of its own.
@@ -348,7 +349,7 @@ fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
     let state = fixture.setup.folder.join("state");
     fs::create_dir(&state).expect("make the folder");
     rustix::mount::mount("none", &state, "tmpfs", MountFlags::empty(), c"size=64k,mode=700")
-        .expect("mount it");
+        .expect("mount a file system");
     fixture.start();
     let mut probe = fixture.probe();
     let not_kept = |fixture: &Fixture| overrides(fixture).not_kept;
@@ -357,21 +358,22 @@ fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
     assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     let (code, text) = run(&fixture, &["drain", "users", FIRST]);
     assert!(code == Some(3) && text.contains("No space left on device"), "{code:?} {text}");
-    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "it is in force all the same");
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the override is in force");
     fs::remove_file(filler).expect("remove the file");
-    eventually("a retry stores it", || not_kept(&fixture), Option::is_none);
-    let remount = |flags| rustix::mount::mount_remount(&state, flags, "").expect("mount it again");
+    eventually("a retry stores the override", || not_kept(&fixture), Option::is_none);
+    let remount =
+        |flags| rustix::mount::mount_remount(&state, flags, "").expect("mount the file system again");
     remount(MountFlags::RDONLY);
     let (code, text) = run(&fixture, &["weight", "users", ALL[1], "50%"]);
     assert!(code == Some(3) && text.contains("Read-only file system"), "{code:?} {text}");
     remount(MountFlags::empty());
-    eventually("a retry stores it", || not_kept(&fixture), Option::is_none);
+    eventually("a retry stores the override", || not_kept(&fixture), Option::is_none);
     fixture.daemon.take().expect("a daemon runs").kill();
     fixture.start();
     look(|| overrides(&fixture).overrides.len()).becomes(2);
     assert_eq!(names(&mut probe), set(&["b2", "b3"]));
     fixture.stop();
-    rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount it");
+    rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount the file system");
 }
 
 /// Another user could have written the file, so the daemon does not apply it, and does not
@@ -383,18 +385,18 @@ fn overrides_in_a_file_of_another_user_are_not_applied() {
     good(&fixture, &["drain", "users", FIRST]);
     fixture.stop();
     let file = fixture.setup.folder.join("state/overrides/overrides.json");
-    let forged = fs::read_to_string(&file).expect("it is stored").replace(FIRST, ALL[1]);
-    fs::write(&file, &forged).expect("write it");
+    let forged = fs::read_to_string(&file).expect("the override is stored").replace(FIRST, ALL[1]);
+    fs::write(&file, &forged).expect("write the forged file");
     std::os::unix::fs::chown(&file, Some(65_534), None).expect("change the owner");
     fixture.start();
-    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the backend stays drained, and no other is");
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "only b1 is drained");
     let document =
         look(|| overrides(&fixture)).matches("the reason is shown", |document| document.not_kept.is_some());
     let why = document.not_kept.expect("a reason");
     assert!(why.contains("65534"), "{why}");
     let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
     assert!(code == Some(1) && text.contains("cannot be read yet"), "{code:?} {text}");
-    assert_eq!(fs::read_to_string(&file).expect("it exists"), forged);
+    assert_eq!(fs::read_to_string(&file).expect("the file exists"), forged);
     // The administrator removes the file.
     fs::remove_file(&file).expect("remove it");
     look(|| overrides(&fixture).not_kept).becomes(None);

@@ -39,7 +39,7 @@ fn ended_by(ends: impl FnOnce(&Fixture, &ChildGuard), code: i32) -> String {
     let mut child = ChildGuard::of(command.spawn().expect("start the command"));
     eventually("the first connection is closed", || open(&fixture), |open| *open < OPEN);
     ends(&fixture, &child);
-    let ending = || child.try_wait().expect("read its status").and_then(|status| status.code());
+    let ending = || child.try_wait().expect("read the command's status").and_then(|status| status.code());
     let seen = eventually("the command ends", ending, Option::is_some);
     let text = fs::read_to_string(&path).expect("read the output");
     assert_eq!(seen, Some(code), "{text}");
@@ -88,7 +88,7 @@ fn a_daemon_that_hangs_meanwhile_ends_the_closing_and_leaves_the_drain_in_force(
     let hang = |fixture: &Fixture, child: &ChildGuard| {
         fixture.daemon().signal(Signal::STOP);
         let output = || fs::read_to_string(fixture.setup.folder.join(OUTPUT)).expect("read the output");
-        eventually("the command reports it", output, |text| text.contains("does not answer"));
+        eventually("the command reports the hung daemon", output, |text| text.contains("does not answer"));
         fixture.daemon().signal(Signal::CONT);
         // The command continues to wait until the flows end by themselves.
         signal(child, Signal::INT);

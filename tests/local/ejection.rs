@@ -132,7 +132,7 @@ fn after_an_ejection_no_further_connect_reaches_the_backend() {
         probe.stop_dialling();
     }
     let dead = look(|| at(&fixture, DEAD[0])).now("no process dials any more");
-    assert_eq!(dead.started, before, "no connect was sent there since");
+    assert_eq!(dead.started, before, "no connect was sent to the backend since");
     assert!(dead.started <= 5 + 4, "{dead:?}");
 }
 
@@ -157,7 +157,7 @@ fn one_successful_trial_restores_the_full_share() {
     eventually("the backend is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
     let back = Backend::start("back", DEAD[0]);
     let is_back = |fixture: &Fixture| !is_ejected(fixture, DEAD[0]);
-    eventually("a trial takes it back", || dial(&mut probe, 1), |_| is_back(&fixture));
+    eventually("a trial readmits the backend", || dial(&mut probe, 1), |_| is_back(&fixture));
     let counts = dial(&mut probe, 300);
     assert!(["b1", "b2", "back"].iter().all(|name| counts[*name].abs_diff(100) <= 2), "{counts:?}");
     let backend = look(|| at(&fixture, DEAD[0])).has(|backend| backend.readmissions, 1);

@@ -36,7 +36,7 @@ fn route(kind: &str, network: &str) {
 }
 
 fn at(fixture: &Fixture, address: &str) -> BackendStatus {
-    fixture.setup.backend(address).expect("the backend is there")
+    fixture.setup.backend(address).expect("the backend has a slot")
 }
 
 /// The number of failed connects.
@@ -134,7 +134,7 @@ fn sockets_with_routing_options_of_their_own_eject_no_backend() {
     let dead = look(|| at(&fixture, DEAD[0])).now("many connects have failed");
     assert!(dead.endings["refused"] >= 20 && dead.ejections == 0, "{dead:?}");
     let counts = probe.dial_many(SERVICE, 100);
-    assert_eq!(failed(&counts), 5, "ordinary sockets eject it: {counts:?}");
+    assert_eq!(failed(&counts), 5, "ordinary sockets eject the backend: {counts:?}");
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn failures_in_another_network_namespace_eject_no_backend() {
     assert_eq!(counts.values().sum::<u32>(), 100, "{counts:?}");
     assert!(
         !counts.keys().any(|name| name.starts_with('b')),
-        "no backend is reachable from there: {counts:?}"
+        "no backend is reachable from that namespace: {counts:?}"
     );
     let ejected = fixture.setup.backends("web", "users").iter().map(|backend| backend.ejections).sum::<u64>();
     assert_eq!(ejected, 0);
@@ -213,7 +213,7 @@ fn resets_eject_a_backend_only_if_several_processes_receive_them() {
     assert_eq!(at(&fixture, RESETTING).ejections, 0);
     let before = resetting.accepted();
     second.dial_many(SERVICE, 100);
-    assert_eq!(resetting.accepted() - before, 1, "the second process is not the same");
+    assert_eq!(resetting.accepted() - before, 1, "a second process ejects the backend");
     look(|| at(&fixture, RESETTING).ejections).becomes(1);
 }
 

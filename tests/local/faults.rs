@@ -76,7 +76,7 @@ fn a_missing_cgroup2_is_reported_with_its_mount_command() {
     let again = std::path::Path::new("/sys/fs/cgroup/unified");
     fs::create_dir_all(again).expect("a folder");
     rustix::mount::mount("none", again, "cgroup2", rustix::mount::MountFlags::empty(), None)
-        .expect("cgroup2 again");
+        .expect("mount cgroup2 again");
     check(&output, 1, &["no cgroup2", "mount -t cgroup2"]);
     // The command in the message repairs the fault, wherever it mounts cgroup2.
     let daemon = Daemon::start(&setup, &text);
@@ -265,7 +265,7 @@ fn unrecognized_mptcp_connections_are_reclaimed() {
     assert_eq!(dialled.name, "b");
     setup.active_becomes(1);
     let passes = || setup.client().reclaim.map(|reclaim| reclaim.passes);
-    stage::eventually("a pass has seen it", passes, |passes| *passes >= Some(2));
+    stage::eventually("a pass has examined the flow", passes, |passes| *passes >= Some(2));
     probe.close(dialled.socket);
     stage::eventually("the flow is no longer active", || setup.active(), |active| *active == 0);
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
@@ -303,7 +303,7 @@ fn maps_of_another_shape_are_not_adopted() {
     // A map of another kind under one of our names.
     let maps = fixture.setup.pins_of("web").join("maps");
     fs::remove_file(maps.join(map::CURSORS)).expect("remove the pin");
-    fs::rename(maps.join(map::OUTCOMES), maps.join(map::CURSORS)).expect("put another map there");
+    fs::rename(maps.join(map::OUTCOMES), maps.join(map::CURSORS)).expect("put another map in its place");
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     check(
         &start(&fixture.setup, &text),
@@ -321,7 +321,7 @@ fn a_second_daemon_with_the_same_socket_is_refused() {
     let path = fixture.setup.folder.join("socklb.toml");
     let output = other.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["run/socklb.sock", "another socklb process answers on this socket"]);
-    look(|| fixture.setup.status().daemon).matches("the first one still answers", Option::is_some);
+    look(|| fixture.setup.status().daemon).matches("the first daemon still answers", Option::is_some);
 }
 
 #[test]

@@ -237,7 +237,7 @@ fn a_start_succeeds_under_constant_signals() {
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).expect("a mask");
         u64::from_str_radix(caught, 16).expect("a number in hexadecimal") & 1 != 0
     };
-    eventually("SIGHUP does not end it any more", status, catches_hangup);
+    eventually("SIGHUP does not end the daemon any more", status, catches_hangup);
     let running = || {
         for _ in 0..1000 {
             daemon.signal(rustix::process::Signal::HUP);

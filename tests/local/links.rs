@@ -111,7 +111,7 @@ fn a_leaving_client_is_not_removed_while_its_flows_cannot_be_counted() {
         .replace("job = \"web\"", "job = \"web\"\nname = \"other\"");
     replace(&fixture.setup.folder.join("socklb.toml"), &other);
     let is_named = |faults: &Vec<String>| faults.iter().any(|fault| fault.contains("`socklb detach web "));
-    eventually("the fault names the command that removes it", || fixture.setup.faults(), is_named);
+    eventually("the fault names the command that removes the client", || fixture.setup.faults(), is_named);
     assert_eq!(probe.peer(open.socket), address(SERVICE));
     fixture.stop();
     assert!(fixture.setup.run(&["detach", "web"]).status.success());

@@ -32,7 +32,7 @@ fn sockets_opened_by_the_kernel_are_not_balanced() {
         );
         return;
     }
-    assert!(has_cifs, "guests load it: {file_systems}");
+    assert!(has_cifs, "guests load the module cifs: {file_systems}");
     let fixture = Fixture::new();
     assert!(fixture.setup.daemon().features["knows_kernel_sockets"]);
     let mut probe = fixture.probe();
@@ -135,7 +135,10 @@ fn a_connect_timeout_is_set_unless_the_application_has_set_one() {
     let text = config(&fixture.cgroup, r#"{ static = ["127.0.0.1:8010"] }"#, "connect_timeout = \"7s\"");
     fixture.setup.write("socklb.toml", &text);
     fixture.start();
-    assert!(fixture.setup.daemon().features["connect_timeouts"], "root may, and every kernel here can");
+    assert!(
+        fixture.setup.daemon().features["connect_timeouts"],
+        "root may set timeouts, and every kernel here has them"
+    );
     let mut probe = fixture.probe();
     let direct = probe.start_connect("127.0.0.1:8010");
     let usual = probe.syn_retries(direct);

@@ -69,7 +69,7 @@ fn building_a_large_status_does_not_block_the_loop() {
         slots.len() == 2 * SERVICES * status.clients.len()
             && slots.iter().any(|slot| *slot as usize >= 2 * SERVICES)
     };
-    eventually("one backend of each service is another", || setup.status(), replaced);
+    eventually("one backend of each service was replaced", || setup.status(), replaced);
     // Other load on the host may delay one answer, but not all of them.
     let held_up: Vec<_> = (0..5).map(|_| held_up_by_a_status(&setup)).collect();
     assert!(

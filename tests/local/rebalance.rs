@@ -176,7 +176,7 @@ fn a_restarted_backend_gets_three_quarters_of_its_share_again_within_the_planner
     eventually("the closings are counted", counted, |counted| *counted >= closed);
     let status = setup.status();
     let services = status.clients.iter().flat_map(|client| &client.services);
-    let shown = services.map(|service| service.rebalance.as_ref().expect("it is configured").closed);
+    let shown = services.map(|service| service.rebalance.as_ref().expect("rebalancing is configured").closed);
     assert!(shown.sum::<u64>() >= closed);
     assert_eq!(daemon.stop(), Some(0));
 }

@@ -191,9 +191,9 @@ fn the_flow_of_an_open_unconnected_socket_is_not_reclaimed() {
     // contain the socket, but only that a process holds it.
     let expected = if kernel::NAMESPACE_COOKIES.is_here() { [0, 0, 1, 0] } else { [0; 4] };
     let passes = |fixture: &Fixture| fixture.setup.client().reclaim.map(|reclaim| reclaim.passes);
-    eventually("passes have seen it", || passes(&fixture), |passes| *passes >= Some(4));
+    eventually("passes have examined the flow", || passes(&fixture), |passes| *passes >= Some(4));
     let seen = || (passes_found(&fixture), fixture.setup.active());
-    assert_eq!(look(seen).now("four passes have seen it"), (expected, 1));
+    assert_eq!(look(seen).now("four passes have examined the flow"), (expected, 1));
     let doctor = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
     let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(text.contains(&format!("retained: {} with an open socket", expected[2])), "{text}");

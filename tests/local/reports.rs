@@ -91,7 +91,7 @@ fn a_key_is_replaced_without_a_gap() {
         agent.signal(Signal::HUP);
         let known: Vec<String> = ids.iter().filter(|id| **id != 0).map(ToString::to_string).collect();
         let known = format!("[{}]", known.join(","));
-        eventually("the agent has them", has, |all| all.iter().all(|of| *of == known));
+        eventually("the agent has these keys", has, |all| all.iter().all(|of| *of == known));
         for address in ALL {
             eventually("the backend is ready", || reported(&fixture, address), |state| state == "ready");
         }

@@ -269,7 +269,7 @@ fn a_key_is_replaced_while_the_kernel_answers() {
         let file = derive_key(&fixture.setup, &service, ALL[0]);
         agent.signal(Signal::HUP);
         let has = || agent.status()["backends"][0]["keys"].to_string();
-        eventually("the agent has them", has, |has| has == ids);
+        eventually("the agent has these keys", has, |has| has == ids);
         std::fs::read_to_string(file).expect("the backend's keys")
     };
     let of_both = reread(&(old_line + &new_line), "[1,2]");
@@ -324,7 +324,7 @@ fn the_socket_answers_if_the_kernel_cannot_and_the_reason_is_reported() {
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
     assert!(agent.log().contains("only the agent's socket answers requests"), "{}", agent.log());
     drop(other);
-    eventually("the program is attached once no other is", || mode(&agent), |mode| mode == "generic");
+    eventually("the program replaces the detached program", || mode(&agent), |mode| mode == "generic");
     drop(agent);
     let agent = Agent::start_with(&fixture.setup, |command| {
         without(command, CapabilitySet::BPF | CapabilitySet::PERFMON | CapabilitySet::SYS_ADMIN);

@@ -135,7 +135,8 @@ fn as_user(groups: &[&str], fixture: &Fixture, arguments: &[&str]) -> Output {
     let setup = &fixture.setup;
     let stage = setup.folder.parent().expect("the stage's");
     for directory in [stage, &setup.folder] {
-        fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).expect("let others pass");
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
+            .expect("open the folder to other users");
     }
     // The program must be reachable for that user, wherever the repository is.
     let program = stage.join("socklb");
@@ -165,7 +166,7 @@ fn other_users_can_use_neither_the_daemon_nor_its_pins() {
 fn members_of_the_sockets_group_may_read_and_change_nothing() {
     let fixture = Fixture::new();
     let socket = fixture.setup.folder.join("run/socklb.sock");
-    chown(&socket, None, Some(NOBODY)).expect("give it a group");
+    chown(&socket, None, Some(NOBODY)).expect("change the group of the socket");
     for arguments in [&["status"][..], &["explain", "users"]] {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
         assert_eq!((code, text.as_str()), (Some(0), ""), "{arguments:?}");
@@ -230,7 +231,7 @@ fn members_of_the_admin_group_may_lift_ejections() {
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
     assert!(code == Some(4) && text.contains("ermission denied"), "{code:?} {text}");
     let socket = fixture.setup.folder.join("run/socklb.sock");
-    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("open it to all");
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("open the socket to all users");
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
     assert!(
         code == Some(4)
@@ -312,7 +313,8 @@ fn unsafe_directories_are_refused_with_their_remedy() {
         let expected = format!("{} belongs to user {NOBODY}", path.display());
         assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
         run_instructions(&text);
-        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("open it to everybody");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777))
+            .expect("open the directory to all users");
         let (code, text) = start(&setup);
         let expected = format!("{} is writable by other users (mode 0777)", path.display());
         assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");

@@ -397,7 +397,7 @@ fn a_flow_changes_its_backend_after_the_rebind_time() {
         |names| *names == 3,
     );
     let reused = scene.outcome(0, "reused");
-    assert!(reused > 1, "most datagrams go where the one before went: {reused}");
+    assert!(reused > 1, "most datagrams go to the backend of the one before: {reused}");
     scene.setup.active_becomes(1);
     probe.close(socket);
     scene.all_gone();

@@ -187,7 +187,7 @@ fn flows_with_an_unseen_end_are_reclaimed() {
     }
     scene.daemon = Some(Daemon::start_again(&scene.setup));
     // Two of the closed sockets were also connected, and one was not.
-    eventually("their flows are ended", || scene.setup.active(), |active| *active == 8);
+    eventually("the flows of closed sockets are ended", || scene.setup.active(), |active| *active == 8);
     look(|| (scene.sum(|backend| backend.reclaimed), scene.entries())).becomes((8, 3));
     for socket in [sockets[0], sockets[1], sockets[5]] {
         probe.close(socket);

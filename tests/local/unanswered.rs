@@ -71,7 +71,7 @@ fn a_connect_cancelled_before_an_answer_is_due_does_not_count_against_the_backen
             probe.close(socket);
             ended(&fixture, "gave-up")
         };
-        eventually("one is closed before anything happens", give_up, |gave_up| *gave_up > 0);
+        eventually("a socket is closed before anything happens", give_up, |gave_up| *gave_up > 0);
         fixture.setup.active_becomes(0);
     });
 }
@@ -105,14 +105,14 @@ fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
             probe.close(socket);
             ended(&fixture, "unreachable")
         };
-        eventually("one is closed with the error on it", leave, |unreachable| *unreachable > 0);
+        eventually("a socket with a stored error is closed", leave, |unreachable| *unreachable > 0);
         let look = || {
             let socket = take_error_of_new(&mut probe)?;
             let is_queued = probe.take_queued_error(socket);
             probe.close(socket);
             Some(is_queued)
         };
-        let has_queue = eventually("one has cleared the error", look, Option::is_some) == Some(true);
+        let has_queue = eventually("the error of a socket is cleared", look, Option::is_some) == Some(true);
         let matches_logged = || {
             if has_queue {
                 ended(&fixture, "unreachable")
@@ -126,7 +126,7 @@ fn a_cancelled_connect_is_unreachable_while_an_icmp_error_is_stored() {
             probe.close(socket);
             matches_logged() > before
         };
-        eventually("one has cleared the error and gives up", give_up, |gave_up| *gave_up);
+        eventually("a socket without its error is closed", give_up, |gave_up| *gave_up);
         fixture.setup.active_becomes(0);
     }
 }

@@ -225,7 +225,7 @@ fn host_maps_are_removed_with_the_last_client() {
     assert!(host.is_dir());
     assert_eq!(daemon.stop(), Some(0));
     assert!(finish(&mut setup.socklb(&["detach", "web"])).status.success());
-    assert!(host.is_dir(), "the other client needs it");
+    assert!(host.is_dir(), "the other client needs the host's maps");
     assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
     assert!(!host.exists() && !setup.pins.exists());
     // This also works if no client was ever attached, or if a start was interrupted.

@@ -78,7 +78,7 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
         let result = match record.compare(count) {
             Compared::UnknownKernel => "(nothing is recorded for this kernel)".to_owned(),
             Compared::Fine(recorded) => format!("(recorded {recorded})"),
-            Compared::Fewer(recorded) => format!("(recorded {recorded}: it shrank)"),
+            Compared::Fewer(recorded) => format!("(recorded {recorded}: fewer)"),
             Compared::Unrecorded => {
                 faults.push(format!("{count}: not recorded"));
                 continue;

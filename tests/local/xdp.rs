@@ -113,7 +113,7 @@ fn a_lame_duck_is_skipped_without_a_running_daemon_until_it_is_ready() {
         fixture.daemon.take().expect("a daemon").kill();
         agent.run_checked(&["lame-duck", ALL[1]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
-        assert!(is_lame(&fixture, ALL[1]), "status shows it without a daemon");
+        assert!(is_lame(&fixture, ALL[1]), "status shows the report without a daemon");
         assert_eq!(modes(&fixture)["lo"], "generic", "status shows the mode without a daemon");
         fixture.start();
         eventually(
@@ -236,7 +236,7 @@ fn a_foreign_program_is_reported_and_never_replaced() {
     assert!(links(&fixture).is_empty());
     drop(other);
     eventually(
-        "the receiver is attached once no other program is",
+        "the receiver replaces the detached program",
         || modes(&fixture),
         |modes| modes["lo"] == "generic",
     );
@@ -271,7 +271,7 @@ fn datagrams_of_strangers_are_dropped_and_counted() {
         eventually("all datagrams are counted", count, |count| *count == 100);
     }
     assert!(taken_in(&fixture)["believed"] > 0);
-    assert_eq!(not_believed_by_the_daemon(&fixture), by_daemon, "the daemon has seen none of them");
+    assert_eq!(not_believed_by_the_daemon(&fixture), by_daemon, "the daemon has received none of them");
     // Two ticks of the daemon, one second each, change nothing.
     look(|| is_lame(&fixture, ALL[0])).stays(false, Duration::from_secs(2));
     assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
@@ -401,7 +401,7 @@ fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     fixture.daemon = Some(daemon);
     let mode = || fixture.setup.status().daemon.and_then(|_| modes(&fixture).remove("lo"));
     eventually("the socket receives reports", mode, |mode| mode.as_deref() == Some("socket"));
-    eventually("the other version is gone", || other.exists(), |exists| !*exists);
+    eventually("the link of the other version is removed", || other.exists(), |exists| !*exists);
     assert!(links(&fixture).is_empty() && stage::sys::xdp_programs("lo").is_empty());
     agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
@@ -437,7 +437,7 @@ fn an_interrupted_upgrade_delays_no_verdict() {
         let is_current =
             || fixture.setup.status().daemon.is_some() && reported(&fixture, ALL[1]) == "lame-duck";
         eventually("the daemon continues", is_current, |is_current| *is_current);
-        assert!(!is_chosen(&mut probe, "b2"), "and the report that arrived meanwhile is in force");
+        assert!(!is_chosen(&mut probe, "b2"), "the report that arrived meanwhile is in force");
     }
 }
 
@@ -463,7 +463,7 @@ fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
     agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     agent.signal(Signal::KILL);
-    assert!(!is_chosen(&mut probe, "b1"), "a silent lame duck remains one");
+    assert!(!is_chosen(&mut probe, "b1"), "a silent lame duck remains a lame duck");
     eventually("the hold of the lame duck is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }
 

@@ -252,7 +252,7 @@ fn many_silent_connections_exclude_no_reader_and_exhaust_no_descriptors() {
             fixture.cgroup.create();
             fixture.daemon().signal(Signal::HUP);
             eventually(
-                "nothing is wrong",
+                "status reports no fault",
                 || fixture.setup.run(&["status"]).status.code(),
                 |code| *code == Some(0),
             );

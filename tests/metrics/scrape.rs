@@ -110,7 +110,7 @@ fn prometheus_has_the_values_of_status() {
     probe.dial("127.0.0.1:8001");
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8009", "weight = 2")]);
     eventually(
-        "the new backend is there",
+        "the new backend has a slot",
         || fixture.setup.backends("web", "users").len(),
         |count| *count >= 4,
     );
@@ -199,5 +199,5 @@ fn counters_continue_over_a_restart_and_end_with_their_slot() {
     let gone = |page: &String| !page.contains("127.0.0.1:8002") && page.contains("127.0.0.1:8001");
     eventually("the series of a backend end when its slot is freed", look, gone);
     let left = || prometheus.query("socklb_flows_started_total").len();
-    eventually("Prometheus sees them end", left, |count| *count == 2);
+    eventually("Prometheus sees the series end", left, |count| *count == 2);
 }

@@ -81,7 +81,7 @@ fn the_agent_runs_as_its_own_user_and_retains_lame_ducks_over_restarts() {
     assert_eq!(readiness(&machine), "lame-duck");
     machine.good(&["systemctl", "kill", "--signal=KILL", "socklb-agent.service"]);
     let has_died = || property(&machine, "socklb-agent.service", "NRestarts");
-    eventually("systemd starts it again", has_died, |restarts| restarts == "1");
+    eventually("systemd starts the agent again", has_died, |restarts| restarts == "1");
     until(&machine, "lame-duck");
     machine.good(&["socklb", "agent", "ready"]);
     until(&machine, "ready");

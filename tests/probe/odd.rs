@@ -160,7 +160,7 @@ fn connect_by_ring(socket: &OwnedFd, address: SocketAddr) -> Outcome<()> {
     // completion.
     unsafe { ring.submission().push(&connect) }.expect("a ring of two has room for one request");
     ring.submit_and_wait(1).map_err(errno)?;
-    let completion = ring.completion().next().expect("one was waited for");
+    let completion = ring.completion().next().expect("the request has completed");
     match completion.result() {
         0 => Ok(()),
         error => Err(Errno::from_raw_os_error(-error)),

@@ -161,7 +161,7 @@ fn check(recipe: &Recipe) -> Served {
     let (exit, begun) = (EXIT * pace::pace(), Instant::now());
     signal(&scene.runs[0], Signal::TERM);
     let ended =
-        within(exit, || scene.runs[0].try_wait().expect("its parent may read its status"), Option::is_some);
+        within(exit, || scene.runs[0].try_wait().expect("read the status of the run"), Option::is_some);
     let took = begun.elapsed();
     let at_end = scene.clients.served();
     eprintln!("{}: ended after {took:?}; {at_end:?}", recipe.command);

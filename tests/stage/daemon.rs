@@ -124,7 +124,8 @@ impl Setup {
     /// and its answer may take longer than [`Setup::status`] waits.
     #[track_caller]
     pub fn source(&self) -> SourceStatus {
-        eventually("the daemon answers", || self.service().source, Option::is_some).expect("it does")
+        eventually("the daemon answers", || self.service().source, Option::is_some)
+            .expect("the daemon has answered")
     }
 
     /// The backends of a service; empty if the service does not exist.
@@ -144,13 +145,15 @@ impl Setup {
     /// The daemon's part of the status, as soon as the daemon answers.
     #[track_caller]
     pub fn daemon(&self) -> status::DaemonStatus {
-        eventually("the daemon answers", || self.status().daemon, Option::is_some).expect("it does")
+        eventually("the daemon answers", || self.status().daemon, Option::is_some)
+            .expect("the daemon has answered")
     }
 
     /// The last pass over flow records of the first client, as soon as the daemon answers.
     #[track_caller]
     pub fn reclaim(&self) -> status::Reclaim {
-        eventually("the daemon answers", || self.client().reclaim, Option::is_some).expect("it does")
+        eventually("the daemon answers", || self.client().reclaim, Option::is_some)
+            .expect("the daemon has answered")
     }
 
     /// The sum of open flows over all backends of all clients.
@@ -199,7 +202,7 @@ pub fn finish(command: &mut Command) -> Output {
         }
         hangs
     });
-    let output = child.wait_with_output().expect("read what it prints");
+    let output = child.wait_with_output().expect("read the command's output");
     drop(done);
     assert!(!watcher.join().expect("the watcher ends"), "{command:?} did not end: {output:?}");
     output
@@ -267,7 +270,7 @@ impl Daemon {
     /// Limits the daemon to `free` more descriptors than it has open; `None` removes the limit.
     pub fn leave_descriptors(&self, free: Option<usize>) {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("its descriptors");
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the daemon's descriptors");
         let number = |entry: std::io::Result<fs::DirEntry>| -> u64 {
             entry.expect("an entry").file_name().to_string_lossy().parse().expect("a number")
         };
@@ -281,21 +284,22 @@ impl Daemon {
             None => maximum,
         };
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
-        prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).expect("change its limit");
+        prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).expect("change the daemon's limit");
     }
 
     /// Limits the daemon to `free` more bytes of address space than it uses; `None` removes the
     /// limit.
     pub fn leave_memory(&self, free: Option<u64>) {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-        let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("its memory");
+        let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("the daemon's memory");
         // The size of a process that has ended is 0.
-        let pages: u64 = statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("its size");
+        let pages: u64 =
+            statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("the daemon's size");
         let size = pages * rustix::param::page_size() as u64;
         let maximum = getrlimit(Resource::As).maximum;
         let current = free.map_or(maximum, |free| Some(size + free));
         let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
-        prlimit(pid, Resource::As, Rlimit { current, maximum }).expect("change its limit");
+        prlimit(pid, Resource::As, Rlimit { current, maximum }).expect("change the daemon's limit");
     }
 
     /// The exit status, if the daemon has ended.
@@ -496,7 +500,7 @@ impl Beside {
     /// Waits for the end of the command; returns its exit code.
     #[track_caller]
     pub fn ended(&mut self) -> i32 {
-        eventually("the command ends", || self.ending(), Option::is_some).expect("it has ended")
+        eventually("the command ends", || self.ending(), Option::is_some).expect("the command has ended")
     }
 
     #[track_caller]

@@ -155,7 +155,7 @@ impl Ledger {
         if !self.services.contains_key(name) {
             self.services.insert(name.to_owned(), Flows::default());
         }
-        self.services.get_mut(name).expect("it is there")
+        self.services.get_mut(name).expect("the service was inserted")
     }
 
     /// Counts a connection that was made and stays open.

@@ -219,7 +219,8 @@ pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
         (after.as_mut_ptr() as u64, u32::try_from(after.len()).expect("a frame"));
     test.repeat = 1;
     // SAFETY: both buffers have the lengths that are passed, and outlive the call.
-    unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }.unwrap_or_else(|error| panic!("run it: {error}"));
+    unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }
+        .unwrap_or_else(|error| panic!("run the program: {error}"));
     // SAFETY: the call has stored both.
     let (action, length) = unsafe { (attr.test.retval, attr.test.data_size_out) };
     after.truncate(length as usize);
@@ -278,7 +279,8 @@ pub fn send_frames(transmit: &OwnedFd, interface: u32, frame: &[u8], times: u32)
     (test.ctx_in, test.ctx_size_in) = (context.as_ptr() as u64, 24);
     (test.repeat, test.flags, test.batch_size) = (times, LIVE_FRAMES, 64);
     // SAFETY: frame and context have the lengths that are passed, and outlive the call.
-    unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }.unwrap_or_else(|error| panic!("send it: {error}"));
+    unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }
+        .unwrap_or_else(|error| panic!("send the frames: {error}"));
 }
 
 /// The ids of the programs of a network interface.
@@ -354,7 +356,7 @@ impl Exclusive {
         let program = idle_connect4();
         let cgroup = std::fs::File::open(cgroup).expect("open the cgroup");
         let alone = Self { program, cgroup };
-        alone.call(bpf_cmd::BPF_PROG_ATTACH).expect("attach it");
+        alone.call(bpf_cmd::BPF_PROG_ATTACH).expect("attach the program");
         alone
     }
 

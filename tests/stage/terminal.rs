@@ -37,9 +37,9 @@ impl Terminal {
     pub fn start(mut command: Command, columns: u16, rows: u16) -> Self {
         let keyboard = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
             .expect("open a terminal");
-        rustix::pty::grantpt(&keyboard).expect("own it");
-        rustix::pty::unlockpt(&keyboard).expect("unlock it");
-        let name = rustix::pty::ptsname(&keyboard, Vec::new()).expect("its name");
+        rustix::pty::grantpt(&keyboard).expect("own the terminal");
+        rustix::pty::unlockpt(&keyboard).expect("unlock the terminal");
+        let name = rustix::pty::ptsname(&keyboard, Vec::new()).expect("the terminal's name");
         let line = rustix::fs::open(
             name.as_c_str(),
             rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC,
@@ -113,7 +113,7 @@ impl Terminal {
 
     /// Whether keys reach the program as they are typed, without echo.
     pub fn is_raw(&self) -> bool {
-        let modes = rustix::termios::tcgetattr(&self.line).expect("its modes");
+        let modes = rustix::termios::tcgetattr(&self.line).expect("the terminal's modes");
         !modes.local_modes.intersects(LocalModes::ICANON | LocalModes::ECHO)
     }
 
@@ -135,9 +135,12 @@ impl Terminal {
     /// Waits for the program's end, and returns its status.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {
-        let ended =
-            eventually("the program ends", || self.program.try_wait().expect("wait for it"), Option::is_some);
-        ended.expect("it has")
+        let ended = eventually(
+            "the program ends",
+            || self.program.try_wait().expect("wait for the program"),
+            Option::is_some,
+        );
+        ended.expect("the program has ended")
     }
 }
 

@@ -33,7 +33,7 @@ pub fn build(programs: &Path) -> Result<()> {
     let changed = tree.join("lb-ebpf/object/socklb.o");
     toolchain::strip(&root().join("lb-ebpf/target/bpfel-unknown-none/release/socklb"), &changed)?;
     if fs::read(&changed)? == fs::read(object::committed())? {
-        bail!("the changed programs are the same: an upgrade to them would prove nothing");
+        bail!("the changed programs equal the shipped ones: an upgrade to them would prove nothing");
     }
     build_one(&tree, &programs.join("socklb-changed"))?;
     let abi = tree.join("lb-common/src/abi.rs");

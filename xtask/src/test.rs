@@ -230,7 +230,7 @@ impl<'o> Suite<'o> {
             bail!("--record records the counts of all programs: leave the filter out");
         }
         if filters.len() > 1 {
-            bail!("one filter, not {}", filters.join(" and "));
+            bail!("only one filter is possible, not {}", filters.join(" and "));
         }
         let filtered = !filters.is_empty();
         let built = self.step("build", |_| build::build(What::Tier { tier, filtered }))?;

@@ -178,7 +178,7 @@ static IDIOMS: [Idiom; 7] = [
             "lb-user/src/controller/scripts",
             "lb-user/src/source_check.rs",
         ],
-        instead: "the event loop reads the clock and passes it on",
+        instead: "the event loop reads the clock and passes the time on",
     },
     Idiom {
         pattern: concat!("Instant", "::now"),
@@ -191,7 +191,7 @@ static IDIOMS: [Idiom; 7] = [
         pattern: concat!("Instant", "::now"),
         inside: "crates/lb-kernel/src",
         except: &[],
-        instead: "the event loop reads the clock and passes it on",
+        instead: "the event loop reads the clock and passes the time on",
     },
 ];
 
@@ -470,7 +470,7 @@ mod tests {
         check("tests/stage/maps.rs", text, &[]);
         let fault = concat!(
             "lb-user/src/window.rs:2: `Instant",
-            "::now`: the event loop reads the clock and passes it on"
+            "::now`: the event loop reads the clock and passes the time on"
         );
         check("lb-user/src/window.rs", text, &[fault]);
     }

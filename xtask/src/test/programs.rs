@@ -60,7 +60,7 @@ impl Plan<'_> {
             failed.extend(run.failed.into_iter().map(|one| Failed { name: label(&one.name), ..one }));
         }
         let is_changed = |name: &str| {
-            let (program, test) = self.find(name).expect("a name that was made here");
+            let (program, test) = self.find(name).expect("a label of a test of this plan");
             self.changed.contains(&program.target.package, test)
         };
         let retried = retry(failed, is_changed, |names| self.alone(names))?;
@@ -137,7 +137,7 @@ impl Plan<'_> {
     fn alone(&self, names: &[String]) -> Result<Vec<String>> {
         let mut passed = Vec::new();
         for name in names {
-            let (program, test) = self.find(name).expect("a name that was made here");
+            let (program, test) = self.find(name).expect("a label of a test of this plan");
             let mut run = Run::default();
             self.phase(program, &Phase { tests: vec![test.to_owned()], threads: 1 }, &mut run)?;
             println!(
@@ -261,7 +261,7 @@ fn lines(
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
                 child.kill().context("kill a test program that hangs")?;
-                child.wait().context("reap it")?;
+                child.wait().context("reap a test program")?;
                 return Ok(format!("killed after {} s without a line", silence.as_secs()));
             }
         }
