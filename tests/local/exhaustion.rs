@@ -138,8 +138,8 @@ fn connects_succeed_while_the_daemon_lacks_memory() {
             *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
         });
         fixture.daemon().leave_memory(None);
-        // The daemon may also have ended while it applied the change. It retries a failed start of
-        // a client every ten seconds.
+        // The daemon may also have ended while it applied the change. A daemon retries a failed
+        // start of a client every ten seconds.
         let look = || {
             start_again_after_want_of_memory(&mut fixture);
             status(&fixture)

@@ -89,7 +89,7 @@ impl Twins {
         senders.insert(Raw(name), Raw(self.sender), 0).expect("write");
     }
 
-    /// A push that reports a lame duck, later than all pushes before.
+    /// A push that reports a lame duck, with a higher number than all earlier pushes.
     fn push(&mut self) -> Datagram {
         self.counter += 1;
         let mut push = Datagram::about(Kind::Push, IPPROTO_TCP, self.backend);

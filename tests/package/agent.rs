@@ -94,8 +94,8 @@ fn the_agent_runs_as_its_own_user_and_retains_lame_ducks_over_restarts() {
     until(&machine, "down");
 }
 
-/// The service has the drop-in that the package ships. The test replaces only its address and its
-/// command, and the service runs as user `nobody`.
+/// The service has the drop-in that the package ships. The test replaces only the address and the
+/// command in the drop-in, and the service runs as user `nobody`.
 #[test]
 fn a_service_with_the_drop_in_is_a_lame_duck_before_it_ends_and_ready_after_a_restart() {
     let machine = machine("check = \"off\"");

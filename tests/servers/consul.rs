@@ -31,7 +31,7 @@ const CHANGES: u32 = 500;
 
 /// A Consul, and a process in a balanced cgroup.
 struct Scene {
-    // Dropped first, because the folder with its files is removed later.
+    // The server is dropped first, because `client` removes the folder with the server's files.
     consul: Option<ChildGuard>,
     program: PathBuf,
     client: Client,

@@ -22,7 +22,7 @@ const SRV: &str = "{ dns = \"_users._tcp.example.com\", allow = [\"127.0.0.0/8\"
 
 /// A DNS server, and a process in a balanced cgroup.
 struct Scene {
-    // Dropped first, because the folder with its files is removed later.
+    // The server is dropped first, because `client` removes the folder with the server's files.
     named: Option<ChildGuard>,
     client: Client,
 }
