@@ -78,7 +78,7 @@ fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
 }
 
 /// The counts of datagrams that the daemon's socket has received and not accepted. Before the
-/// program is attached, the socket may receive late answers, which have these counts.
+/// program is attached, the socket may receive late answers, which these counts include.
 fn not_believed_by_the_daemon(fixture: &Fixture) -> Vec<String> {
     let page = fixture.setup.metrics();
     let lines = page.lines().filter(|line| line.starts_with("socklb_report_datagrams_total"));

@@ -68,7 +68,7 @@ pub enum From {
     Suite,
 }
 
-/// Builds the package and returns its path. Afterwards, the folder contains only this package.
+/// Builds the package and returns its path. Afterwards, the folder contains no other package.
 pub fn build(from: From) -> Result<PathBuf> {
     // This check comes before the build, because the build takes minutes.
     if let Err(error) = Command::new("dpkg-shlibdeps").arg("--version").output() {
