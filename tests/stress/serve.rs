@@ -24,8 +24,8 @@ pub const ECHO: u8 = b'e';
 pub const CLOSE: u8 = b'c';
 /// Resets the connection.
 pub const RESET: u8 = b'r';
-/// Answers with the same byte. From then on, the connection drops the data and acknowledgements that
-/// it receives.
+/// Answers with the same byte. From then on, the connection drops data and acknowledgements that it
+/// receives.
 pub const MUTE: u8 = b'm';
 
 /// The settings of the network namespace: ports and queues for many sockets.

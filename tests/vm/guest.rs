@@ -89,13 +89,16 @@ impl Guest {
     /// switch, and tests that read maps make hundreds of thousands of calls.
     ///
     /// The guest uses the host's time: the emulated time stamp counter runs like the host's
-    /// counter. A kernel that measures its speed while the host is busy can be wrong by a factor of
-    /// ten, so that a time limit of a minute may end after six seconds. So the command line states
-    /// the speed. The timer of the emulated board needs no known speed, but every read of it leaves
-    /// the guest's code, and these reads took a sixth of all the time. The kernel also does not
-    /// test whether the timer's interrupts arrive (`no_timer_check`): the test waits for ten
-    /// interrupts, and panics if the emulator on a busy host delivers fewer. A kernel that
-    /// recognizes KVM skips this test as well.
+    /// counter. A kernel that measures the counter's frequency while the host is busy can be wrong
+    /// by a factor of ten, so that a time limit of a minute may end after six seconds. So the
+    /// command line states the frequency.
+    ///
+    /// The kernel uses the counter and not the timer of the emulated board, because every read of
+    /// that timer leaves the guest's code. These reads took a sixth of all the time.
+    ///
+    /// The kernel also does not test whether the timer's interrupts arrive (`no_timer_check`): the
+    /// test waits for ten interrupts, and panics if the emulator on a busy host delivers fewer. A
+    /// kernel that recognizes KVM skips this test as well.
     fn command(&self, tsc_khz: u64) -> Command {
         let speed = format!("tsc_early_khz={tsc_khz}");
         let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "tsc=reliable", &speed, "pti=off"];
