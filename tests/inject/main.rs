@@ -1,6 +1,6 @@
-//! Fault injection: every call of the daemon that needs a resource or a privilege fails once, while
-//! clients connect without pause. No link may be lost, no connect may fail, and no count may stay
-//! wrong. The daemon must recover by itself.
+//! Fault injection: every call of the daemon that needs a resource or a privilege is made to fail,
+//! one call in each case, while clients connect without pause. No link may be lost, no connect may
+//! fail, and no count may stay wrong. The daemon must recover by itself.
 //!
 //! The functions that lead to a call identify its site. A failing case is printed with the
 //! arguments that reproduce it.

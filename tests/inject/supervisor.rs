@@ -133,7 +133,7 @@ fn receive(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
     }
 }
 
-/// Lets a call continue, or fail. The thread may have been killed meanwhile; that is not an error.
+/// Makes a call continue, or fail. The thread may have been killed meanwhile; that is not an error.
 fn answer(listener: &OwnedFd, id: u64, errno: Option<i32>) {
     let mut response = libc::seccomp_notif_resp {
         id,

@@ -246,8 +246,8 @@ fn flows_of_several_clients_have_a_client_column() {
     assert_eq!(flows(&fixture, &["--client", "mail"]).len(), 2);
 }
 
-/// The test stores the records of as many flows as a busy host may have, as the kernel programs
-/// would.
+/// The test writes the records of as many flows as a busy host may have, in the form in which the
+/// kernel programs write records.
 #[test]
 fn each_of_a_hundred_thousand_flows_is_shown_once() {
     let mut fixture = Fixture::new();

@@ -227,8 +227,8 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
         let received = twins.run(plain, false, &payload, usize::MAX).expect("a datagram for the daemon");
         assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
     }
-    // If the daemon requests them, it also receives datagrams that the program rejects. The counts
-    // are the same as without this request.
+    // If the daemon requests rejected datagrams, the program passes them on. The counts are the
+    // same as without this request.
     twins.pass_unbelieved();
     change(&mut twins, &|datagram| datagram.port = Be16::from_host(1));
     change(&mut twins, &|datagram| datagram.key_id = Be16::from_host(9));

@@ -1,4 +1,4 @@
-//! Client tasks do not affect each other, and programs of other owners at cgroups above still see
+//! Client tasks do not affect each other, and programs of other owners in cgroups above still see
 //! every connect.
 
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, look};

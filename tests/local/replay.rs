@@ -99,7 +99,7 @@ impl Tables for Maps {
     }
 }
 
-/// The flows of open sockets in the order of their creation, because cookies grow on each CPU.
+/// The flows of open sockets, sorted by cookie. On one CPU, this is the order of their creation.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
     let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
     let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));

@@ -40,8 +40,8 @@ fn imbalances_of(service: &ServiceStatus) -> Vec<String> {
     service.backends.iter().filter_map(of_backend).collect()
 }
 
-/// Lists the backends of all clients with counts that violate chosen = ended + active + reclaimed +
-/// untracked. Only calls in progress may violate it.
+/// Lists the backends, of all clients, for which chosen = ended + active + reclaimed + untracked is
+/// false. Only calls in progress may make it false.
 pub fn imbalances(setup: &Setup) -> Vec<String> {
     setup.status().clients.iter().flat_map(|client| &client.services).flat_map(imbalances_of).collect()
 }

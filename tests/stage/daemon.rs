@@ -26,7 +26,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A set-up in the stage's folder and bpffs. Set-ups of one stage have different names.
+    /// A set-up in the stage's folder and bpffs. Set-ups of one stage must have different names.
     pub fn new(stage: &Stage, name: &str) -> Self {
         let folder = stage.folder().join(name);
         fs::create_dir_all(&folder).expect("make the folder");
@@ -420,8 +420,8 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
 /// Makes closing of connections fail in a daemon, as on a kernel without
 /// `CONFIG_INET_DIAG_DESTROY`. A filter of system calls cannot change the kernel's netlink answer.
 /// But to check for this feature, the daemon attempts to close one of its own sockets, and reads
-/// the cookie of that socket, which it does at no other time. So the filter makes the call fail
-/// that reads the cookie.
+/// the cookie of that socket, which it does at no other time. So the filter makes the call that
+/// reads the cookie fail.
 pub fn refuse_to_destroy_sockets(command: &mut Command) {
     let cookie = u32::try_from(libc::SO_COOKIE).expect("an option");
     refuse_if(command, libc::SYS_getsockopt, Some((2, cookie)), libc::EOPNOTSUPP);

@@ -61,8 +61,8 @@ pub fn drop_syns(listener: impl AsFd, in_a_million: u32) -> io::Result<()> {
     attach(listener, &filter)
 }
 
-/// Makes a socket drop a random share of the packets that it receives, `in_a_million` per million;
-/// the connections that a listener accepts inherit the filter.
+/// Makes a socket drop a random share of the packets that it receives, `in_a_million` per million.
+/// The connections that a listener accepts inherit the filter.
 ///
 /// # Errors
 /// Returns the kernel's error.

@@ -69,9 +69,9 @@ impl Feature {
         Version::running() >= self.since
     }
 
-    /// Whether the calling test must be skipped because this kernel lacks the feature. If so,
-    /// prints this for the tests' driver. Prefer a test that asserts the promised behaviour without
-    /// the feature.
+    /// Whether the calling test must be skipped because this kernel lacks the feature. In this
+    /// case, prints a line for the tests' driver. Prefer a test that asserts the promised behaviour
+    /// without the feature.
     #[must_use]
     pub fn skips(&self) -> bool {
         if self.is_here() {

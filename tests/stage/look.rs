@@ -18,7 +18,7 @@ pub fn look<T: Debug, F: FnMut() -> T>(fact: F) -> Look<F> {
 
 impl<T: Debug, F: FnMut() -> T> Look<F> {
     /// Reads until the result is exactly `value`. A counter that has exceeded `value` never returns
-    /// to it, so the test fails here.
+    /// to it, so the test then fails.
     #[track_caller]
     pub fn becomes<V: Debug>(self, value: V) -> T
     where

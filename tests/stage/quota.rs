@@ -1,6 +1,5 @@
-//! Cgroups that limit the processor time of their processes. Cgroups of version 1 are used if the
-//! controller `cpu` is mounted as version 1, else cgroups of version 2. The kernel itself counts
-//! the used time.
+//! Cgroups that limit the processor time of their processes. If the controller `cpu` is mounted as
+//! version 1, the cgroups have version 1, else version 2. The kernel itself counts the used time.
 
 use std::fs;
 use std::path::{Path, PathBuf};

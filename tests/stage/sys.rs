@@ -332,8 +332,8 @@ pub fn attach_xdp(interface: &str, mode: XdpMode) -> OwnedFd {
 /// # Panics
 /// If the kernel refuses.
 pub fn count_runs() -> OwnedFd {
-    // The kind of statistics is 0, which is the run time. SAFETY: there are no pointers in these
-    // attributes.
+    // The kind of statistics is 0, which is the run time.
+    // SAFETY: there are no pointers in these attributes.
     let fd = unsafe { bpf(bpf_cmd::BPF_ENABLE_STATS, &mut attributes()) };
     let fd = fd.unwrap_or_else(|error| panic!("turn statistics on: {error}"));
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
