@@ -157,7 +157,7 @@ fn two_daemons_on_one_cgroup_report_each_other() {
         (status.daemon.is_some(), stage::faults_of(&status).join("\n"), neighbours)
     };
     let here = cgroup.path().display();
-    for (setup, order) in [(&first, "runs after this one"), (&second, "runs before this one")] {
+    for (setup, order) in [(&first, "runs after this socklb"), (&second, "runs before this socklb")] {
         let expected = format!("client web: another socklb is attached to {here} and {order}");
         stage::eventually(
             "the other daemon is reported",
