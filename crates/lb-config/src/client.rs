@@ -109,7 +109,7 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
 }
 
 // Checks that the limits have room for the minimum number of map entries that the client needs. No
-// endpoint file has been read yet, so the client may need more in the end.
+// endpoint file has been read yet, so the client may need more entries later.
 fn check_limits(
     table: &Table<'_>,
     name: Option<&str>,
@@ -181,7 +181,10 @@ mod tests {
                 "index = { env = 'A', hostname = true }",
                 "8:33: `index` has both `env` and `hostname` (write one of them)",
             ),
-            ("index = { hostname = false }", "8:22: `hostname` can only be true (or write the index itself)"),
+            (
+                "index = { hostname = false }",
+                "8:22: `hostname` can only be true (write true, or write the index itself as a number)",
+            ),
             (
                 "index = { environment = 'A' }",
                 "8:9: `index` has neither `env` nor `hostname` (write { env = \"NAME\" } or { hostname = true })\n\

@@ -1,6 +1,6 @@
 //! Remote sources of endpoint lists, as the configuration describes them: `[dns]`, `[consul]`,
-//! `[kubernetes]`, and the keys of `backends` for remote sources. Also the addresses of services
-//! that a server knows.
+//! `[kubernetes]`, and the keys of `backends` for remote sources. Also the look-up of service
+//! addresses in Kubernetes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -25,29 +25,30 @@ const DNS_PORT: u16 = 53;
 /// The maximum length of a DNS name in bytes (RFC 1035).
 const MAX_NAME_BYTES: usize = 253;
 
-/// A remote source, and what its answers may change.
+/// A remote source, and the rules for its answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteSource {
     pub origin: Origin,
     pub rules: RemoteRules,
 }
 
-/// The rules for changes by a remote source.
+/// The rules by which the answers of a remote source take effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteRules {
-    /// The networks in which endpoints may be; `None`: all addresses but loopback and link-local
+    /// The networks in which endpoints may be; `None`: all addresses except loopback and link-local
     /// addresses.
     pub allow: Option<Vec<IpNet>>,
     pub on_empty: OnEmpty,
     pub on_stale: OnStale,
     /// The time without a confirmation after which a list is stale; `None`: never.
     pub stale_after: Option<Duration>,
-    /// Whether the server must repeat an answer that removes most endpoints before it takes effect.
+    /// Whether an answer that removes most endpoints takes effect only after the server has
+    /// repeated it.
     pub limits_shrink: bool,
 }
 
 impl RemoteRules {
-    /// Why no endpoint may have this address; `None` if an endpoint may have it.
+    /// The reason why no endpoint may have this address; `None` if the address is allowed.
     pub fn refusal(&self, ip: IpAddr) -> Option<String> {
         match &self.allow {
             Some(allow) if allow.iter().any(|network| network.contains(&ip)) => None,
@@ -60,8 +61,8 @@ impl RemoteRules {
     }
 }
 
-/// Why no endpoint may have this address if it comes from a server and there is no `allow`; `None`
-/// if an endpoint may have it.
+/// The reason why no endpoint from a server may have this address if the configuration has no
+/// `allow`; `None` if the address is allowed.
 pub fn refusal(ip: IpAddr) -> Option<&'static str> {
     if ip.is_loopback() {
         Some("it is a loopback address")
@@ -79,7 +80,7 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// What happens if a server answers for a while that there are no endpoints.
+/// The effect on a service when the answers of its server contain no endpoints for a minute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnEmpty {
     /// The list stays in force.
@@ -99,7 +100,7 @@ impl OnEmpty {
     }
 }
 
-/// What happens with a list that its server has not confirmed for a while.
+/// The treatment of a stale list, which its server has not confirmed for `stale_after`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnStale {
     /// The list stays in force.
@@ -131,7 +132,9 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// How the API server is queried. If none is known, reports that. `what` needs it.
+    /// Returns the settings for queries to the API server. If no API server is known, reports a
+    /// fault at `item`. The message begins with `what`, a clause about the key that needs the API
+    /// server.
     pub fn api_server(
         &self,
         item: &Item<'_>,
@@ -146,7 +149,7 @@ impl ServerSettings {
     }
 }
 
-/// Where a remote list comes from: what to query, and which servers.
+/// The origin of a remote list: the object to query, and the servers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Dns(DnsOrigin),
@@ -172,8 +175,8 @@ pub struct DnsSettings {
     /// /etc/resolv.conf, which the daemon reads again when the file changes.
     pub servers: Vec<SocketAddr>,
     pub transport: DnsTransport,
-    /// The shortest and the longest time between two questions. Within these limits, the TTL of
-    /// the records decides.
+    /// The shortest and the longest time between two queries. Within these limits, the TTL of the
+    /// records decides.
     pub min_ttl: Duration,
     pub max_ttl: Duration,
 }
@@ -250,12 +253,13 @@ pub struct ClusterIpOrigin {
     pub protocol: Protocol,
     /// The name or the number of the port; `None` if the service has one port with this protocol.
     pub port: Option<String>,
-    /// `None`: that of the service's first cluster IP.
+    /// `None`: the family of the service's first cluster IP.
     pub family: Option<IpFamily>,
     pub settings: KubernetesSettings,
 }
 
-/// Does not contain the settings, so that a stored address outlives a change of them.
+/// The text does not contain the settings, so that a stored address remains valid when the settings
+/// change.
 impl fmt::Display for ClusterIpOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, service, protocol, port, family, settings: _ } = self;
@@ -290,24 +294,25 @@ impl IpFamily {
     }
 }
 
-/// The address of a service that a server knows.
+/// The look-up of a service's address on a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressLookup {
     /// The name of the service.
     pub service: String,
     pub origin: ClusterIpOrigin,
-    /// The address; `None` if it is not known, or if another service has it. Without an address,
-    /// no client has the service.
+    /// `None` if the server has not sent an address, or if another service has that address. No
+    /// client dials a service without an address.
     pub address: Option<SocketAddr>,
-    /// The address that was sent, and the name of the other service that has it.
+    /// The address that the server has sent, and the name of the other service that has this
+    /// address. `None` if no other service has it.
     pub taken: Option<(SocketAddr, String)>,
 }
 
-/// Checks the address of a service that a server sent. It must be an address that processes may
-/// dial, and must not be local.
+/// Parses the address that a server sent for a service. The address must be valid for a service,
+/// and must be neither a loopback nor a link-local address.
 ///
 /// # Errors
-/// A sentence about the address.
+/// The reason for the refusal: a clause that begins with the quoted address.
 pub fn found_address(text: &str) -> Result<SocketAddr, String> {
     let address = service_address(text).map_err(|(why, _)| why)?;
     if address.ip().is_loopback() {
@@ -333,9 +338,9 @@ pub struct KubernetesSettings {
 /// Files in PEM, which are read again when they change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsSettings {
-    /// The certificates that may sign the server's.
+    /// The certificates that may sign the server's certificate.
     pub ca: PathBuf,
-    /// The name in the server's certificate; `None`: its address.
+    /// The name in the server's certificate; `None`: the server's address.
     pub server_name: Option<String>,
     /// The client's own certificate and key.
     pub client: Option<(PathBuf, PathBuf)>,
@@ -377,8 +382,8 @@ fn dns_server(text: &str) -> Result<SocketAddr, Refusal> {
     }
 }
 
-/// Reads a DNS name: labels of letters, digits, `-` and `_`. It is absolute, with or without a dot
-/// at its end: search domains do not apply.
+/// Reads a DNS name: labels of letters, digits, `-` and `_`. The name is absolute, with or without
+/// a dot at its end: search domains do not apply.
 pub fn dns_name(text: &str) -> Result<String, Refusal> {
     let name = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {
@@ -428,7 +433,8 @@ pub fn read_kubernetes(
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<KubernetesSettings> {
     let table = root.table(&kubernetes::SECTION, report);
-    // A faulty value is reported, and must not also count as missing.
+    // A faulty `server` has been reported. The placeholder prevents a second fault for a missing
+    // server.
     let written = kubernetes::SERVER.take_written(&table, report).unwrap_or_else(|| Some(HTTP.to_owned()));
     let token = file(&kubernetes::TOKEN, &table, directory, report);
     let ca = file(&kubernetes::CA, &table, directory, report);
@@ -548,8 +554,8 @@ pub fn api_server(text: &str) -> Result<String, Refusal> {
     }
 }
 
-/// Reads what the answers of a remote source may change. `on_empty` applies if the table does not
-/// set it.
+/// Reads the rules for the answers of a remote source. `on_empty` is the default of the key of this
+/// name.
 pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty, report: &mut DiagnosticCollector<'_>) -> RemoteRules {
     let stale_after = backends::STALE_AFTER.take_written(table, report).flatten();
     let on_stale = backends::ON_STALE.take_or_default(table, report);
@@ -584,6 +590,6 @@ fn network(text: &str) -> Result<IpNet, Refusal> {
         (Ok(network), _) if network.trunc() == network => Ok(network),
         (Ok(network), _) => refuse("has bits after its prefix", format!("write \"{}\"", network.trunc())),
         (Err(_), Ok(ip)) => refuse("has no prefix length", format!("write \"{}\"", IpNet::from(ip))),
-        (Err(_), Err(_)) => refuse("is not a network", "write one as in \"10.0.0.0/8\"".to_owned()),
+        (Err(_), Err(_)) => refuse("is not a network", "write a network as in \"10.0.0.0/8\"".to_owned()),
     }
 }

@@ -20,7 +20,7 @@ const OFF: &str = "off";
 pub struct EjectionSetting {
     /// `None` if no backend is ever ejected.
     pub ejection: Option<Ejection>,
-    /// Where the key is written.
+    /// The position of the value.
     pub span: Range<usize>,
 }
 
@@ -42,7 +42,7 @@ pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<O
     let failures = FAILURES.take(&keys, report);
     let (base, max, hangs) = (BASE.take(&keys, report), MAX.take(&keys, report), HANGS.take(&keys, report));
     check_order(&keys, base?, max?, report);
-    // The key's row limits the value to a byte.
+    // `FAILURES` allows at most 255.
     let failures = u8::try_from(failures?).unwrap_or(u8::MAX);
     let ejection = Ejection { failures, base: base?, max: max?, hangs: hangs? };
     Some(Some(EjectionSetting { ejection: Some(ejection), span }))
@@ -137,8 +137,8 @@ mod tests {
             ("ejection = { fails = 1 }", "8:14: unknown key \"fails\" in ejection (known keys: failures, base, max, hangs)".to_owned()),
             (
                 "ejection = { max_share = 50 }",
-                "8:14: former key \"max_share\" in ejection (leave it out: only health.panic_threshold decides \
-                 whether too many backends fail at once)"
+                "8:14: former key \"max_share\" in ejection (leave the key out: only \
+                 health.panic_threshold decides whether too many backends fail at once)"
                     .to_owned(),
             ),
             ("ejection = { hangs = 1 }", "8:22: hangs must be true or false, not a whole number".to_owned()),

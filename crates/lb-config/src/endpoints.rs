@@ -62,7 +62,7 @@ section! {
     ADDRESS "address": Text<ListedAddress>(&["10.0.0.1:8080", "users.example.com:8080"], target), Required,
         "IP address and port, of the same address family as the service; or host name and port: one endpoint for each address of the name";
     INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of the address"),
-        "the endpoint's number in the service; given to all endpoints or to none";
+        "the endpoint's number in the service; either all endpoints have an index, or none has one";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the other endpoints; 0: no new connections";
     STATE "state": Keyword<EndpointState>(&EndpointState::ALL, EndpointState::name), Is(EndpointState::Healthy),
         "a lame duck serves, but requests that clients open no new connections; an endpoint that is down \
@@ -72,7 +72,7 @@ section! {
         "the address at which the endpoint's agent listens";
 }
 
-/// The place in a list at which an endpoint listens: an address or a host name.
+/// The address of an endpoint as written in a list: an IP address or a host name, with a port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ListedAddress {
     Address(SocketAddr),
@@ -125,7 +125,7 @@ impl ListedAddress {
     /// checked.
     ///
     /// # Errors
-    /// Why it is neither. In a message, the reason follows the quoted text.
+    /// The reason for the refusal. In a message, the reason follows the quoted text.
     pub fn of(host: &str, port: u16) -> Result<Self, &'static str> {
         match (host.parse(), host_name(host)) {
             (Ok(ip), _) => Ok(Self::Address(SocketAddr::new(ip, port))),
@@ -142,7 +142,7 @@ pub fn target(text: &str) -> Result<ListedAddress, Refusal> {
         .map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
 }
 
-const LOCALHOST: &str = "is this host itself, which DNS servers do not know";
+const LOCALHOST: &str = "is a name of this host itself, which DNS servers do not resolve";
 
 /// The name in lower case, if the text is a host name. The last label of a host name is not a
 /// number (RFC 1123 section 2.1), so a mistyped IP address is not read as a host name.
@@ -152,7 +152,7 @@ fn host_name(text: &str) -> Option<String> {
     (!last.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
-/// RFC 6761 section 6.3: these names mean the loopback addresses.
+/// Whether a name stands for the loopback addresses (RFC 6761 section 6.3).
 fn is_localhost(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
 }
@@ -163,10 +163,10 @@ pub struct Parsed {
     pub list: EndpointList,
     /// The host names in the file.
     pub hosts: BTreeSet<String>,
-    /// The addresses that the file does not contain, each with the host name that has it.
+    /// The addresses that the file does not contain, each with the host name that resolves to it.
     pub resolved: BTreeMap<SocketAddr, String>,
-    /// The ignored parts of the file, each with the reason. A note is a sentence without a full
-    /// stop.
+    /// One note for each ignored part of the file, with the reason. A note is a sentence without a
+    /// full stop.
     pub notes: Vec<String>,
 }
 
@@ -194,12 +194,13 @@ fn is_yaml(text: &str) -> bool {
         || key.is_some_and(|(key, _)| is_key(key))
 }
 
-/// An endpoint file that is being read, and what its reader knows about the use of the file.
+/// An endpoint file that is being read, and the facts about its use that the reader needs.
 #[derive(Clone, Copy, Debug)]
 pub struct ListContext<'a> {
-    /// A name that ends in `.json`, `.yaml` or `.yml` decides the format if the text does not.
+    /// The path of the file. If the text does not show its format, the ending `.json`, `.yaml` or
+    /// `.yml` of the path decides.
     pub path: &'a Path,
-    /// The port to use if the endpoints have several named ports.
+    /// The name of the port to use if the endpoints have several named ports.
     pub port_name: Option<&'a str>,
     /// The address at which clients dial the service, if it is known.
     pub service: Option<SocketAddr>,
@@ -232,7 +233,7 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
     if text.len() > MAX_FILE_BYTES {
         let mut report = DiagnosticCollector::new(path, "");
         let message = format!("the file is longer than {MAX_FILE_BYTES} bytes");
-        let help = "write it without blanks and without fields that socklb does not read";
+        let help = "write the file without blanks and without fields that socklb does not read";
         report.add_absent(0..0, message, help.to_owned());
         return report.finish(None);
     }
@@ -254,7 +255,7 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
         let (message, help) = if why.is_empty() {
             let empty = "the file has no endpoint; an empty list is refused so that a truncated file does \
                          not take the service down";
-            (empty.to_owned(), "to stop all traffic give every endpoint weight = 0")
+            (empty.to_owned(), "to stop all traffic, write weight = 0 for every endpoint")
         } else {
             (
                 format!("no endpoint is left: {why}"),
@@ -267,8 +268,8 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
     report.finish(checked.map(|parsed| Parsed { notes, ..parsed }))
 }
 
-/// Returns the text as JSON if it is JSON or YAML. Returns `None` if it is TOML, or if its YAML has
-/// faults, which are reported.
+/// Returns the text as JSON if it is JSON or YAML. Returns `None` if the text is TOML, or if it is
+/// YAML with faults, which this function reports.
 fn document<'t>(
     text: &'t str,
     path: &Path,
@@ -307,7 +308,8 @@ fn read_document(
         Ok(None) => {}
         Err(error) => {
             let is_known = format_of(reading.path) == "json";
-            let help = (!is_known).then(|| "if it is YAML, let its name end in .yaml".to_owned());
+            let help = (!is_known)
+                .then(|| "if the file is YAML, rename it so that its name ends in .yaml".to_owned());
             document.report_syntax(&error, report, help);
         }
     }
@@ -360,10 +362,10 @@ fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option
     (!is_cut).then_some(ListEntry { span, target: listed, index, weight, state, zone, agent })
 }
 
-/// The index that a file gives an endpoint.
+/// The index of an endpoint in a file.
 #[derive(Clone)]
 pub enum Index {
-    /// The file gives no index.
+    /// The entry has no index.
     Absent,
     /// The value is not an index. This fault has been reported.
     Wrong(Range<usize>),
@@ -395,20 +397,20 @@ impl Index {
     }
 }
 
-/// An endpoint as written in a file. If a part could not be read, that has been reported, and the
-/// part is treated as if it were not written.
+/// An endpoint as written in a file. If a part could not be read, its fault has been reported, and
+/// the entry contains the default of the part ([`Index::Wrong`] for an index).
 #[derive(Clone)]
 pub struct ListEntry {
-    /// The position of its address, or of the whole entry if it has no address.
+    /// The position of the entry's address, or of the whole entry if the entry has no address.
     pub span: Range<usize>,
     /// The address at which the endpoint listens, or its host name.
     pub target: Option<ListedAddress>,
     pub index: Index,
     pub weight: u16,
-    /// The state that the list gives it.
+    /// The state of the endpoint in the list.
     pub state: EndpointState,
     pub zone: Option<String>,
-    /// The address at which its agent listens.
+    /// The address at which the endpoint's agent listens.
     pub agent: Option<SocketAddr>,
 }
 
@@ -428,8 +430,9 @@ impl ListEntry {
 }
 
 /// Checks the entries of a file or a static list together, and replaces host names with their
-/// addresses. Returns `None` if they do not form a valid list, which is reported. If the address of
-/// the service is not known, address families are not checked. The notes are not in the result.
+/// addresses. If the entries do not form a valid list, reports the faults and returns `None`. If
+/// the address of the service is not known, address families are not checked. New notes are added
+/// to `notes`; the notes in the result are empty.
 pub fn check(
     mut entries: Vec<ListEntry>,
     reading: &ListContext<'_>,
@@ -449,7 +452,8 @@ pub fn check(
     let is_clean = report.is_clean();
     let Expanded { hosts, resolved } = hosts::expand(&mut entries, reading.hosts, report, notes);
     if !is_clean {
-        // An index that two entries have has been reported already.
+        // Entries with addresses of host names are dropped, so that a duplicate index that has been
+        // reported is not reported again.
         entries.retain(|entry| !entry.target.as_ref().is_some_and(|target| is_resolved(target, &resolved)));
     }
     let given: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
@@ -481,9 +485,8 @@ fn is_resolved(target: &ListedAddress, resolved: &BTreeMap<SocketAddr, String>) 
     matches!(target, ListedAddress::Address(address) if resolved.contains_key(address))
 }
 
-// An entry with an unreadable address or a host name is in no list, but another entry may have the
-// same index or the same name. The list itself detects equal indexes of two entries that have
-// addresses.
+// `EndpointList` detects duplicates only among entries with addresses. This function detects
+// duplicate host names, and duplicate indexes of entries with a host name or an unreadable address.
 fn check_names(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
     let mut named: BTreeMap<&ListedAddress, &Range<usize>> = BTreeMap::new();
     for entry in entries {
@@ -500,7 +503,7 @@ fn check_names(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
 }
 
 fn check_indexes_without_address(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
-    // For each index: its first position, and whether an entry with an address has had it.
+    // For each index: its first position, and whether an entry with an address has the index.
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
     for entry in entries {
         let Index::Given(span, index) = &entry.index else { continue };

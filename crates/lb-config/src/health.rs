@@ -28,7 +28,7 @@ pub fn read(
     let replace_after = REPLACE_AFTER.take(&keys, report);
     let drain_fallback = DRAIN_FALLBACK.take(&keys, report);
     let probe = probe::read(&keys, protocol, around, report);
-    // The key's row limits the value to a byte.
+    // `PANIC_THRESHOLD` allows at most 100.
     let panic_threshold = u8::try_from(panic_threshold?).unwrap_or(u8::MAX);
     let probe = probe?;
     let first_look = probe.as_ref().and_then(|probe| match probe.kind {

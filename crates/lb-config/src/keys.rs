@@ -85,9 +85,9 @@ section! {
         "number of tasks of the job; `index` must be less than `count`";
     SERVICES "services": FreeForm(&["[\"users\"]"]), Means("all"), "the services that the client dials";
     ACCOUNTING "accounting": Keyword<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
-        "what the programs record about flows. `full`: how each flow went and why it ended. `active`: how \
-         many flows are open, and what the kernel shows about a socket when the socket is closed. `active` \
-         is less exact, but needs fewer hooks";
+        "what the programs record about flows. `full`: the phases of each flow and the cause of its end. \
+         `active`: the number of open flows, and the kernel's data about a socket when the socket is \
+         closed. `active` is less exact, but needs fewer hooks";
 }
 
 section! {
@@ -110,15 +110,16 @@ section! {
     POLICY "policy": Keyword<Policy>(&Policy::ALL, Policy::name), Is(Policy::WeightedRoundRobin),
         "how the kernel chooses a backend: see [policies.md](policies.md)";
     ACTIVE_LIMIT "active_limit": Number(1..=u32::MAX), Means("none"),
-        "connects skip a backend while this client task has this many open flows to it. A flow is a \
-         connection, not a request; a connection may carry many requests";
+        "connects skip a backend while this client task has this number of open flows to the backend, or \
+         more. A flow is a connection, not a request; a connection may carry many requests";
     OVERFLOW "overflow": Keyword<Overflow>(&Overflow::ALL, Overflow::name), Is(Overflow::LeastLoaded),
         "what a connect does if every backend is at its `active_limit`. `least-loaded`: the connect \
          nevertheless chooses the backend with the fewest open flows. `refuse`: the connect fails with \
          `on_no_backend`";
-    // The maximum is an hour, because an error from hours ago does not describe the backend now.
-    // The default equals the length of the first ejection. With a longer half-life, after an outage
-    // in which no backend was ejected, errors would divert connects from a backend for too long.
+    // The maximum is an hour, because an error from hours ago does not describe the backend's
+    // present state. The default equals the length of the first ejection. With a longer half-life,
+    // after an outage in which no backend was ejected, errors would divert connects from a backend
+    // for too long.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Some(Duration::from_secs(5))),
         "half-life of an error. `least-loaded` and `p2c` count an error as an open flow, so that a backend that fails fast does not look \
@@ -149,8 +150,9 @@ section! {
     // With a shorter time, slow start would end before the first tables that contain the backend
     // are replaced. No operator waits more than an hour for a backend.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
-        "time in which an endpoint that is new, or available again, reaches its share. It starts with a tenth of its share, which then grows \
-         in proportion to time. Needs a policy that uses weights";
+        "time in which an endpoint that is new, or available again, reaches its share. The endpoint starts \
+         with a tenth of its share; this part then grows in proportion to time. Needs a policy that uses \
+         weights";
     REBALANCE "rebalance": FreeForm(&["{ rate = \"1/s\" }"]), Means("idle connections stay open"),
         "`tcp` only: closes idle connections, so that pools of long connections spread over all backends again: see \
          [close-connections.md](../guide/close-connections.md#rebalance-pools)";
@@ -163,9 +165,10 @@ section! {
         "the errno with which a connect fails if no backend is usable";
     ON_BACKEND_LOSS "on_backend_loss": Keyword<OnBackendLoss>(&OnBackendLoss::ALL, OnBackendLoss::name), Is(OnBackendLoss::Keep),
         "what happens to the open connections of a lost backend (a backend that has been absent from the \
-         list, or refusing (tier 5), for a minute). `keep`: they stay. `close-idle`: the daemon closes TCP \
-         connections that have been idle for 30 s. `close`: the daemon closes all TCP connections and \
-         connected UDP sockets. See [close-connections.md](../guide/close-connections.md#lost-backends)";
+         list, or refusing (tier 5), for a minute). `keep`: the connections stay open. `close-idle`: the \
+         daemon closes TCP connections that have been idle for 30 s. `close`: the daemon closes all TCP \
+         connections and connected UDP sockets. See \
+         [close-connections.md](../guide/close-connections.md#lost-backends)";
     BACKENDS "backends": FreeForm(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
         "the source of the service's endpoints";
 }
@@ -174,21 +177,24 @@ section! {
     lookup, "address", "address", "";
 
     KUBERNETES "kubernetes": Text<String>(&["shop/users"], kubernetes_service), Required,
-        "namespace and name of a Kubernetes Service: the address is its cluster IP. The service is not balanced before the API server has sent \
-         it. See [kubernetes.md](../guide/kubernetes.md#the-address-of-a-service)";
+        "namespace and name of a Kubernetes Service: the address is its cluster IP. The service is not \
+         balanced before the API server has sent the cluster IP. See \
+         [kubernetes.md](../guide/kubernetes.md#the-address-of-a-service)";
     PORT "port": FreeForm(&["\"http\"", "80"]), Means("the only port of the Service with this `protocol`"),
         "the name or number of the Service's port";
     FAMILY "family": Keyword<IpFamily>(&IpFamily::ALL, IpFamily::name), Means("the family of the Service's first \
                                                                          cluster IP"),
-        "which cluster IP of a dual-stack Service. To balance both, write two services";
+        "which cluster IP of a dual-stack Service. To balance both cluster IPs, write two services";
 }
 
 section! {
     ejection, "ejection", "ejection", "",
-        gone "max_share": "leave it out: only health.panic_threshold decides whether too many backends fail at once";
+        gone "max_share": "leave the key out: only health.panic_threshold decides whether too many \
+                           backends fail at once";
 
     FAILURES "failures": Number(1..=255), Is(5),
-        "number of failures that eject a backend. The count rises with each failure and falls by one with each established connection";
+        "number of failures that eject a backend. The count of failures rises with each failure and falls \
+         by one with each established connection";
     // The kernel's clock is too coarse for shorter times. No operator waits longer than an hour for
     // a backend that has recovered.
     BASE "base": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_secs(5)),
@@ -203,22 +209,24 @@ section! {
 
 section! {
     health, "health", "health", "",
-        gone "probe_from": "leave it out: for backends that only the client's network namespace reaches, run an agent there and \
-                            write probe = \"report\", or rely on ejection";
+        gone "probe_from": "leave the key out: for backends that only the client's network namespace \
+                            reaches, run an agent there and write probe = \"report\", or rely on ejection";
 
     PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
-        "connects also choose ejected backends (panic) if less than this percentage of a task's backends is available, and no available \
-         one has established a connection recently. `0`: never. See [health.md](../design/health.md#panic)";
+        "connects also choose ejected backends (panic) if less than this percentage of a task's backends \
+         is available, and no available backend has established a connection recently. `0`: never. See \
+         [health.md](../design/health.md#panic)";
     // With less than a second, every brief failure would change tables. No operator waits more than
     // a day for a backend.
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),
         "if a member is unavailable for this time, the next endpoint in the task's order replaces it";
     DRAIN_FALLBACK "drain_fallback": Boolean(), Is(false),
-        "whether connects choose backends that an operator has drained (`socklb drain`) if a task has no others. `false`: such connects fail";
+        "whether connects choose backends that an operator has drained (`socklb drain`) if a task has no \
+         other backends. `false`: these connects fail";
     PROBE "probe": Keyword<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
-        "how the daemon checks backends. `report`: it requests reports from the backends' agents \
-         ([reports.md](reports.md)). `tcp`: it connects. `http`: it requests `path`. \
+        "how the daemon checks backends. `report`: the daemon requests reports from the backends' agents \
+         ([reports.md](reports.md)). `tcp`: it connects to the backends. `http`: it requests `path`. \
          [health.md](../design/health.md) has the effects of failed probes. Without probes, only the \
          connects of this host show failures";
     PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own port"),
@@ -231,8 +239,9 @@ section! {
     INTERVAL "interval": Time(Duration::from_millis(100)..=Duration::from_mins(1)), Is(Duration::from_secs(2)),
         "time between two probes of a backend, varied by up to a tenth";
     IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),
-        "`report` only: time between two requests to an idle backend. A backend is idle if no client task has an open flow to it or has \
-         chosen it recently; with `load`, if its service had no flow for 15 s";
+        "`report` only: time between two requests to an idle backend. A backend is idle if no client task \
+         has an open flow to the backend or has chosen it recently; with `load`, if its service had no \
+         flow for 15 s";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
         "`tcp` and `http`: time after which a probe without an answer fails";
     RISE "rise": Number(1..=100), Is(2), "`tcp` and `http`: successful probes in a row after which a backend is healthy again";
@@ -248,8 +257,9 @@ section! {
     load, "load", "load", "";
 
     CONTROL "control": Keyword<Law>(&[Law::Feedback, Law::A58], Law::name), Required,
-        "`feedback` equalizes the utilization of all members, whatever causes a difference. `a58` is gRPC's `weighted_round_robin` (gRFC \
-         A58): it replaces structural weights, and needs requests per second in the reports";
+        "`feedback` equalizes the utilization of all members, whatever causes a difference. `a58` is \
+         gRPC's `weighted_round_robin` (gRFC A58): this law replaces structural weights, and needs \
+         requests per second in the reports";
     MODE "mode": Keyword<Mode>(&Mode::ALL, Mode::name), Is(Mode::Enforce),
         "`enforce` applies the computed weights; `observe` only shows them";
 }
@@ -264,17 +274,17 @@ section! {
     // No pool retains connections that are idle for longer than a day.
     IDLE "idle": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Is(RebalanceRules::DEFAULT.idle),
         "only connections that have been idle for this time are closed";
-    // With more than 0.95, chance alone would be a difference.
+    // With more than 0.95, random differences between backends would already close connections.
     BELOW "below": Thousandths(100..=950), Is(RebalanceRules::DEFAULT.below_thousandths),
-        "closing begins if a backend has at least 2 open flows fewer than this part of its share, and ends \
-         when the backend has this part";
+        "closing begins when a backend has at least 2 open flows fewer than this fraction of its share, \
+         and ends when the backend has reached this fraction";
 }
 
 section! {
     udp, "udp", "udp", "";
 
-    // With a shorter time, a flow would choose again for nearly every datagram. With a longer time,
-    // it would hardly ever choose again.
+    // With a shorter time, a socket would get a new choice for nearly every datagram. With a longer
+    // time, it would hardly ever get a new choice.
     REBIND "rebind": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("never"),
         "time after which an unconnected socket gets a new choice of backend";
 }
@@ -299,11 +309,10 @@ section! {
     // The maximum is far larger than the number of ports that a host has for flows to one backend.
     LOW "low": Thousandths(LOADS), Means("`0.875` if `high` is written"),
         "with `algorithm = \"random\"`: the size follows the task's own load. The size falls by one if the \
-         task has at most this many open flows per endpoint of the subset";
-    HIGH "high": Thousandths(LOADS), Means("`1.125` if `low` is written"), "with `algorithm = \"random\"`: \
-                                                                            the size rises by one if the \
-                                                                            task has at least this many open \
-                                                                            flows per endpoint of the subset";
+         task has at most this number of open flows per endpoint of the subset";
+    HIGH "high": Thousandths(LOADS), Means("`1.125` if `low` is written"),
+        "with `algorithm = \"random\"`: the size rises by one if the task has at least this number of open \
+         flows per endpoint of the subset";
 }
 
 section! {
@@ -330,10 +339,10 @@ section! {
         "remote sources only: the networks in which endpoints may be. The daemon refuses a list with an \
          address outside these networks";
     ON_EMPTY "on_empty": Keyword<OnEmpty>(&OnEmpty::ALL, OnEmpty::name), Means("`keep`; with `kubernetes`, `refuse`, because addresses of pods are soon reused"),
-        "remote sources only: what happens if the server answers for a minute that there are no endpoints. `keep`: the list stays in \
-         force. `refuse`: connects fail with `on_no_backend`";
-    // With less than ten seconds, every outage of a server would count. No operator waits more than
-    // a week.
+        "remote sources only: what happens if the server's answers contain no endpoints for a minute. \
+         `keep`: the list stays in force. `refuse`: connects fail with `on_no_backend`";
+    // With less than ten seconds, every brief outage of a server would make its list stale. No
+    // operator waits more than a week.
     STALE_AFTER "stale_after": Time(Duration::from_secs(10)..=Duration::from_hours(168)), Means("never"),
         "remote sources only: a list that its server has not confirmed for this time is stale";
     ON_STALE "on_stale": Keyword<OnStale>(&OnStale::ALL, OnStale::name), Is(OnStale::Keep),
@@ -364,7 +373,7 @@ section! {
     consul, "[consul]", "[consul]", "how the daemon queries Consul for `backends = { consul = .. }`";
 
     ADDRESS "address": Text<SocketAddr>(&["127.0.0.1:8500"], address), Is(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8500))),
-        "the HTTP address of a Consul agent, usually the one on this host; with `ca`, its HTTPS address";
+        "the HTTP address of a Consul agent, usually the agent on this host; with `ca`, its HTTPS address";
     TOKEN "token": Text<Cow<'static, str>>(&["consul.token"], path), Means("none"), "the file with the ACL \
                                                                                      token. The daemon reads \
                                                                                      the file for every \
@@ -384,7 +393,7 @@ section! {
 
     SERVER "server": Text<String>(&["https://10.0.0.1:6443"], api_server),
         Means("from the environment: `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`"),
-        "the API server; a URL with `http://` means no TLS";
+        "the API server; with `http://`, the daemon uses no TLS";
     TOKEN "token": Text<Cow<'static, str>>(&["kubernetes.token"], path), Means("the pod's token, if `server` \
                                                                                 is not written; else none"),
         "the file with the token of a ServiceAccount. The daemon reads the file for every query, because \
@@ -430,11 +439,12 @@ section! {
     // The maximum takes 352 MiB of kernel memory (88 bytes for each record), even while the
     // overflow table and the table of datagrams are empty.
     FLOW_RECORDS "flow_records": PowerOfTwo(64..=1 << 22), Is(abi::FLOW_RECORDS),
-        "number of flow records. The overflow table has room for the same number again, see [limits.md](limits.md)";
+        "number of flow records. The overflow table has room for the same number of records, see \
+         [limits.md](limits.md)";
     // The maximum is the largest slot number that a schedule entry can hold.
     SLOTS "slots": Number(64..=abi::MAX_SLOTS), Is(abi::SLOTS),
-        "number of backends of all services together, including removed backends with open connections. Each takes half a kilobyte of \
-         counters on every CPU";
+        "number of backends of all services together, including removed backends with open connections. \
+         Each backend needs half a kilobyte of counters on every CPU";
 }
 
 section! {
@@ -486,7 +496,8 @@ section! {
         "the network interfaces on which the kernel itself processes reports (XDP), so that reports affect \
          connects even while the daemon is down: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
     XDP_GENERIC "xdp_generic": FreeForm(&["true"]), Means("`false`"),
-        "whether the network stack may run the XDP program on an interface whose driver cannot. This turns GRO off on that interface";
+        "whether the network stack may run the XDP program on an interface whose driver does not support \
+         XDP. This turns GRO off on that interface";
 }
 
 section! {
@@ -498,10 +509,10 @@ section! {
         "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`), \
          control weights that follow load (`socklb load freeze`), drain backends or change their weights \
          (`socklb drain`, `socklb weight`), and close connections (`socklb close`). A daemon that runs as \
-         root gives its socket to this group. Fixed while the daemon runs";
+         root makes this group the group of its socket. Fixed while the daemon runs";
 }
 
-/// The number of flows that may be open for each backend of a subset whose size follows load, in
+/// The valid values of `low` and `high` in `subset.size`: open flows per endpoint of the subset, in
 /// thousandths.
 pub const LOADS: RangeInclusive<u32> = 1..=1_000_000_000;
 
@@ -510,10 +521,10 @@ pub type Errno = (&'static str, i32);
 
 const EHOSTUNREACH: Errno = ("EHOSTUNREACH", 113);
 
-/// Errors that connect(2) itself returns, so that callers handle them. EPERM is excluded: if the
+/// Errors that connect(2) itself returns, so callers already handle them. EPERM is excluded: if the
 /// kernel has no `bpf_set_retval` (before 5.18), a refused connect returns EPERM, and callers
-/// attribute it to a firewall. The numbers are those of Linux (`asm-generic/errno.h`), on any
-/// machine that reads the file.
+/// attribute it to a firewall. The numbers are those of Linux (`asm-generic/errno.h`), even if the
+/// planner runs on another system.
 pub const ERRNOS: [Errno; 11] = [
     ("ECONNREFUSED", 111),
     EHOSTUNREACH,

@@ -1,4 +1,4 @@
-//! Turns the configuration file into values that are known to be valid.
+//! Parses and validates the configuration file.
 //!
 //! This crate makes every check that needs only the text, and reports all faults of the text at
 //! once, so that later code need not check again. It checks the text of an endpoint file in the
@@ -87,19 +87,19 @@ pub const MAX_FILE_BYTES: usize = 16 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub path: PathBuf,
-    /// In the order of the file; at least one.
+    /// The clients in the order of the file; at least one.
     pub clients: Vec<ClientConfig>,
     /// The addresses of all services, including services that no client uses. No backend may have
     /// one of these addresses.
     pub addresses: Vec<SocketAddr>,
-    /// The addresses of services that servers know.
+    /// One look-up for each `[[service]]` that gets its address from the API server of Kubernetes.
     pub lookups: Vec<AddressLookup>,
     pub paths: Paths,
     /// The sizes of each client task's maps.
     pub limits: Limits,
     pub daemon: DaemonConfig,
     pub metrics: Metrics,
-    /// The name or number of a group; its members may control the daemon.
+    /// The name or number of the group that may control the daemon.
     pub admins: Option<String>,
     /// Time between two passes over the flow records.
     pub reclaim_interval: Duration,
@@ -125,13 +125,13 @@ pub struct ClientConfig {
     pub accounting: Accounting,
 }
 
-/// A service as one client task sees it, and the source of its endpoints.
+/// A service with the settings of one client task, and the source of its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientService {
-    /// Its seed is derived from the client's job, unless the configuration sets a seed.
+    /// The service's seed is derived from the client's job, unless the configuration sets a seed.
     pub service: Service,
     pub source: EndpointSource,
-    /// `None` if its backends are not probed.
+    /// `None` if the service's backends are not probed.
     pub probe: Option<ProbeConfig>,
 }
 
@@ -139,7 +139,7 @@ pub struct ClientService {
 pub enum EndpointSource {
     /// The list is in the configuration itself.
     Static(EndpointList),
-    /// The list is in the configuration itself, and has host names.
+    /// The list is in the configuration itself, and contains host names.
     Named(NamedList),
     /// The daemon watches this file.
     File(ListFile),
@@ -147,7 +147,8 @@ pub enum EndpointSource {
     Remote(Arc<RemoteSource>),
 }
 
-/// A list in the configuration itself that has host names, as the text of an endpoint file in JSON.
+/// A list with host names from the configuration itself, stored as the text of an endpoint file in
+/// JSON.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamedList {
     pub text: Arc<str>,
@@ -157,7 +158,7 @@ pub struct NamedList {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListFile {
     pub path: PathBuf,
-    /// The port to use if the endpoints have several named ports.
+    /// The name of the port to use if the endpoints have several named ports.
     pub port_name: Option<String>,
 }
 
@@ -191,7 +192,7 @@ pub struct NamedFile {
     pub span: Range<usize>,
 }
 
-/// The facts about the running process that a configuration depends on.
+/// The facts about the running process on which a configuration depends.
 pub trait ProcessEnvironment {
     /// `None` if the environment variable is not set.
     fn variable(&self, name: &str) -> Option<String>;
@@ -219,8 +220,8 @@ pub fn parse(text: &str, path: &Path, env: &dyn ProcessEnvironment) -> Result<Co
 }
 
 /// As [`parse`], but also calls `look`, even if the text has faults. `look` receives the endpoint
-/// files that the text names and the addresses of all services. The faults that it reports become
-/// faults of the configuration.
+/// files that the text names and the addresses of all services. The faults that `look` reports
+/// become faults of the configuration.
 ///
 /// # Errors
 /// All faults of the text.
@@ -239,12 +240,12 @@ pub fn parse_with(
     report.finish(Some(config))
 }
 
-/// Reads only the table `[paths]`, even if the rest of the text has faults. This is for commands
-/// that need nothing else.
+/// Reads only the table `[paths]`, even if the rest of the text has faults. Commands that need only
+/// the directories call this function.
 ///
 /// # Errors
-/// The faults of that table. If the text cannot be parsed and no such table is found, the faults of
-/// the text.
+/// The faults of the table `[paths]`. If the text has a syntax error and this table is not found,
+/// the faults of the text.
 pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Diagnostics> {
     let mut syntax = DiagnosticCollector::new(path, text);
     let root = document::read(text, &mut syntax);

@@ -1,7 +1,7 @@
 //! The `[limits]` table: the sizes of each client task's maps.
 //!
-//! The reader of clients checks that the services fit these sizes, and the daemon checks again when
-//! lists arrive.
+//! The module `client` checks that the services fit these sizes. The daemon checks this again when
+//! it receives lists.
 
 use lb_core::limits::Limits;
 

@@ -15,11 +15,11 @@ use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 use super::probe::ProbeConfig;
 
 /// The maximum interval between reports. With a longer interval, a change would become visible only
-/// after more than a minute, and feedback does not use data that old.
+/// after more than a minute, and feedback does not use such old data.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
-/// Reads the keys of a service's table; `None` if any is wrong. `policy` and `probe` are those of
-/// the service, or `None` if they cannot be read.
+/// Reads the keys of a service's table; `None` if any value is wrong. `policy` and `probe` are the
+/// settings of the service, or `None` if they cannot be read.
 pub fn read(
     table: &Table<'_>,
     policy: Option<Policy>,

@@ -40,9 +40,10 @@ pub fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
     let (why, help) = if !address.ip().is_loopback() {
         let port = address.port().max(1);
         let help = format!(
-            "write \"127.0.0.1:{port}\" or \"[::1]:{port}\", and provide it through a proxy with access control"
+            "write \"127.0.0.1:{port}\" or \"[::1]:{port}\", and serve the metrics through a proxy with \
+             access control"
         );
-        ("is not on loopback, so every user that reaches it could read the metrics", help)
+        ("is not on loopback, so every user that reaches the address could read the metrics", help)
     } else if address.port() == 0 {
         ("has port 0", "write 1 to 65535".to_owned())
     } else {
@@ -75,8 +76,8 @@ mod tests {
 
     #[test]
     fn a_wrong_value_is_reported_with_the_valid_ones() {
-        let reached = "is not on loopback, so every user that reaches it could read the metrics";
-        let proxy = ", and provide it through a proxy with access control";
+        let reached = "is not on loopback, so every user that reaches the address could read the metrics";
+        let proxy = ", and serve the metrics through a proxy with access control";
         let cases = [
             (
                 "listen = '0.0.0.0:9464'",

@@ -1,6 +1,7 @@
 //! The `[paths]` table: the directories that outlive the daemon.
 //!
-//! Every command has options that override these paths. This module does not check that they exist.
+//! Every command has options that override these paths. This module does not check that the
+//! directories exist.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,8 @@ pub struct Paths {
     pub pins: PathBuf,
     /// The directory of the daemon's socket.
     pub run: PathBuf,
-    /// The state for a later start: learnt weights and the last valid endpoint lists.
+    /// The directory of the state for a later start: learnt weights and the last valid endpoint
+    /// lists.
     pub state: PathBuf,
 }
 

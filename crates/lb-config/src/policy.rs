@@ -1,8 +1,7 @@
 //! How a `[[service]]` chooses its backends: policy, limit of open flows, and times.
 //!
 //! This module refuses combinations that cannot work and keys that have no effect. It reports each
-//! fault at the value that should change. This module does not know clients: the reader of clients
-//! refuses combinations that do not work with a client's accounting.
+//! fault at the value that should change.
 
 use std::time::Duration;
 
@@ -101,7 +100,8 @@ fn check_protocol(
     }
 }
 
-/// Refuses a choice of backend that may examine more backends than a kernel program can in one run.
+/// Refuses settings with which one choice of a backend may examine more backends than a kernel
+/// program can examine in one run.
 pub fn check_scan(
     table: &Table<'_>,
     choice: &PolicyConfig,

@@ -1,5 +1,4 @@
-//! The keys of `health` for probes. By probes, the daemon learns the health of a service's
-//! backends.
+//! The keys of `health` for probes, by which the daemon checks the health of a service's backends.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -58,8 +57,8 @@ pub enum ProbeKind {
     Report {
         /// The keys of the service.
         keys: Keys<ServiceKey>,
-        /// Time between two requests to an idle backend: no client task has an open flow to it or
-        /// has chosen it recently.
+        /// Time between two requests to an idle backend. A backend is idle if no client task has an
+        /// open flow to it or has chosen it recently.
         idle_interval: Duration,
     },
     /// Opens a connection, and may send an HTTP request on it.
@@ -106,7 +105,7 @@ pub struct Around<'a> {
 }
 
 /// Reads the keys for probes of a `health` table. The inner `None` means that there are no such
-/// keys, the outer `None` that they are wrong.
+/// keys, the outer `None` that a value is wrong.
 pub fn read(
     keys: &Table<'_>,
     protocol: Option<Protocol>,
@@ -209,7 +208,7 @@ fn read_idle(
 fn check_unused(keys: &Table<'_>, names: &[&'static str], why: &str, report: &mut DiagnosticCollector<'_>) {
     for name in names {
         if let Some(item) = keys.get(name) {
-            report.add(item.span(), format!("{name} has no effect"), format!("leave it out: {why}"));
+            report.add(item.span(), format!("{name} has no effect"), format!("leave the key out: {why}"));
         }
     }
 }
@@ -270,7 +269,11 @@ mod tests {
         assert_eq!(probe(own), of(kind, Some(AGENT_PORT)));
         let slow = probe("health = { probe = 'report', key = 'key-3', interval = '30s' }").expect("a probe");
         let kind = ProbeKind::Report { keys: key(3), idle_interval: 30 * SECOND };
-        assert_eq!((slow.kind, slow.interval), (kind, 30 * SECOND), "never more often than one in use");
+        assert_eq!(
+            (slow.kind, slow.interval),
+            (kind, 30 * SECOND),
+            "an idle backend is not polled more often than a backend in use"
+        );
         assert!(probe("protocol = 'udp'\nhealth = { probe = 'tcp', port = 8080 }").is_some());
     }
 
@@ -292,12 +295,15 @@ mod tests {
             ),
             (
                 "health = { probe = 'tcp', path = '/' }",
-                "8:34: path has no effect (leave it out: probe = \"tcp\" does not use it)",
+                "8:34: path has no effect (leave the key out: probe = \"tcp\" does not use it)",
             ),
-            ("health = { interval = '1s' }", "8:23: interval has no effect (leave it out: it needs probe)"),
+            (
+                "health = { interval = '1s' }",
+                "8:23: interval has no effect (leave the key out: it needs probe)",
+            ),
             (
                 "health = { probe = 'report', key = 'key-1', fall = 3 }",
-                "8:52: fall has no effect (leave it out: it is only for probe = \"tcp\" or \"http\")",
+                "8:52: fall has no effect (leave the key out: it is only for probe = \"tcp\" or \"http\")",
             ),
             (
                 "health = { probe = 'http', path = 'healthz' }",
@@ -316,8 +322,9 @@ mod tests {
             ("health = { probe = 'tcp', port = 0 }", "8:34: port is 0 (write 1 to 65535)"),
             (
                 "health = { probe = 'tcp', probe_from = 'client' }",
-                "8:27: former key \"probe_from\" in health (leave it out: for backends that only the client's network namespace \
-                 reaches, run an agent there and write probe = \"report\", or rely on ejection)",
+                "8:27: former key \"probe_from\" in health (leave the key out: for backends that only the \
+                 client's network namespace reaches, run an agent there and write probe = \"report\", or \
+                 rely on ejection)",
             ),
         ];
         for (line, expected) in cases {

@@ -49,9 +49,9 @@ pub fn read(
         && listen.is_some_and(|address| address.port() == 0)
         && let Some(item) = LISTEN.item(&table, report)
     {
-        // Agents remember the port even after the daemon restarts. While the daemon is down, the
-        // receiver drops every datagram to this port that is not a report. So the port must be
-        // fixed.
+        // Agents continue to send reports to the port after the daemon has restarted. While the
+        // daemon is down, the receiver drops every datagram to this port that is not a report. So
+        // the port must be fixed.
         let help = format!("name a port that only the daemon uses, such as {PORT}");
         report.add(item.span(), "with `xdp`, the port must stay the same across restarts", help);
     }

@@ -1,7 +1,7 @@
 //! The `[[service]]` tables.
 //!
 //! Each service is read once. Each client task that dials the service then receives a copy with the
-//! seed of the task's job. This module does not know clients.
+//! seed of the task's job.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,7 +20,7 @@ use lb_document::kind::{Number, Refusal, ValueKind as _};
 use lb_document::{Item, Table, Unique, address};
 use toml::de::DeValue;
 
-/// In file order.
+/// The services in the order of the file.
 pub struct DeclaredServices<'t>(Vec<Declared<'t>>);
 
 /// A service as written in the file. A part that could not be read is `None`.
@@ -29,7 +29,7 @@ pub struct Declared<'t> {
     /// no second fault.
     pub name: Option<&'t str>,
     address: Option<SocketAddr>,
-    /// Where the address comes from, if it is not written.
+    /// The look-up of the address, if the file contains no address.
     lookup: Option<AddressLookup>,
     protocol: Option<Protocol>,
     file: Option<NamedFile>,
@@ -46,7 +46,7 @@ impl<'t> DeclaredServices<'t> {
         self.0.iter().filter_map(|declared| declared.address).collect()
     }
 
-    /// The addresses that servers know.
+    /// The look-ups of all services for which the file contains no address.
     pub fn lookups(&self) -> Vec<AddressLookup> {
         self.0.iter().filter_map(|declared| declared.lookup.clone()).collect()
     }
@@ -130,7 +130,8 @@ fn read_lookup(
 }
 
 /// Adds the addresses that servers have sent. An address from a server must not make a
-/// configuration faulty: if another service already has the address, this service gets none.
+/// configuration faulty: if another service already has the address, this service remains without
+/// an address.
 fn look_up(declared: &mut [Declared<'_>], env: &dyn ProcessEnvironment, state: &Path) {
     for index in 0..declared.len() {
         let Declared { lookup: Some(lookup), protocol, .. } = &declared[index] else { continue };
@@ -146,8 +147,7 @@ fn look_up(declared: &mut [Declared<'_>], env: &dyn ProcessEnvironment, state: &
     }
 }
 
-/// Reads the address of a service. Other rules apply to addresses of endpoints, and lb-core checks
-/// them.
+/// Reads the address of a service. lb-core checks the addresses of endpoints, by other rules.
 pub fn service_address(text: &str) -> Result<SocketAddr, Refusal> {
     let address = address(text)?;
     let mapped = match address {

@@ -41,9 +41,9 @@ const SOURCES: [&str; 5] = [FILE.name, STATIC.name, DNS.name, CONSUL.name, KUBER
 
 /// The keys that only some sources have: the key, and the sources that have it.
 const ONLY_FOR: [(&str, &[&str], &str); 8] = [
-    (PORT_NAME.name, &[FILE.name], "leave it out: only the endpoints in a file have named ports"),
-    (PORT.name, &[DNS.name, KUBERNETES.name], "leave it out: the addresses in a list have ports"),
-    (TAG.name, &[CONSUL.name], "leave it out: only instances in Consul have tags"),
+    (PORT_NAME.name, &[FILE.name], "leave the key out: only the endpoints in a file have named ports"),
+    (PORT.name, &[DNS.name, KUBERNETES.name], "leave the key out: the addresses in a list have ports"),
+    (TAG.name, &[CONSUL.name], "leave the key out: only instances in Consul have tags"),
     (ALLOW.name, REMOTE, NOT_REMOTE),
     (ON_EMPTY.name, REMOTE, NOT_REMOTE),
     (STALE_AFTER.name, REMOTE, NOT_REMOTE),
@@ -154,7 +154,8 @@ fn read_dns(
     Some(DnsOrigin { name, port, settings: settings.clone() })
 }
 
-/// The endpoint file of a service, as far as it can be read. Faults are reported elsewhere.
+/// The endpoint file that a service names; `None` if its path cannot be read. [`read`] reports the
+/// faults.
 pub fn named_file(
     table: &Table<'_>,
     name: Option<&str>,
@@ -249,7 +250,7 @@ mod tests {
             ("1", "7:12: backends must be a table, not a whole number"),
             (
                 "{ static = ['10.0.0.1:1'], port_name = 'http' }",
-                "7:51: port_name is only for file (leave it out: only the endpoints in a file have named ports)",
+                "7:51: port_name is only for file (leave the key out: only the endpoints in a file have named ports)",
             ),
             ("{ file = 'f', port_name = '' }", "7:38: port_name is empty"),
             (
@@ -467,12 +468,12 @@ mod tests {
             (
                 "{ consul = 'users', port = 80 }",
                 "",
-                "7:39: port is only for dns, kubernetes (leave it out: the addresses in a list have ports)",
+                "7:39: port is only for dns, kubernetes (leave the key out: the addresses in a list have ports)",
             ),
             (
                 "{ dns = 'a.b', port = 80, tag = 'x' }",
                 "",
-                "7:44: tag is only for consul (leave it out: only instances in Consul have tags)",
+                "7:44: tag is only for consul (leave the key out: only instances in Consul have tags)",
             ),
             (
                 "{ consul = 'users' }",

@@ -17,12 +17,12 @@ use lb_document::{Item, Table};
 /// The default size; docs/reference/subsets.md gives the reason.
 const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
 
-/// The subset of a service that does not have the key.
+/// The subset of a service without the key `subset`.
 pub fn default() -> Subset {
     Subset::Sized { algorithm: ALGORITHM.default(), size: AUTO }
 }
 
-/// Reads the subset, and its seed if the key is written.
+/// Reads the subset, and its seed if the key `seed` is written.
 pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<(Subset, Option<u64>)> {
     match item.value() {
         DeValue::String(text) if text == "all" => return Some((Subset::All, None)),

@@ -1,7 +1,7 @@
-//! Which task of its job a client is. The task number decides the client's subsets, so it must be
-//! right on every host.
+//! The number of a client's task in its job. This number decides the client's subsets, so it must
+//! be right on every host.
 //!
-//! The number is in the configuration, or it is read from the environment or the host name.
+//! The number is in the configuration, in an environment variable, or in the host name.
 
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::Task;
@@ -72,7 +72,7 @@ fn index_of_variable(
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<u32> {
     let name = item.text(report)?;
-    let help = format!("set it to 0 to {LAST}");
+    let help = format!("set the variable to 0 to {LAST}");
     let Some(value) = env.variable(name) else {
         report.add(item.span(), format!("environment variable {} is not set", quote(name)), help);
         return None;
@@ -90,7 +90,11 @@ fn index_of_host(
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<u32> {
     if !matches!(item.value(), DeValue::Boolean(true)) {
-        report.add(item.span(), "`hostname` can only be true", "or write the index itself".to_owned());
+        report.add(
+            item.span(),
+            "`hostname` can only be true",
+            "write true, or write the index itself as a number".to_owned(),
+        );
         return None;
     }
     let help = "write the index itself or { env = \"NAME\" }".to_owned();
@@ -132,7 +136,7 @@ mod tests {
         let text = with_client_line("index = { env = 'TASK' }\ncount = 300");
         let of = |value: &'static str| Fake { variable: Some(("TASK", value)), host_name: None };
         assert_eq!(good_in(&text, &of("13")).clients[0].task, Task { index: 13, count: 300 });
-        let help = "(set it to 0 to 65535)";
+        let help = "(set the variable to 0 to 65535)";
         for value in ["", "x", "+1", "-1", "65536", " 1"] {
             let expected = format!("8:17: environment variable \"TASK\" is {value:?} {help}");
             assert_eq!(faults_in(&text, &of(value)), [expected]);

@@ -1,8 +1,8 @@
-//! A service before it has the seed of a client's job, and before the client's accounting decides
-//! whether the causes of failures are known.
+//! A service without the two settings that depend on the client: the seed, which may come from the
+//! client's job, and the default of ejection, which depends on the client's accounting.
 //!
-//! The template also computes how many map entries a client task needs for the service. This uses
-//! only the text of the configuration: endpoint files are not read.
+//! The template also computes how many map entries a client task needs for the service. The
+//! computation uses only the text of the configuration: endpoint files are not read.
 
 use lb_common::abi::{MAX_SCHEDULE_LOG2, MIN_SCHEDULE_LOG2, SCHEDULE_ENTRIES_PER_BACKEND};
 use lb_core::service::{Ejection, Protocol, Service, Size, Subset, Task, seed};
@@ -12,36 +12,36 @@ use lb_core::weights;
 use super::{Accounting, ClientService, EndpointSource, ProbeConfig};
 
 pub struct ServiceTemplate {
-    /// Has no seed and no ejection yet; [`Self::of_job`] sets both.
+    /// The service without seed and ejection; [`Self::of_job`] sets both.
     pub service: Service,
     /// `None` if the configuration sets no seed.
     pub seed: Option<u64>,
     /// The outer `None` means that `ejection` is not written, the inner `None` that it is `"off"`.
     pub ejection: Option<Option<Ejection>>,
     pub source: EndpointSource,
-    /// `None` if its backends are not probed.
+    /// `None` if the service's backends are not probed.
     pub probe: Option<ProbeConfig>,
 }
 
 impl ServiceTemplate {
-    /// The service as a task of `job` with this accounting sees it.
+    /// The service for a task of `job` with this accounting.
     pub fn of_job(&self, job: &str, accounting: Accounting) -> ClientService {
         let seed = self.seed.unwrap_or_else(|| seed(job, &self.service.name));
         let ejection = match (self.ejection, accounting, self.service.protocol) {
             (Some(written), _, _) => written,
             (None, Accounting::Full, Protocol::Tcp) => Some(Ejection::default()),
-            // With accounting `active`, most causes of failures are unknown. With UDP, all of them
-            // are.
+            // With accounting `active`, most causes of failures are unknown. With UDP, all causes
+            // are unknown.
             (None, Accounting::Active, _) | (None, _, Protocol::Udp) => None,
         };
         let service = Service { seed, ejection, ..self.service.clone() };
         ClientService { service, source: self.source.clone(), probe: self.probe.clone() }
     }
 
-    /// The minimum number of backends of this service that a client task uses, as far as the text
-    /// shows. For an endpoint file or a remote source, which is not read, this is the configured
-    /// size, or 1 if the text gives no size. The size that `auto` chooses is known only when there
-    /// is a list.
+    /// The minimum number of backends of this service that a client task uses, according to the
+    /// text. For an endpoint file or a remote source, which is not read, this is the configured
+    /// size, or 1 if the text contains no size. The size that `auto` chooses is known only after
+    /// the list has been read.
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
             EndpointSource::Static(list) => Some(list.count()),
@@ -104,12 +104,12 @@ mod tests {
         check_least("{}", None, (0, 1), 1, 1024);
         check_least("{ size = 200 }", None, (0, 9), 200, 8192);
         check_least("{ size = { min = 200 } }", None, (0, 9), 1, 1024);
-        // A static list: all its endpoints, or the configured size if that is smaller.
+        // A static list: all its endpoints, or the configured size if the size is smaller.
         check_least("'all'", Some(300), (0, 9), 300, 16_384);
         check_least("{ size = 200 }", Some(300), (0, 9), 200, 8192);
         check_least("{ size = 200 }", Some(33), (0, 9), 33, 2048);
-        // If the job has one task, it uses all endpoints. Each of several tasks uses at least its
-        // part.
+        // If the job has one task, the task uses all endpoints. Each of several tasks uses at least
+        // its part.
         check_least("{}", Some(300), (0, 1), 300, 16_384);
         check_least("{}", Some(300), (2, 5), 60, 2048);
         check_least("{}", Some(300), (2, 100), 12, 1024);

@@ -62,7 +62,7 @@ fn a_host_name_is_an_endpoint_for_each_address_in_every_format() {
     }
     let parsed = read("[\"b.example:80\", \"b.example:81\", \"10.0.0.9:80\"]", &known).unwrap();
     assert_eq!((parsed.list.as_slice().len(), hosts(&parsed)), (5, vec!["b.example"]));
-    assert_eq!(parsed.resolved.len(), 4, "the address that is listed comes from no name");
+    assert_eq!(parsed.resolved.len(), 4, "the address in the list itself does not come from a host name");
 }
 
 #[test]
@@ -80,8 +80,8 @@ fn names_with_one_address_are_one_endpoint_and_the_best_entry_counts() {
                 [[endpoint]]\naddress = '10.0.0.2:80'\nweight = 9\n";
     let parsed = read(text, &addresses(&[("a", &["10.0.0.1"]), ("b", TWO)])).unwrap();
     assert_eq!(lines(&parsed), ["10.0.0.1:80 3 Healthy -", "10.0.0.2:80 9 Healthy -"]);
-    let note =
-        "addresses that several entries with host names have: 10.0.0.1:80 and 1 more: the best entry counts";
+    let note = "addresses that belong to several entries with host names: 10.0.0.1:80 and 1 more: the best \
+                entry counts";
     assert_eq!(parsed.notes, [note]);
     assert_eq!(parsed.resolved.len(), 1);
 }
@@ -108,14 +108,14 @@ fn an_index_needs_a_name_with_one_address() {
         Ok::<_, String>(all)
     };
     assert_eq!(indexes(&addresses(&[("a", &["10.0.0.1"]), ("b", &["10.0.0.2"])])), Ok(vec![3, 4, 5]));
-    assert_eq!(indexes(&addresses(&[("a", &["10.0.0.1"])])), Ok(vec![3, 5]), "one does not resolve");
+    assert_eq!(indexes(&addresses(&[("a", &["10.0.0.1"])])), Ok(vec![3, 5]), "b does not resolve");
     assert_eq!(
         indexes(&addresses(&[("a", &["10.0.0.3"]), ("b", TWO)])),
         Err("users:6:9: index 4 belongs to b, which has 2 addresses (give indexes only to names with one \
              address, or to no endpoint)"
             .to_owned())
     );
-    // Two names have one address: the lower index counts.
+    // Both names have the same address: the lower index counts.
     assert_eq!(indexes(&addresses(&[("a", &["10.0.0.1"]), ("b", &["10.0.0.1"])])), Ok(vec![3, 5]));
 }
 
@@ -128,8 +128,8 @@ fn faults_of_names_have_a_position_and_a_correction() {
         ("users:70000", "address \"users:70000\" has a wrong port (write 1 to 65535)"),
         (
             "localhost:80",
-            "address \"localhost:80\" is this host itself, which DNS servers do not know (write \
-             \"127.0.0.1:8080\" or \"[::1]:8080\", with the right port)",
+            "address \"localhost:80\" is a name of this host itself, which DNS servers do not resolve \
+             (write \"127.0.0.1:8080\" or \"[::1]:8080\", with the right port)",
         ),
         ("10.0.0.256:80", "address \"10.0.0.256:80\" is not an address"),
         ("a..b:80", "address \"a..b:80\" is not an address"),

@@ -1,5 +1,5 @@
-//! Endpoint lists in the formats of other programs: the parts that are used, the parts that are
-//! left out, and the notes about these.
+//! Endpoint lists in the formats of other programs. The tests check which parts of a list are used,
+//! which parts are left out, and the notes about omitted parts.
 //!
 //! The files in `lists` were written or accepted by Consul 1.8.7, kubectl 1.20.2 (with an API
 //! server that answers as v1 does), Prometheus 2.42 and Envoy 1.40. Their values were changed
@@ -48,7 +48,7 @@ fn refused(text: &str, expected: &str) {
 }
 
 const EMPTY: &str = "1:1: the file has no endpoint; an empty list is refused so that a truncated file does \
-                     not take the service down (to stop all traffic give every endpoint weight = 0)";
+                     not take the service down (to stop all traffic, write weight = 0 for every endpoint)";
 
 fn none_left(why: &str) -> String {
     format!(
@@ -208,7 +208,7 @@ fn targets_in_yaml_are_read_as_prometheus_reads_them() {
     check(&parsed, &expected, &[note]);
 }
 
-/// The lists of these tests: port, index, weight, state and zone of each endpoint.
+/// A list: port, index, weight, state and zone of each endpoint.
 type Rows = Vec<(u16, u32, u16, EndpointState, u8)>;
 
 /// Lists that can be written in every format: all weights are at least 1, and every endpoint has an
@@ -484,16 +484,16 @@ fn localities_weigh_as_in_envoy() {
         (weights.collect::<Vec<_>>(), parsed.notes)
     };
     const WELL: &str = "HEALTHY";
-    // The endpoints of a locality share its weight. A control plane may have set it to the sum of
-    // their weights.
+    // The endpoints of a locality share its weight. A control plane may have set the locality's
+    // weight to the sum of the endpoints' weights.
     let of_sums = read(&[(0, Some(3), &[(1, WELL), (2, WELL)]), (0, Some(4), &[(4, WELL)])]);
     assert_eq!(of_sums, (vec![(1, 1), (2, 2), (3, 4)], vec![]));
     let shared = read(&[(0, Some(4), &[(1, WELL); 4]), (0, Some(1), &[(9, WELL)])]);
     assert_eq!(shared, (vec![(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)], vec![]));
     let parts = read(&[(0, Some(1), &[(1, WELL); 2]), (0, Some(1), &[(1, WELL)])]);
     assert_eq!(parts, (vec![(1, 32768), (2, 32768), (3, 65535)], vec![]));
-    // If any locality has no weight, the weight of no locality counts. Envoy prints 0 for no
-    // weight.
+    // If a locality has no weight, the weights of all localities are ignored. Envoy prints 0 if no
+    // weight is set.
     for other in [None, Some(0)] {
         let own = read(&[(0, Some(4), &[(1, WELL), (2, WELL)]), (0, other, &[(5, WELL)])]);
         assert_eq!(own, (vec![(1, 1), (2, 2), (3, 5)], vec![]));
@@ -561,7 +561,9 @@ fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
         (indexes, parsed.notes)
     };
     let by_address = [7446, 12823];
-    let note = || vec!["pod names give no indexes: the pods do not all belong to one StatefulSet".to_owned()];
+    let note = || {
+        vec!["pod names are not used as indexes: the pods do not all belong to one StatefulSet".to_owned()]
+    };
     assert_eq!(read(&[Some("db-1"), Some("db-0")]), (vec![0, 1], vec![]));
     assert_eq!(read(&[None, None]), (by_address.to_vec(), vec![]));
     assert_eq!(read(&[Some("db"), Some("web-x")]), (by_address.to_vec(), vec![]));
@@ -614,7 +616,7 @@ fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
             )
     );
 
-    assert_eq!(read_slices([], None, false).unwrap().0.len(), 0, "no slices are no fault");
+    assert_eq!(read_slices([], None, false).unwrap().0.len(), 0, "an empty list of slices is not a fault");
     let wrong = read_slices([("users-1", "{}"), ("users-2", "[]")], None, false);
     let Err(SlicesError::Faults(faults)) = wrong else { panic!("the text has faults") };
     let expected = "users-1:1:1: addressType is missing in a slice (write \"addressType\": \"IPv4\")";
@@ -721,7 +723,8 @@ fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
             "1:1: the file contains both a Kubernetes object and an Envoy object (write one of them)".to_owned(),
         ),
         ("{\"cluster_name\":\"users\"}", EMPTY.to_owned()),
-        ("[\"10.0.0.1:1\"] [\"10.0.0.2:1\"]", "1:16: trailing characters (if it is YAML, let its name end in .yaml)".to_owned()),
+        ("[\"10.0.0.1:1\"] [\"10.0.0.2:1\"]", "1:16: trailing characters (if the file is YAML, rename it \
+                                               so that its name ends in .yaml)".to_owned()),
         ("[{\"ServiceAddress\":\"10.0.0.1\"}]", OF_CONSUL.to_owned()),
         ("[{\"AggregatedStatus\":\"passing\",\"Service\":{}}]", OF_CONSUL.to_owned()),
         (
@@ -776,7 +779,7 @@ fn yaml_without_a_json_equivalent_is_refused() {
         ("- targets: [10.0.0.1:1]\n  targets: [10.0.0.2:1]\n", "2:3: key \"targets\" appears twice"),
         (
             "- targets: [10.0.0.1:1]\n  labels: !secret {a: b}\n",
-            "2:11: tag \"!secret\" is not read (leave it out)",
+            "2:11: tag \"!secret\" is not read (leave the tag out)",
         ),
         (
             "- targets: [10.0.0.1:1]\n  labels: {<<: {a: b}}\n",
@@ -872,7 +875,8 @@ fn unbounded_repetition_and_nesting_are_refused() {
         (format!("- {}", "[".repeat(100_000)), "1:258: recursion limit exceeded".to_owned()),
         (
             fill("[{\"a\":"),
-            "1:4194300: the file ends while parsing a value (if it is YAML, let its name end in .yaml)"
+            "1:4194300: the file ends while parsing a value (if the file is YAML, rename it so that its \
+             name ends in .yaml)"
                 .to_owned(),
         ),
     ];

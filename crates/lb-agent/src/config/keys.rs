@@ -51,7 +51,8 @@ section! {
     INTERFACES "interfaces": FreeForm(&["[\"eth0\"]"]), Required,
         "the network interfaces. The kernel answers only requests to their own addresses";
     GENERIC "generic": FreeForm(&["true"]), Means("`false`"),
-        "whether the network stack may run the XDP program on an interface whose driver cannot. This turns GRO off on that interface";
+        "whether the network stack may run the XDP program on an interface whose driver does not support \
+         XDP. This turns GRO off on that interface";
 }
 
 section! {

@@ -131,7 +131,7 @@ fn listen(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<S
     let entries = item.list(report)?;
     if entries.is_empty() || entries.len() > MAX_LISTEN {
         let message = format!("listen has {} addresses", entries.len());
-        report.add(item.span(), message, format!("write 1 to {MAX_LISTEN}, or leave it out"));
+        report.add(item.span(), message, format!("write 1 to {MAX_LISTEN}, or leave the key out"));
         return None;
     }
     let mut seen = Unique::default();
@@ -279,7 +279,7 @@ mod tests {
         check(
             "listen = []\n[[backend]]\naddress = '[fe80::1]:80'\nkey = 'none'\n[[backend]]\nkey = 'k'\n",
             &[
-                "1:10: listen has 0 addresses (write 1 to 16, or leave it out)",
+                "1:10: listen has 0 addresses (write 1 to 16, or leave the key out)",
                 "3:11: address \"[fe80::1]:80\" is no backend's name: a name is one host's address, not link-local, with a \
                  port of 1 or more",
                 "4:7: key: read /x/none: No such file or directory",

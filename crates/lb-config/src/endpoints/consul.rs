@@ -1,13 +1,13 @@
 //! Reads Consul's answer to `/v1/health/service/NAME`: a list of instances with their checks. This
 //! works with Consul 1.8 and later.
 //!
-//! The answer to a request without `passing` also contains failing instances. They count as down,
-//! and receive connections only while no other endpoint has a weight. So the list does not become
-//! empty when all checks fail at once.
+//! The answer to a request without `passing` also contains failing instances. A failing instance
+//! gets the state `down`, and receives connections only while no other endpoint has a weight. So
+//! the list does not become empty when all checks fail at once.
 //!
-//! The answer is read from a file, or as Consul sends it. In the second case an instance with an
-//! unusable address or port is left out instead of reported: Consul accepts any of them, so one
-//! host could stop all changes of the list.
+//! The answer comes from a file, or directly from Consul. In an answer directly from Consul, an
+//! instance with an unusable address or port is left out and is not a fault: Consul accepts any
+//! address and port, so one host could prevent all changes of the list.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -98,9 +98,9 @@ pub fn read(
     InstanceReader::default().read(root, report, notes)
 }
 
-/// Reads an answer as Consul has sent it. Returns the entries of the instances with usable
-/// addresses of one address family, which may be none, and notes about the other instances. An
-/// entry's span is a position in the text. The caller limits the length of the text.
+/// Reads an answer as Consul has sent it. Returns the entries (possibly none) of the instances with
+/// usable addresses of one address family, and notes about the other instances. An entry's span is
+/// a position in the text. The caller limits the length of the text.
 ///
 /// # Errors
 /// If the text is not such an answer, has a wrong value, or is about another service.
@@ -111,8 +111,8 @@ pub fn read_instances(
 ) -> Result<(Vec<ListEntry>, Vec<String>), Diagnostics> {
     let path = Path::new("answer");
     let text = utf8(text, path)?;
-    // The collector stores the position of every line. A longer text gets no positions, so that its
-    // number of lines does not matter.
+    // The collector stores the position of every line. To bound its memory, faults of a longer text
+    // have no positions.
     let mut report = DiagnosticCollector::new(path, if text.len() > MAX_FILE_BYTES { "" } else { text });
     let document = JsonDocument::json(text, false);
     let mut notes = Vec::new();
@@ -206,8 +206,8 @@ impl InstanceReader<'_> {
         Some(ListEntry { index, weight, state, zone, ..ListEntry::bare(span, target) })
     }
 
-    /// Checks that an instance belongs to the right service. Returns `None` if it does not, which
-    /// is reported.
+    /// Checks that an instance belongs to the right service. If it does not, reports a fault and
+    /// returns `None`.
     fn check_service(
         &mut self,
         value: &JsonValue<'_>,
@@ -218,7 +218,7 @@ impl InstanceReader<'_> {
             let help = "write the instances of a single service";
             return self.service.accepts(value, name, help, report).then_some(());
         };
-        // Consul finds a service by its name in any case.
+        // Consul ignores upper and lower case in the names of services.
         if name.eq_ignore_ascii_case(wanted) {
             return Some(());
         }
@@ -227,7 +227,8 @@ impl InstanceReader<'_> {
         None
     }
 
-    /// Returns the address of an instance, if it is usable; if not, leaves the instance out.
+    /// Returns the address of an instance. If the address or the port is not usable, leaves the
+    /// instance out and returns `None`.
     fn usable(
         &mut self,
         value: &JsonValue<'_>,

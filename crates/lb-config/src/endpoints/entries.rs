@@ -2,8 +2,8 @@
 //!
 //! A tree of a whole file takes a hundred bytes for each byte of the file, whatever the file
 //! contains. So this reader stores only the values of entries, and at most one entry more than a
-//! service may have. If no entry may have a value of some kind, the reader records only that such a
-//! value exists. The callers know the meaning of keys and values.
+//! service may have. For a list or a table inside an entry, which no entry may have, the reader
+//! records only that the value exists. The callers interpret keys and values.
 
 use std::ops::Range;
 
@@ -26,11 +26,11 @@ const MAX_TOKENS: usize = 1 << 20;
 /// The maximum number of keys stored for one table. A table with more keys is not an entry.
 const MAX_KEYS: usize = 32;
 
-/// The maximum nesting of lists and tables. It is the same as in the TOML library.
+/// The maximum nesting of lists and tables. The TOML library has the same limit.
 const MAX_DEPTH: u32 = 80;
 
 /// Parses a file and stores at most `limit` + 1 entries. Syntax faults are reported. The return
-/// value holds everything that could be read.
+/// value contains everything that could be read.
 pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
     let source = Source::new(text);
     let mut tokens = Vec::new();
@@ -114,13 +114,13 @@ type Key = Spanned<String>;
 enum OpenContainer<'t> {
     /// The list of entries.
     Entries(usize),
-    /// An entry in that list, and the key of the value that comes next.
+    /// An entry in the list of entries, and the key of the value that comes next.
     Entry(usize, DeTable<'t>, Vec<Key>),
     /// Any other container. The caller does not read its content.
     Other(usize, DeValue<'t>),
 }
 
-/// The table to which keys outside of all entries belong.
+/// The table of the last header. Keys belong to it while no container is open.
 enum CurrentTable<'t> {
     Root,
     /// An entry with this header.
@@ -141,7 +141,7 @@ struct Reader<'t> {
     section: CurrentTable<'t>,
     /// An unfinished header: its start, whether it has double brackets, and its keys.
     header: Option<(Span, bool, Vec<Key>)>,
-    /// The key, outside of all entries, of the value that comes next.
+    /// The key of the value that comes next, if no container is open.
     key: Vec<Key>,
     /// Whether the next key follows a dot, and so continues the previous key.
     is_dotted: bool,

@@ -1,6 +1,6 @@
 //! Reads an Envoy ClusterLoadAssignment (xDS v3), either alone or as the only resource of a
-//! DiscoveryResponse. The format is protobuf's JSON form: field names in either spelling, 32-bit
-//! numbers also as text, and enumerations by name in any case or by number.
+//! DiscoveryResponse. The format is protobuf's JSON form: field names in snake case or camel case,
+//! 32-bit numbers also as text, and enumerations by name in any case or by number.
 
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
@@ -118,7 +118,7 @@ enum HealthStatus {
     Number(usize),
 }
 
-/// The names of the enumeration, indexed by its numbers.
+/// The names of Envoy's enumeration `HealthStatus`, indexed by number.
 const STATUSES: [&str; 6] = ["UNKNOWN", "HEALTHY", "UNHEALTHY", "DRAINING", "TIMEOUT", "DEGRADED"];
 
 /// A 32-bit number as protobuf reads it from JSON: a number, a text, or an object with the value.
@@ -141,12 +141,13 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::
         .ok_or_else(|| D::Error::custom(format!("{} is not a whole number below 2^32", quote(&text))))
 }
 
-/// A whole number up to `max`. It may be written with a fraction of zero, as 7.0.
+/// A whole number up to `max`. The number may have a fraction of zero, as in 7.0.
 fn whole(text: &str, max: u32) -> Option<u32> {
     text.strip_suffix(".0").unwrap_or(text).parse().ok().filter(|number| *number <= max)
 }
 
-/// Returns the entries of the assignment. Adds to `notes` the endpoints that are left out, and why.
+/// Returns the entries of the assignment. Adds notes about the endpoints that are left out, with
+/// the reasons.
 pub fn read(
     root: &JsonValue<'_>,
     is_response: bool,
@@ -163,7 +164,7 @@ pub fn read(
     let groups = groups.iter().filter_map(|value| group(value, report, &mut left_out));
     let groups: Vec<(u32, WeightedLocality)> =
         groups.filter(|(_, found)| !found.entries.is_empty()).collect();
-    // Envoy also uses the next priority if a priority has too few healthy endpoints. It skips a
+    // Envoy also uses the next priority if a priority has too few healthy endpoints. Envoy skips a
     // priority without endpoints.
     let first = groups.iter().map(|(priority, _)| *priority).min();
     let (used, spare): (Vec<_>, Vec<_>) =
@@ -176,7 +177,7 @@ pub fn read(
     merge(weighted(used, notes), notes)
 }
 
-/// Names an endpoint in a note.
+/// The text for an endpoint in a note.
 fn shown(target: Option<&ListedAddress>) -> String {
     target.map_or_else(|| "an endpoint".to_owned(), ListedAddress::to_string)
 }
@@ -288,10 +289,10 @@ fn endpoint(
     Some((ListEntry { index, state, ..ListEntry::bare(span, target) }, weight))
 }
 
-/// Computes the weights of the entries as Envoy does. If every locality has a weight, it is divided
-/// among the endpoints of the locality; otherwise each endpoint has its own weight. Weights that
-/// are not whole numbers, or that exceed our maximum, are scaled so that the largest is the
-/// maximum.
+/// Computes the weights of the entries as Envoy does. If every locality has a weight, the weight is
+/// divided among the endpoints of the locality, in proportion to their own weights. If a locality
+/// has no weight, each endpoint of the list has its own weight. Weights that are not whole numbers,
+/// or that exceed our maximum, are scaled so that the largest is the maximum.
 fn weighted(found: Vec<WeightedLocality>, notes: &mut Vec<String>) -> Vec<ListEntry> {
     const MOST: f64 = 65_535.0;
     let by_locality = found.iter().all(|found| found.weight.is_some());

@@ -4,9 +4,10 @@
 //! requires, labels that socklb does not know are ignored. Programs in Go write `null` for an empty
 //! list or map, so `null` counts as absent.
 //!
-//! A label `socklb_index` is certainly meant for socklb, so it is used or refused. A label `index`
-//! may have another purpose. It is used if it is a valid index for all targets; otherwise it is
-//! ignored for all targets, with a note.
+//! A label with the prefix `socklb_`, such as `socklb_index`, is certainly meant for socklb, so a
+//! wrong value is a fault. A label without the prefix, such as `index`, may have another purpose.
+//! The reader uses this label if its values are valid for all targets. If one is not, the reader
+//! ignores the label for all targets, and adds a note.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -38,8 +39,8 @@ pub fn addresses(elements: &[JsonValue<'_>], report: &mut DiagnosticCollector<'_
     elements.iter().map(target).collect()
 }
 
-/// Returns the entries of all groups, in their order. Adds to `notes` the labels that are ignored,
-/// and why.
+/// Returns the entries of all groups, in their order. Adds a note to `notes` for each label that is
+/// ignored, with the reason.
 pub fn groups(
     elements: &[JsonValue<'_>],
     report: &mut DiagnosticCollector<'_>,
@@ -83,8 +84,8 @@ struct TargetGroup<'t> {
     plain: [Label; LABELS.len()],
 }
 
-/// Returns why a label without the prefix has another purpose in this file; `None` if the label is
-/// used.
+/// Returns the reason why a label without the prefix is ignored in this file; `None` if the label
+/// is used.
 fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticCollector<'_>) -> Option<String> {
     let mut indexes = BTreeSet::new();
     let (mut with, mut without) = (None, None);
@@ -158,8 +159,8 @@ impl<'t> TargetGroup<'t> {
         }
     }
 
-    /// Returns an entry for each target. A wrong label is reported, and the entry is made as if the
-    /// label were absent.
+    /// Returns an entry for each target. Reports a wrong label, and then treats the label as
+    /// absent.
     fn entries(&self, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
         let mut labels = GroupLabels::default();
         for (label, name) in LABELS.into_iter().enumerate() {
@@ -316,7 +317,7 @@ mod tests {
         check(
             r#"[{"targets":null}]"#,
             "e.json:1:1: the file has no endpoint; an empty list is refused so that a truncated file does \
-             not take the service down (to stop all traffic give every endpoint weight = 0)",
+             not take the service down (to stop all traffic, write weight = 0 for every endpoint)",
         );
     }
 

@@ -22,7 +22,7 @@ pub const MAX_HOSTS: usize = 1024;
 /// is left out.
 pub type HostAddresses = BTreeMap<Arc<str>, Arc<[IpAddr]>>;
 
-/// For readers that resolve no names.
+/// The value for callers that resolve no host names.
 pub static NO_HOSTS: HostAddresses = BTreeMap::new();
 
 /// The host names of a list that [`expand`] has replaced by addresses.
@@ -30,14 +30,14 @@ pub static NO_HOSTS: HostAddresses = BTreeMap::new();
 pub struct Expanded {
     /// The host names of the entries.
     pub hosts: BTreeSet<String>,
-    /// The addresses that come only from a host name, each with the first such name.
+    /// The addresses that come only from host names, each with the first host name that has it.
     pub resolved: BTreeMap<SocketAddr, String>,
 }
 
-/// Replaces each entry that has a host name by one entry for each address of the name, after all
-/// entries with addresses. A name without addresses yields none. If two names have the same
-/// address, or if it is listed as well, the best entry counts, as in lists that other programs
-/// write. Reports an index that is given to a name with several addresses.
+/// Replaces each entry that has a host name by one entry for each address of the name. The new
+/// entries follow all entries with addresses. A name without addresses yields no entry. If a new
+/// entry has the same address as another entry, only the better of the two remains ([`is_better`]).
+/// Reports a fault if a name with several addresses has an index.
 pub fn expand(
     entries: &mut Vec<ListEntry>,
     addresses: &HostAddresses,
@@ -57,7 +57,7 @@ pub fn expand(
     for entry in named {
         let Some(ListedAddress::Host(name, port)) = &entry.target else { continue };
         expanded.hosts.insert(name.clone());
-        // The list is refused because of its length.
+        // The list is too long already, and will be refused.
         if entries.len() > MAX_BACKENDS as usize {
             continue;
         }
@@ -92,7 +92,7 @@ pub fn expand(
     if let Some(first) = doubles.first() {
         let doubles = example(&first.to_string(), doubles.len());
         notes.push(format!(
-            "addresses that several entries with host names have: {doubles}: the best entry counts"
+            "addresses that belong to several entries with host names: {doubles}: the best entry counts"
         ));
     }
     if !missing.is_empty() {

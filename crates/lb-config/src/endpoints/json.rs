@@ -41,7 +41,7 @@ impl<'t> JsonDocument<'t> {
     /// Returns the whole document as a value; `None` if it is empty.
     ///
     /// # Errors
-    /// Its first syntax error.
+    /// The first syntax error of the document.
     pub fn root(&self) -> Result<Option<JsonValue<'_>>, serde_json::Error> {
         let body = self.body();
         if body.trim().is_empty() {
@@ -107,8 +107,8 @@ impl<'t> JsonDocument<'t> {
     }
 }
 
-/// The message for a text that does not even begin as JSON does, such as a page in HTML; `None` for
-/// another error.
+/// The message for a text whose first character cannot begin a JSON value, such as a page in HTML;
+/// `None` for another error.
 pub fn not_json(error: &serde_json::Error, text: &str) -> Option<String> {
     const SHOWN: usize = 30;
     let is_first = error.is_syntax() && (error.line(), error.column()) == (1, 1);
@@ -151,7 +151,7 @@ impl<'t> JsonValue<'t> {
         }
     }
 
-    // The whole text has already been parsed once, so this fails only if the value has another
+    // The whole text has already been parsed once, so parsing fails only if the value has another
     // type, or is a string that is not valid Unicode.
     pub fn parse<T: Deserialize<'t>>(
         &self,
@@ -170,8 +170,8 @@ impl<'t> JsonValue<'t> {
         value.ok()
     }
 
-    /// The value's text. An unquoted number or truth value in YAML yields its text as written: if
-    /// the format requires a string there, it needs no quotes.
+    /// The value's text. For an unquoted number or truth value in YAML, returns the text as
+    /// written, because strings need no quotes in YAML.
     pub fn text_of(&self, name: &str, report: &mut DiagnosticCollector<'_>) -> Option<String> {
         if self.document.is_lenient && matches!(self.kind(), "a number" | "true or false") {
             return Some(self.raw.get().to_owned());
@@ -191,8 +191,8 @@ impl<'t> JsonValue<'t> {
         Self { name, raw, ..*self }
     }
 
-    /// As [`Self::list`], but returns a name for each element, and refuses a list with more than
-    /// the maximum number of elements.
+    /// As [`Self::list`], but names each element `element`, and refuses a list with more than the
+    /// maximum number of elements.
     pub fn whole_list(
         &self,
         element: &'static str,
@@ -228,8 +228,8 @@ impl<'t> JsonValue<'t> {
         Some(members)
     }
 
-    /// Reads an object as a `serde` type. Checks first that it is an object, because `serde` would
-    /// also accept a list.
+    /// Reads an object as a `serde` type. Checks first that the value is an object, because `serde`
+    /// would also accept a list.
     pub fn read<T: Deserialize<'t>>(&self, report: &mut DiagnosticCollector<'_>) -> Option<T> {
         let text = self.raw.get();
         if self.kind() != "an object" {
@@ -280,8 +280,8 @@ impl<'t> JsonValue<'t> {
 /// service discovery may add dozens of them.
 pub const MAX_MEMBERS: usize = 1024;
 
-/// The elements of a list as slices of the text. Stops one element after the maximum, to have its
-/// position.
+/// The elements of a list as slices of the text. Contains at most one element beyond the maximum,
+/// so that a fault can report the position of that element.
 pub struct JsonElements<'t>(Vec<&'t RawValue>);
 
 impl<'de> Deserialize<'de> for JsonElements<'de> {
@@ -309,8 +309,8 @@ impl<'de> Deserialize<'de> for JsonElements<'de> {
     }
 }
 
-/// The members of an object in their order, with keys as slices of the text. Stops one member after
-/// the maximum, to have its position.
+/// The members of an object in their order, with keys as slices of the text. Contains at most one
+/// member beyond the maximum, so that a fault can report the position of that member.
 pub struct JsonMembers<'t>(Vec<(&'t RawValue, &'t RawValue)>);
 
 impl<'de> Deserialize<'de> for JsonMembers<'de> {

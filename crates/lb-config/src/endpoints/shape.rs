@@ -40,7 +40,7 @@ struct Marks<'t> {
     targets: bool,
 }
 
-/// Returns true: the key exists, whatever its value is.
+/// Returns true for every value, because only the existence of the key matters.
 fn is_there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
     IgnoredAny::deserialize(deserializer).map(|_| true)
 }
@@ -63,8 +63,8 @@ impl<'t> Marks<'t> {
     }
 }
 
-/// Returns the entries of a list of any shape. Adds to `notes` the parts that are left out or
-/// ignored, and why.
+/// Returns the entries of a list of any shape. Adds notes about the parts that are left out or
+/// ignored, with the reasons.
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
@@ -131,7 +131,7 @@ pub fn some_of(names: impl IntoIterator<Item = String>) -> String {
     if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
-/// An example as text, and the number of the other parts.
+/// The text `what`, and the number of the other parts if `count` is above 1.
 pub fn example(what: &str, count: usize) -> String {
     if count > 1 { format!("{what} and {} more", count - 1) } else { what.to_owned() }
 }
@@ -159,8 +159,8 @@ impl LeftOut {
 pub struct OneService(Option<(String, usize)>);
 
 impl OneService {
-    /// Returns whether a part of the list belongs to the same service as the parts before it. If
-    /// not, reports that.
+    /// Returns whether a part of the list belongs to the same service as the parts before it.
+    /// Reports a fault if it does not.
     pub fn accepts(
         &mut self,
         part: &JsonValue<'_>,
@@ -183,7 +183,7 @@ impl OneService {
     }
 }
 
-/// Whether an entry is better than another entry with the same address. The answer does not depend
+/// Whether an entry is better than another entry with the same address. The result does not depend
 /// on the order of the entries.
 pub fn is_better(entry: &ListEntry, other: &ListEntry) -> bool {
     let rank = |entry: &ListEntry| {

@@ -3,9 +3,9 @@
 //!
 //! The rules are those of kube-proxy. An endpoint is ready unless the slice states otherwise. An
 //! endpoint that is terminating and still serving is a lame duck. Only the first address of an
-//! endpoint counts. The API promises no order, and may list an endpoint in two slices while it
-//! moves. Slices of host names (addressType FQDN) are used in addition to slices of the service's
-//! family.
+//! endpoint counts. The API does not guarantee an order, and may list an endpoint in two slices
+//! while it moves the endpoint from one slice to the other. Slices of host names (addressType FQDN)
+//! are used in addition to slices of the service's family.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -104,7 +104,7 @@ impl Conditions {
 }
 
 /// Returns the entries of a slice, of an object with a list of slices, or of a plain list of
-/// slices. Adds to `notes` the parts that are left out, and why.
+/// slices. Adds notes about the parts that are left out, with the reasons.
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
@@ -124,8 +124,8 @@ pub fn read(
     let values = values.unwrap_or_default().into_iter();
     let slices: Vec<(JsonValue<'_>, EndpointSlice<'_>)> =
         values.filter_map(|value| Some((value, value.read(report)?))).collect();
-    // If the service is not known, IPv4 is preferred to IPv6, because the order of the list has no
-    // meaning.
+    // If the address of the service is not known, IPv4 is preferred to IPv6, because the order of
+    // the slices has no meaning.
     let is_v4 = slices.iter().any(|(_, slice)| slice.address_type.as_deref() == Some("IPv4"));
     let is_v4 = reading.service.map_or(is_v4, |service| service.is_ipv4());
     let help = "name one of them beside file, as in { file = \"users.json\", port_name = \"http\" }";
@@ -137,20 +137,20 @@ pub fn read(
     reader.finish(notes)
 }
 
-/// Why slices cannot be read.
+/// The reason why slices cannot be read.
 #[derive(Debug)]
 pub enum SlicesError {
-    /// The faults of the first slice that has some. Their path is the name of the slice.
+    /// The faults of the first faulty slice. The path of each fault is the name of the slice.
     Faults(Diagnostics),
     /// There are more than twice as many endpoints as a service may have. (An endpoint may be in
     /// two slices.)
     TooMany,
 }
 
-/// Reads slices of one service from separate texts, each with a name for faults. The port is the
-/// key `port` of the same table as `kubernetes` in the configuration. Returns the entries, which
-/// may be none, and notes about the parts that are left out. An entry's span is a position in the
-/// text of its slice.
+/// Reads slices of one service from separate texts, each with a name for faults. `port` is the
+/// value of the key `port` beside `kubernetes` in the configuration. Returns the entries (possibly
+/// none), and notes about the parts that are left out. An entry's span is a position in the text of
+/// its slice.
 ///
 /// # Errors
 /// If a text is not a slice, or has a wrong value, or if there are too many endpoints.
@@ -189,15 +189,15 @@ pub fn read_slices<'t>(
 struct WantedPort<'a> {
     /// `None`: the configuration has no port.
     name: Option<&'a str>,
-    /// The key that names it.
+    /// The configuration key that names the port.
     key: &'static str,
-    /// How to name it.
+    /// A help text that shows how to name the port.
     help: &'static str,
 }
 
 struct EndpointSliceReader<'a> {
     wanted_port: WantedPort<'a>,
-    /// The address type of the slices that are used, as slices name it.
+    /// The address type of the slices to use: `IPv4` or `IPv6`.
     family: &'static str,
     /// The version of slices that do not state a version.
     version: Option<String>,
@@ -228,7 +228,7 @@ impl<'a> EndpointSliceReader<'a> {
         let numbers: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
         if stems.len() > 1 || numbers.len() < entries.len() {
             if !numbers.is_empty() {
-                let note = "pod names give no indexes: the pods do not all belong to one StatefulSet";
+                let note = "pod names are not used as indexes: the pods do not all belong to one StatefulSet";
                 notes.push(note.to_owned());
             }
             entries.iter_mut().for_each(|entry| entry.index = Index::Absent);
@@ -284,8 +284,8 @@ impl<'a> EndpointSliceReader<'a> {
         Some(())
     }
 
-    /// Returns the port to use. Returns `None` if there is no such port, or if several ports are
-    /// possible, which is reported.
+    /// Returns the port to use. If no port matches, leaves the slice out and returns `None`. If
+    /// several ports match, reports a fault and returns `None`.
     fn port(
         &mut self,
         ports: &[Port],

@@ -7,7 +7,7 @@ use lb_core::service::{Size, Subset};
 use lb_document::key::markdown;
 use proptest::prelude::*;
 
-/// A file about which its reader knows nothing except its text.
+/// The context of a file about which only the text is known.
 fn alone() -> ListContext<'static> {
     ListContext { path: Path::new("e.toml"), port_name: None, service: None, services: &[], hosts: &NO_HOSTS }
 }
@@ -141,7 +141,7 @@ fn an_unreadable_address_does_not_hide_a_duplicate_index() {
 #[test]
 fn a_file_without_endpoints_is_refused() {
     let expected = "1:1: the file has no endpoint; an empty list is refused so that a truncated file does \
-                    not take the service down (to stop all traffic give every endpoint weight = 0)";
+                    not take the service down (to stop all traffic, write weight = 0 for every endpoint)";
     for (text, path) in
         [("", "e.toml"), (" \n\t", "e.toml"), ("# nothing\n", "e.toml"), ("endpoint = []", "e.toml")]
     {
@@ -288,7 +288,8 @@ fn a_file_beyond_its_limits_is_refused() {
     padded.push(' ');
     check(
         &padded,
-        "e.toml:1:1: the file is longer than 4194304 bytes (write it without blanks and without fields that socklb does not read)",
+        "e.toml:1:1: the file is longer than 4194304 bytes (write the file without blanks and without \
+         fields that socklb does not read)",
     );
 }
 

@@ -307,6 +307,6 @@ fn is_tagged(tag: Option<&Tag>) -> Result<bool, Wrong> {
 fn refuse(tag: Option<&Tag>) -> Result<(), Wrong> {
     match tag {
         None => Ok(()),
-        Some(tag) => Err((format!("tag {} is not read", quote(&tag.to_string())), Some("leave it out"))),
+        Some(tag) => Err((format!("tag {} is not read", quote(&tag.to_string())), Some("leave the tag out"))),
     }
 }
