@@ -71,7 +71,7 @@ impl CheckMethod {
         Ok(Self::Http { at, path: path.to_owned() })
     }
 
-    /// Makes the check once. Takes at most `timeout`, plus the time to kill a command.
+    /// Runs the check once. Takes at most `timeout`, plus the time to kill a command.
     pub async fn run(&self, timeout: Duration) -> Outcome {
         match self {
             Self::Tcp(at) => within(timeout, "accept a connection", tcp(*at)).await,

@@ -1,5 +1,5 @@
-//! The commands `socklb agent ...`: their options, and their effects. They print nothing; each
-//! returns the text to print.
+//! The commands `socklb agent ...`: their options, and their effects. The commands print nothing;
+//! each returns the text to print.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -43,14 +43,14 @@ pub struct AgentOptions {
 pub enum AgentCommand {
     /// Run the agent of this host: answer requests for reports and check the backends
     ///
-    /// Needs no privilege except for a port below 1024 and for `[xdp]`. Changes to the file are
-    /// applied automatically; SIGHUP reads it again.
+    /// Needs no privilege except for a port below 1024 and for `[xdp]`. The agent applies changes
+    /// of the file automatically; on SIGHUP it reads the file again.
     Serve(Serve),
     /// Run a backend's command: announce when it is ready, and end it without losing a request
     ///
     /// The backend is a lame duck until the command is ready, and again as soon as SIGTERM arrives.
     /// The command receives SIGTERM once its connections have ended. This process then ends as the
-    /// command does: with its exit code, or by its signal.
+    /// command does: with the same exit code, or by the same signal.
     Run(Box<Run>),
     /// Check an agent's configuration and the key files in it; report all faults at once
     Check {
@@ -60,7 +60,7 @@ pub enum AgentCommand {
     },
     /// Make a backend a lame duck: clients are notified at once and open no new connection to it
     ///
-    /// Lasts until `ready`, even if the agent restarts.
+    /// The backend stays a lame duck until `ready`, even if the agent restarts.
     LameDuck {
         /// Backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp [default: all of this host]
         #[arg(value_parser = name::parse)]
@@ -80,8 +80,8 @@ pub enum AgentCommand {
     },
     /// Show the backends: readiness with its reason, load, and subscribed clients
     ///
-    /// Exit codes: 0 all shown backends are ready and nothing is wrong; 3 otherwise; 1 no agent
-    /// answers; 4 permission.
+    /// Exit codes: 0 all shown backends are ready and there is no fault; 3 a shown backend is not
+    /// ready, or there is a fault; 1 no agent answers; 4 no permission.
     Status {
         /// Only this backend [default: all of this host]
         #[arg(value_parser = name::parse)]
@@ -90,10 +90,11 @@ pub enum AgentCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Report the load of an application; while valid, it takes precedence over measured load
+    /// Report the load of an application; while the report is valid, it takes precedence over
+    /// measured load
     Report(LoadReportOptions),
-    /// Create a key of a service, or derive a backend's key from it, and print it as lines of a key
-    /// file
+    /// Print the lines of a key file: a new key of a service, or a backend's key derived from the
+    /// service's key
     ///
     /// Client hosts need the service's key (`[reports] key`); a backend's host needs only the
     /// backend's key. Store keys in files of mode 0640 at most.
@@ -154,7 +155,7 @@ pub struct LoadReportOptions {
     pub window: u64,
 }
 
-/// Directories from the command line, which override those of the configuration.
+/// Directories from the command line, which override the directories of the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
     /// Directory of the control socket.
@@ -251,12 +252,12 @@ fn operator(
     }
     let waiting = match accepted.unheard {
         0 if accepted.is_new => {
-            "; the agent has just begun to report it, and some clients may not have sent a request yet"
+            "; the agent has just begun to report the backend, and some clients may not have sent a request yet"
                 .to_owned()
         }
         0 => String::new(),
-        1 => "; 1 client has not acknowledged it yet".to_owned(),
-        count => format!("; {count} clients have not acknowledged it yet"),
+        1 => "; 1 client has not acknowledged the change yet".to_owned(),
+        count => format!("; {count} clients have not acknowledged the change yet"),
     };
     Ok(Ended::well(format!("{}: {what}{waiting}\n", accepted.backends.join(", "))))
 }
@@ -325,7 +326,7 @@ impl Serve {
                 Some(HealthCheck::new(check))
             }
         };
-        // The key file is not followed, because without a configuration file there is no reload.
+        // The key file is not watched, because without a configuration file there is no reload.
         Ok(BackendConfig { key_file: None, ..backend })
     }
 }

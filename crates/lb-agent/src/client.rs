@@ -24,11 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// hundredth of this size.
 const MAX_BYTES: usize = 4 << 20;
 
-/// Why the agent did not answer, or refused.
+/// The reason why the agent did not answer, or refused.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// No agent listens at the socket.
-    #[error("no agent answers at {}: start one (`socklb agent serve`), or name its directory with --run", .0.display())]
+    #[error("no agent answers at {}: start one (`socklb agent serve`), or name the directory of its socket with --run", .0.display())]
     NotRunning(PathBuf),
     /// The socket cannot be opened.
     #[error("connect to {}", socket.display())]

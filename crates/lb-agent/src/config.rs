@@ -1,5 +1,5 @@
-//! The content of `agent.toml`: the backends of this host, and how the agent learns the health and
-//! load of each backend.
+//! The content of `agent.toml`: the backends of this host, and how the agent determines the health
+//! and load of each backend.
 //!
 //! In reading order: the values (this file), the rows of all keys (`keys`), the parsers of the text
 //! and of its key files (`read`, `key_file`), and the tables for the documentation page
@@ -39,7 +39,7 @@ pub const PORT: u16 = 9465;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentConfig {
-    /// The file that this configuration was read from, if any.
+    /// The file from which this configuration was read, if any.
     pub path: Option<PathBuf>,
     /// Addresses to listen at. `None` means port [`PORT`] on all addresses of both families, or on
     /// all IPv4 addresses if there is no IPv6.
@@ -73,7 +73,7 @@ impl Default for AgentConfig {
 }
 
 impl AgentConfig {
-    /// The keys that differ from `other` and need a restart.
+    /// The keys with different values in `self` and `other` that need a restart.
     pub fn fixed(&self, other: &Self) -> Vec<&'static str> {
         let mut fixed = Vec::new();
         let mut differ = |key, differs: bool| fixed.extend(differs.then_some(key));
@@ -97,7 +97,7 @@ impl AgentConfig {
 pub struct BackendConfig {
     pub name: Name,
     pub keys: Keys<BackendKey>,
-    /// The file that the keys were read from, if any.
+    /// The file from which the keys were read, if any.
     pub key_file: Option<PathBuf>,
     /// The health check; `None` if the agent does not check the backend's health.
     pub check: Option<HealthCheck>,
@@ -143,7 +143,7 @@ pub struct HealthCheck {
     pub timeout: Duration,
     /// Passed checks in a row that make a backend healthy.
     pub rise: u32,
-    /// Failed checks in a row that make it unhealthy.
+    /// Failed checks in a row that make a backend unhealthy.
     pub fall: u32,
 }
 
@@ -166,18 +166,19 @@ impl HealthCheck {
     }
 }
 
-/// How the agent learns a backend's utilization.
+/// The source of a backend's utilization.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Utilization {
-    /// The application reports it.
+    /// The application reports its utilization. While it reports none, the agent measures the
+    /// cgroup with which the backend's program has registered, if there is one.
     Application,
-    /// The application reports its utilization. While it reports none, the agent measures the use
-    /// of the cgroup.
+    /// The application reports its utilization. While it reports none, the agent measures this
+    /// cgroup.
     Cgroup {
         /// The cgroup's path, relative to the mount of cgroups.
         cgroup: PathBuf,
         /// The processors that the cgroup can use, in thousandths. `None`: the smallest limit of
-        /// the cgroup and of those above it, else the host's processors.
+        /// the cgroup and of the cgroups above it or, without a limit, the host's processors.
         cores: Option<u32>,
     },
     /// The agent measures nothing, and refuses the application's reports.

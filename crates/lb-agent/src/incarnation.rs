@@ -1,5 +1,5 @@
-//! The incarnation: a number that is larger at each start of the agent, even if the disk is lost or
-//! the clock is set back.
+//! The incarnation: a number that increases with each start of the agent, even if the disk is lost
+//! or the clock is set back.
 //!
 //! The incarnation is the last stored number plus one, or the Unix time in seconds if that is more.
 //! So a lost disk does no harm if the clock was not set back, and a clock that was set back does no
@@ -19,7 +19,7 @@ const FILE: &str = "incarnation";
 /// Maximum size of the file, in bytes. A number of 32 bits and a line break take eleven bytes.
 const MAX_BYTES: u64 = 64;
 
-/// The latest time of the clock that is used, in seconds. Even if the clock is a century fast, a
+/// The maximum incarnation that is derived from the clock. Even if the clock is a century fast, a
 /// million further starts are possible.
 const LATEST: u32 = u32::MAX - 1_000_000;
 

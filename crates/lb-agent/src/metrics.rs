@@ -58,7 +58,7 @@ impl Collector for Page {
         counter(
             encoder,
             "socklb_agent_datagrams",
-            "Datagrams that arrived, by result; each counts once.",
+            "Datagrams that arrived, by result; each datagram has exactly one result.",
             answered.chain(refused).map(|(result, count)| (vec![("result", result)], count)),
         )?;
         let none = |count| [(vec![], count)];
@@ -95,7 +95,7 @@ impl Collector for Page {
         counter(
             encoder,
             "socklb_agent_subscribers_replaced",
-            "Clients that no longer receive pushes because other clients took their places.",
+            "Clients that no longer receive pushes because other clients replaced them.",
             none(datagrams.replaced),
         )?;
         self.backends(encoder)
@@ -119,7 +119,7 @@ impl Page {
         gauge(
             encoder,
             "socklb_agent_backend_readiness",
-            "1 for the reported readiness of the backend, 0 for the others.",
+            "1 for the reported readiness of the backend, 0 for each other readiness.",
             readinesses,
         )?;
         let load = |of: fn(&ReportedLoadStatus) -> Option<f64>| {

@@ -1,4 +1,4 @@
-//! A backend's name as text: `ADDRESS:PORT`, followed by `/udp` if that is its protocol.
+//! A backend's name as text: `ADDRESS:PORT`, followed by `/udp` if the protocol is UDP.
 
 use lb_core::service::Protocol;
 use lb_document::parse_address;

@@ -16,12 +16,12 @@ pub trait ReadinessReporter: Send {
     /// agent then notifies clients.
     ///
     /// # Errors
-    /// If the agent does not accept it. The caller retries.
+    /// If the agent does not accept the readiness. The caller retries.
     fn report(&mut self, readiness: Readiness) -> impl Future<Output = anyhow::Result<()>> + Send;
 
     /// The number of clients that have sent a request recently and have not acknowledged the last
-    /// report. If the agent has not yet reported the backend for so long that every client has sent
-    /// a request, the number is at least 1.
+    /// report. The number is at least 1 while the agent has reported the backend for less time than
+    /// all clients need to send a request.
     ///
     /// # Errors
     /// If the agent does not answer.

@@ -105,7 +105,8 @@ pub struct Agent {
 /// Maximum number of simultaneous HTTP connections, for each port and for the control socket.
 const CONNECTIONS: usize = 64;
 
-/// Maximum number of waiting queries, and of waiting events. If there are that many, senders wait.
+/// Capacity of the channel of queries and of the channel of events. While a channel is full, its
+/// senders wait.
 const WAITING: usize = 256;
 
 /// Starts an agent in the caller's runtime. The agent answers requests by the time this function
@@ -180,7 +181,8 @@ struct StoredAgentState {
 }
 
 impl StoredAgentState {
-    /// Time limit for reading the directory. An agent without its state is better than no reports.
+    /// Time limit for reading the directory. After this time, the agent starts without the stored
+    /// state, because reports are more important.
     const WITHIN: Duration = Duration::from_secs(5);
 
     /// Reads the state directory on a separate thread, because its file system may hang.
@@ -199,7 +201,7 @@ impl StoredAgentState {
                 let fault = format!("{} does not answer", state.display());
                 warn!(
                     error = fault,
-                    "cannot read the state directory; no change is saved until a restart can read it"
+                    "cannot read the state directory; no change is saved until a restarted agent can read it"
                 );
                 Self::nothing(wall, Some(fault))
             }
@@ -219,7 +221,7 @@ impl StoredAgentState {
                 let error = chain(&error);
                 warn!(
                     error,
-                    "cannot read the lame-duck list; no change is saved until a restart can read it"
+                    "cannot read the lame-duck list; no change is saved until a restarted agent can read it"
                 );
                 Self {
                     incarnation,
@@ -314,7 +316,7 @@ impl Agent {
         }
     }
 
-    /// Returns if the event loop has ended, which is a fault.
+    /// Waits until the event loop ends, which is a fault.
     pub async fn ended(&mut self) {
         let _ = (&mut self.event_loop).await;
     }

@@ -7,7 +7,8 @@ use lb_view::status::InterfaceStatus;
 use lb_view::text::{ALWAYS, Column, Style, TableRow, table};
 use serde::{Deserialize, Serialize};
 
-/// The version of [`AgentStatus`] as JSON. It rises when a key is removed or changes its meaning.
+/// The version of [`AgentStatus`] as JSON. The version rises when a key is removed or changes its
+/// meaning.
 pub const SCHEMA: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,7 +19,7 @@ pub struct AgentStatus {
     pub version: String,
     /// The number of this start of the agent.
     pub incarnation: u32,
-    /// The addresses at which it listens.
+    /// The addresses at which the agent listens.
     pub listen: Vec<String>,
     /// Faults that an operator should look at.
     pub faults: Vec<String>,
@@ -34,8 +35,8 @@ pub struct AgentStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Configuration {
     pub path: String,
-    /// Why the current file cannot be used; `None` if it can. If it cannot, the earlier
-    /// configuration stays in force.
+    /// The reason why the current file cannot be used; `None` if it can be used. While there is a
+    /// reason, the earlier configuration stays in force.
     pub error: Option<String>,
     /// Keys that have changed in the file and need a restart.
     pub takes_a_restart: Vec<String>,
@@ -43,7 +44,7 @@ pub struct Configuration {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServedBackendStatus {
-    /// Its name.
+    /// The name of the backend.
     pub backend: String,
     /// `ready`, `lame-duck`, `down` or `unknown`.
     pub readiness: String,
@@ -61,7 +62,7 @@ pub struct ServedBackendStatus {
     pub subscribers: usize,
     /// The subscribers that have sent a request recently but have not acknowledged the last change.
     pub unheard: usize,
-    /// The IDs of its keys, with the key in use first.
+    /// The IDs of the backend's keys, with the key in use first.
     pub keys: Vec<u16>,
 }
 
@@ -69,7 +70,7 @@ pub struct ServedBackendStatus {
 pub struct HealthCheckStatus {
     /// The method of the check.
     pub check: String,
-    /// Why the last check failed; `None` if it passed, or none has ended yet.
+    /// The reason why the last check failed; `None` if it passed, or if no check has ended yet.
     pub failure: Option<String>,
     /// Seconds since the last check ended.
     pub ago_seconds: Option<f64>,
@@ -78,7 +79,7 @@ pub struct HealthCheckStatus {
 /// A program that runs a backend.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Runner {
-    /// Process ID; `None` if the program has registered only before the agent restarted.
+    /// Process ID; `None` if the program has not registered since the agent restarted.
     pub process: Option<u32>,
     /// The user of the process.
     pub user: Option<u32>,
@@ -99,7 +100,7 @@ pub struct ReportedLoadStatus {
     pub utilization: Option<f64>,
     /// Seconds since the load was measured.
     pub age_seconds: f64,
-    /// Whether the application has reported it.
+    /// Whether the application has reported the load.
     pub by_application: bool,
 }
 

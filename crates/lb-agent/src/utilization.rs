@@ -1,5 +1,6 @@
-//! How much of its capacity a backend uses. This is computed from two times: how long the tasks of
-//! its cgroup have run on processors, and how long at least one task has waited for a processor.
+//! The utilization of a backend: the used part of its capacity. The utilization is computed from
+//! two times: the time for which the tasks of the backend's cgroup have run on processors, and the
+//! time in which at least one task has waited for a processor.
 //!
 //! The time of waiting counts because the time on processors does not rise when neighbours occupy
 //! the processors. This file has the arithmetic; `cgroup` reads the files of the kernel.
@@ -18,7 +19,7 @@ pub use mounts::Mounts;
 pub use own::{own_cgroup, own_tree};
 
 /// The path of a cgroup, relative to the mount; `None` if the text is not the path of a cgroup
-/// below it.
+/// below the mount.
 pub fn below_the_mount(text: &str) -> Option<PathBuf> {
     let path = Path::new(text.trim_matches('/'));
     let is_below = path.components().all(|component| matches!(component, Component::Normal(_)));
@@ -30,17 +31,17 @@ pub fn below_the_mount(text: &str) -> Option<PathBuf> {
 pub struct Usage {
     /// When the use was read.
     pub at: Instant,
-    /// Time on processors, of all its threads together.
+    /// Time on processors, of all threads of the cgroup together.
     pub used: Duration,
-    /// Time in which at least one task waited for a processor; `None` if the kernel does not count
-    /// it.
+    /// Time in which at least one task waited for a processor; `None` if the kernel does not
+    /// measure this time.
     pub waited: Option<Duration>,
     /// The processors that the cgroup can use, in thousandths.
     pub cores: u32,
 }
 
 impl Usage {
-    /// The utilization since another reading, in thousandths, and the time between the readings.
+    /// The utilization since an earlier reading, in thousandths, and the time between the readings.
     /// `None` if the utilization is unknown, for example because the cgroup was created again.
     pub fn since(&self, before: &Self) -> Option<(u32, Duration)> {
         let window = self.at.checked_duration_since(before.at).filter(|window| !window.is_zero())?;

@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 #[derive(Parser)]
 struct Cli {
-    /// File that lines are appended to
+    /// File to which lines are appended
     log: PathBuf,
     /// Address of the backend
     address: SocketAddr,

@@ -42,7 +42,7 @@ pub struct Run {
 /// Runs the command to its end.
 ///
 /// # Errors
-/// If no agent can report for the backend. The command is not started in that case.
+/// If no agent can report the backend. The command is not started in that case.
 pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
     init_log(what.log_format);
     let keys = what.key.as_deref().map(read_key_file).transpose()?;

@@ -14,10 +14,10 @@ use super::keys::{backend, check, utilization};
 use super::{BackendConfig, HealthCheck, Utilization};
 use crate::check::CheckMethod;
 
-/// Reads the keys of a file, or returns why it cannot.
+/// Reads the keys in a file, or returns the reason why it cannot.
 pub type ReadKeys<'r> = dyn FnMut(&Path) -> Result<Keys<BackendKey>, String> + 'r;
 
-/// Parses a table. Returns `None` if the table has a fault, which is reported.
+/// Parses a table. If the table has a fault, reports the fault and returns `None`.
 pub fn read(
     table: &Table<'_>,
     directory: &Path,

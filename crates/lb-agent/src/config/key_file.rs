@@ -8,14 +8,15 @@ use lb_host::regular_file;
 use lb_report::keys::{Keys, KeysError, Secret};
 use thiserror::Error;
 
-/// Maximum size of a key file, in bytes. Two keys and their comments need a tenth of it.
+/// Maximum size of a key file, in bytes. Two keys and their comments need less than a tenth of this
+/// size.
 const MAX_BYTES: u64 = 64 << 10;
 
 /// Mode bits that a key file may not have. The group may only read it, and other users may have no
 /// access.
 const TOO_OPEN: u32 = 0o037;
 
-/// Why a key file cannot be used. Contains no part of a key.
+/// The reason why a key file cannot be used. The message contains no part of a key.
 #[derive(Debug, Error)]
 pub enum KeyFileError {
     #[error("read {}", path.display())]

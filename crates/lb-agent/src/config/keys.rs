@@ -25,7 +25,7 @@ pub static SECTIONS: [&[&Section]; 3] =
     [&[&agent::SECTION], &[&xdp::SECTION], &[&backend::SECTION, &check::SECTION, &utilization::SECTION]];
 
 section! {
-    agent, "[agent.toml]", "agent.toml", "the agent itself. Its keys come before all tables; a change to any of them except `backend` needs a restart";
+    agent, "[agent.toml]", "agent.toml", "the agent itself. These keys come before all tables. A change to any key except `backend` needs a restart";
 
     LISTEN "listen": FreeForm(&["\"[::]:9465\"", "[\"10.0.0.1:9465\", \"[2001:db8::1]:9465\"]"]),
         Means("port 9465 on all addresses"),
@@ -35,8 +35,8 @@ section! {
     RUN "run": Text<Cow<'static, str>>(&["/run/socklb-agent"], path), Is(Cow::Borrowed("/run/socklb-agent")),
         "directory of the agent's control socket";
     GROUP "group": Text<Cow<'static, str>>(&["deploy"], path), Means("only the agent's own group"),
-        "another group whose members may control the agent, by its name or number. Only an agent that runs as root gives its socket to this \
-         group";
+        "the name or number of another group whose members may control the agent. Only an agent that runs \
+         as root makes this group the group of its socket";
     LOG_FORMAT "log_format": Keyword<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
         "format of the log's lines. `json`: each line is an object with `timestamp`, `level`, `target`, `message` and the fields";
     XDP "xdp": FreeForm(&["[xdp]"]), Means("none"), "the network interfaces on which the kernel answers in the agent's place, see below";
@@ -49,7 +49,7 @@ section! {
          agent gets no processor time: see [the page on reports](reports.md#while-a-backends-host-is-overloaded-xdp)";
 
     INTERFACES "interfaces": FreeForm(&["[\"eth0\"]"]), Required,
-        "the network interfaces. The kernel answers only requests to their own addresses";
+        "the network interfaces. The kernel answers only requests to the interfaces' own addresses";
     GENERIC "generic": FreeForm(&["true"]), Means("`false`"),
         "whether the network stack may run the XDP program on an interface whose driver does not support \
          XDP. This turns GRO off on that interface";
@@ -68,8 +68,8 @@ section! {
     CHECK "check": FreeForm(&["\"tcp\"", "\"off\"", "{ http = \"/healthz\" }", "{ command = [\"/usr/bin/app\", \"check\"] }"]),
         Means("`\"tcp\"`; required for a UDP backend"),
         "the health check. `\"tcp\"`: the backend must accept a connection. A table: one of the methods in \
-         the next rows. `\"off\"`: the agent does not check the backend, and only `socklb agent run` reports \
-         whether it is ready";
+         the next rows. `\"off\"`: the agent does not check the backend, and only `socklb agent run` \
+         reports whether the backend is ready";
     INTERVAL "interval": Time(Duration::from_millis(200)..=Duration::from_hours(1)), Is(Duration::from_secs(2)),
         "time from one check to the next, varied by up to a tenth";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
@@ -81,24 +81,25 @@ section! {
         "how long clients still treat a lame duck as a lame duck after its reports stop. The time should be \
          longer than a restart takes";
     VALID_FOR "valid_for": Time(Duration::from_secs(1)..=MAX_VALID_FOR), Is(Duration::from_secs(45)),
-        "how long a client uses a report if no newer one arrives. The time should be three times the longest \
-         interval between two requests of a client";
+        "how long a client uses a report if no newer report arrives. The time should be three times the \
+         longest interval between two requests of a client";
     UTILIZATION "utilization": FreeForm(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
         "where the agent gets the backend's utilization. `\"application\"`: from the application's reports \
-         (`socklb agent report`), otherwise from the cgroup of `socklb agent run`. A table: from the \
-         application's reports, otherwise from the cgroup in the table. `\"off\"`: the agent reports no \
-         utilization, and refuses the application's reports";
+         (`socklb agent report`) or, while there are none, from the cgroup of `socklb agent run`. A table: \
+         from the application's reports or, while there are none, from the cgroup in the table. `\"off\"`: \
+         the agent reports no utilization, and refuses the application's reports";
 }
 
 section! {
     check, "check", "check", "";
 
     TCP "tcp": Text<SocketAddr>(&["127.0.0.1:8080"], address), Means("none"),
-        "the check passes if this address accepts a connection. Use it for a backend that does not listen at the address that is its name";
+        "the check passes if this address accepts a connection. Use this method for a backend that does not listen at its `address`";
     HTTP "http": Text<Cow<'static, str>>(&["/healthz"], http_path), Means("none"),
-        "the check passes if a GET of this path returns a status from 200 to 299. The agent does not follow \
-         redirects, so a redirect fails the check. It reads only the head of the answer, up to 64 KiB";
+        "the check passes if a GET of this path returns a status from 200 to 299. The agent does not \
+         follow redirects, so a redirect fails the check. The agent reads only the head of the answer, up \
+         to 64 KiB";
     AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address to which `http` connects";
     COMMAND "command": FreeForm(&["[\"/usr/bin/app\", \"check\"]"]), Means("none"),
         "the check passes if this command ends with exit code 0. After `timeout` the agent kills the command and its process group";
@@ -110,7 +111,8 @@ section! {
     CGROUP "cgroup": Text<Cow<'static, str>>(&["system.slice/app.service"], cgroup), Required,
         "the cgroup to measure, relative to the cgroup mount. The utilization is the cgroup's use of \
          processors plus the time in which it waits for processors";
-    CORES "cores": FreeForm(&["1.5"]), Means("the smallest limit of the cgroup and of those above it, else the host's processors"),
+    CORES "cores": FreeForm(&["1.5"]), Means("the smallest limit of the cgroup and of the cgroups above it \
+                                              or, without a limit, the host's processors"),
         "how many processors the cgroup can use";
 }
 

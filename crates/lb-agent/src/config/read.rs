@@ -1,4 +1,4 @@
-//! Reads `agent.toml`, as a file and as a text.
+//! Reads `agent.toml` from a file or from a text.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,7 +25,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Maximum number of addresses at which the agent listens.
 const MAX_LISTEN: usize = 16;
 
-/// Why there is no configuration.
+/// The reason why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("read {}", path.display())]
@@ -66,7 +66,7 @@ fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
     bytes.ok_or_else(|| ConfigError::TooLong(path.to_owned()))
 }
 
-/// Parses the text of a configuration file. `keys` reads the key files that it names.
+/// Parses the text of a configuration file. `keys` reads the key files that the text names.
 ///
 /// # Errors
 /// All faults of the text.

@@ -13,7 +13,8 @@ pub fn tables() -> String {
     format!("\nThe keys of {}`[xdp]`, {}`[[backend]]`, {}", table(agent), table(xdp), table(backend))
 }
 
-/// The page with current tables; `None` if the page does not have these two lines.
+/// The page with current tables; `None` if the page does not contain the lines that mark the
+/// beginning and the end of the tables.
 pub fn with_tables(page: &str) -> Option<String> {
     let [begin, end] = MARKS;
     let (before, rest) = page.split_once(begin)?;

@@ -18,8 +18,8 @@ pub struct LocalReporter {
 }
 
 impl LocalReporter {
-    /// Registers for a backend in the agent's configuration. `readiness` is the present state of
-    /// the backend.
+    /// Registers this process as the program that runs `backend`, which must be in the agent's
+    /// configuration. `readiness` is the present state of the backend.
     ///
     /// # Errors
     /// If the agent does not have the backend.

@@ -27,7 +27,7 @@ use crate::serve::registrations::{LEASE, draw};
 use crate::utilization::{own_cgroup, own_tree};
 
 /// Reports the readiness of one backend through the host's agent. If the program ends without
-/// [`RemoteReporter::leave`], the agent treats it as dead.
+/// [`RemoteReporter::leave`], the agent treats the program as dead.
 pub struct RemoteReporter {
     link: Arc<Mutex<Link>>,
     showing: JoinHandle<()>,
@@ -64,7 +64,8 @@ impl RemoteReporter {
     /// may succeed, retries for up to `patience`.
     ///
     /// # Errors
-    /// If no agent answers there, if the agent refuses, or if another program runs the backend.
+    /// If no agent answers in this directory, if the agent refuses the registration, or if another
+    /// program runs the backend.
     pub async fn register(
         run: &Path,
         backend: Name,
@@ -93,7 +94,7 @@ impl RemoteReporter {
         Ok(Self { link, showing, following: None })
     }
 
-    /// Reads the key file regularly from now on. If the keys have changed, gives the new keys to
+    /// Reads the key file regularly from now on. If the keys have changed, sends the new keys to
     /// the agent.
     pub async fn follow(&mut self, key_file: PathBuf) {
         let read = keys_in(key_file.clone()).await;
@@ -109,10 +110,10 @@ impl RemoteReporter {
         self.following.iter().for_each(JoinHandle::abort);
     }
 
-    /// Releases the backend. Clients remember its last report.
+    /// Releases the backend. Clients continue to use its last report.
     ///
     /// # Errors
-    /// If the agent does not accept the release; it then treats this program as dead.
+    /// If the agent does not accept the release. The agent then treats this program as dead.
     pub async fn leave(self) -> Result<(), ClientError> {
         self.stop_showing();
         let mut link = self.link.lock().await;
@@ -148,10 +149,10 @@ impl ReadinessReporter for RemoteReporter {
 }
 
 impl Link {
-    /// Whether a retry may succeed. If a killed program still has the backend, a retry may succeed,
-    /// because the agent will notice the program's death. If no agent runs, an agent may be
-    /// starting: a retry may succeed if this host should have an agent. If the program has no keys
-    /// to report by itself, a retry is the only way.
+    /// Whether a retry may succeed. If the backend is taken, its program may have been killed, and
+    /// the agent detects this after a while. If no agent runs on a host that should have an agent,
+    /// an agent may be starting. A program without keys cannot report by itself, so it always
+    /// retries if no agent runs.
     fn may_succeed_later(&self, error: &ClientError) -> bool {
         match error {
             ClientError::Taken(_)
@@ -174,8 +175,8 @@ impl Link {
             ("registration", self.registration.to_string()),
             ("readiness", word(self.readiness).to_owned()),
         ];
-        // The same path is another cgroup in another tree, so the path is sent with its tree. An
-        // empty path, which is the root of a container's tree, is not sent.
+        // A path identifies a cgroup only within one tree, so the request contains the path and its
+        // tree. An empty path, which is the root of a container's tree, is not sent.
         let cgroup = own_cgroup().filter(|cgroup| !cgroup.as_os_str().is_empty());
         let cgroup = cgroup.and_then(|cgroup| cgroup.into_os_string().into_string().ok());
         if let (Some(cgroup), Some(tree)) = (cgroup, own_tree()) {
@@ -237,7 +238,7 @@ impl Link {
     }
 }
 
-/// Runs until the reporter is dropped.
+/// Renews the registration at intervals, until the reporter is dropped.
 async fn show(link: Arc<Mutex<Link>>) {
     let mut ticks = tokio::time::interval(SHOWN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -257,8 +258,8 @@ async fn show(link: Arc<Mutex<Link>>) {
     }
 }
 
-/// Runs until the reporter is dropped. This is a separate task and holds no lock while it reads,
-/// because a file system may hang.
+/// Reads the key file at intervals, until the reporter is dropped. This is a separate task that
+/// holds no lock while it reads, because a file system may hang.
 async fn follow(link: Arc<Mutex<Link>>, key_file: PathBuf) {
     let mut ticks = tokio::time::interval(SHOWN);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -269,7 +270,7 @@ async fn follow(link: Arc<Mutex<Link>>, key_file: PathBuf) {
     }
 }
 
-/// The keys in a file, or why they cannot be used.
+/// The keys in a file, or the reason why they cannot be used.
 async fn keys_in(file: PathBuf) -> Result<Keys<BackendKey>, String> {
     let read = tokio::task::spawn_blocking(move || read_key_file(&file).map_err(|error| chain(&error)));
     read.await.unwrap_or_else(|error| Err(error.to_string()))

@@ -15,8 +15,8 @@ pub struct BackendListener {
     /// The address that clients use, which may not exist in this namespace, and the port at which
     /// the backend listens here.
     pub address: SocketAddr,
-    /// Whether a socket at this port has exactly this address. If so, connections to other
-    /// addresses do not belong to the backend.
+    /// Whether a socket at this port has exactly this address. If a socket has it, connections to
+    /// other addresses do not belong to the backend.
     pub is_alone: bool,
 }
 
@@ -67,13 +67,13 @@ impl BackendListener {
     }
 
     fn count(self, socket: &SocketEntry, idle_after: Duration, connections: &mut Connections) {
-        // After the application has closed a connection, the kernel ends it by itself, even if the
-        // application no longer runs.
+        // After the application has closed a connection, the kernel ends the connection by itself,
+        // even if the application no longer runs.
         if socket.listens || socket.is_closed || !self.is_ours(socket.local.ip()) {
             return;
         }
-        // The kernel reports no idle time for an incomplete handshake. It counts as busy, because
-        // a client is about to use the connection.
+        // The kernel reports no idle time for an incomplete handshake. The handshake counts as a
+        // busy connection, because a client is about to use the connection.
         let is_idle = socket.queued == 0 && socket.idle.is_some_and(|idle| idle >= idle_after);
         if is_idle {
             connections.idle += 1;
@@ -143,7 +143,7 @@ mod tests {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let mut other = listener(SocketAddr::new([127, 0, 0, 9].into(), address.port()));
-        // As far as can be known from here, the backend is behind address translation.
+        // No socket has the backend's address, so the backend may be behind address translation.
         assert!(other.find().unwrap() && !other.is_alone);
         let alone = TcpListener::bind(other.address).unwrap();
         assert!(other.find().unwrap() && other.is_alone);

@@ -33,7 +33,7 @@ pub struct RunDriver {
     began: Instant,
     /// The task that checks repeatedly whether the application can serve.
     check: Option<JoinHandle<()>>,
-    /// Number of readiness commands that were started.
+    /// Number of readiness checks that were started.
     checks: u64,
     /// When the connections will be counted next; `None` while they are being counted.
     look_at: Option<Instant>,
@@ -176,7 +176,8 @@ impl RunDriver {
                     self.processes.stop(signal);
                 }
                 Action::Kill => {
-                    // The lifecycle repeats this action whenever a process ends and others remain.
+                    // The lifecycle repeats this action whenever a process ends and other processes
+                    // remain.
                     if !std::mem::replace(&mut self.is_killing, true) {
                         tracing::warn!(kill_after = ?self.args.kill_after, "the application did not end in time; killing it");
                     }

@@ -25,12 +25,12 @@ pub enum RunEvent {
     Check,
     /// The time limit of the readiness command with this number has passed.
     CheckOverdue(u64),
-    /// If the application is not ready, this must be logged now.
+    /// The time has passed after which a warning is logged if the application is not ready.
     Late,
     /// The number of clients that have not acknowledged the last report.
     Unacknowledged(usize),
-    /// A count of the connections has ended: when it began, since the start of the run, and its
-    /// result.
+    /// A count of the connections has ended. The fields are the time from the start of the run to
+    /// the start of the count, and the result.
     Looked(Duration, io::Result<Connections>),
 }
 

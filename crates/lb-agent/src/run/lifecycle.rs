@@ -2,7 +2,7 @@
 //! actions.
 //!
 //! The state machine is pure: it uses no processes and no sockets. The time since the start of the
-//! run is an argument, and the driver executes the actions that it returns.
+//! run is an argument, and the driver executes the actions that the state machine returns.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ pub struct LifecycleOptions {
 /// One count of the backend's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSnapshot {
-    /// When the count began.
+    /// The time from the start of the run to the start of the count.
     pub began: Duration,
     /// The number of connections in use.
     pub busy: usize,
@@ -90,7 +90,7 @@ pub enum Input {
     Elapsed,
 }
 
-/// Why the wait for connections is over.
+/// The reason why the wait for connections is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// All clients have acknowledged, or the time to acknowledge is over; and no connection is in
@@ -102,13 +102,14 @@ pub enum Cause {
     SecondSignal,
 }
 
-/// How the wait for connections went.
+/// The result of the wait for connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     pub cause: Cause,
     /// How long the wait took.
     pub waited: Duration,
-    /// The number of clients that had not acknowledged; `None` if the agent never reported it.
+    /// The number of clients that had not acknowledged; `None` if the agent never reported this
+    /// number.
     pub unacknowledged: Option<usize>,
     /// The last count of the connections; `None` if there was none.
     pub look: Option<ConnectionSnapshot>,
@@ -125,7 +126,7 @@ pub enum Action {
     NotifyApplication,
     /// Sends a signal to the command, or to the processes that it has left behind.
     PassOn(Signal),
-    /// Logs how the wait went.
+    /// Logs the result of the wait.
     Report(Wait),
     /// Sends a signal to the command's process group, or to the processes that the command has left
     /// behind, and continues these processes if they are stopped.
@@ -168,20 +169,21 @@ pub struct Lifecycle {
     state: State,
     /// The readiness that was reported last.
     reported: Option<Readiness>,
-    /// The command is stopped by a signal and serves no client.
+    /// Whether a signal has stopped the command, which then serves no client.
     stopped: bool,
     /// How the command itself has ended or, if it has left the application behind, how the
     /// application has ended.
     status: Option<ProcessStatus>,
-    /// The command has ended with exit code 0, and its descendants continue: they are the
+    /// Whether the command has ended with exit code 0 while its descendants continue: they are the
     /// application.
     forked_away: bool,
-    /// The application has ended or has stopped serving, and no signal had requested this.
+    /// Whether the application has ended or has stopped serving without a signal that requested
+    /// this.
     down: bool,
 }
 
 impl Lifecycle {
-    /// To be called when the command has started. Also returns the first actions.
+    /// The state machine of a command that has just started, and the first actions.
     pub fn new(rules: LifecycleOptions) -> (Self, Vec<Action>) {
         let mut lifecycle = Self {
             rules,
@@ -212,7 +214,7 @@ impl Lifecycle {
         self.status.is_some()
     }
 
-    /// When the lifecycle needs [`Input::Elapsed`].
+    /// The time since the start of the run at which the lifecycle needs [`Input::Elapsed`].
     pub fn deadline(&self) -> Option<Duration> {
         match self.state {
             State::Starting | State::Serving | State::Ended => None,

@@ -25,14 +25,15 @@ pub struct Args {
     #[arg(long, value_name = "CMD")]
     pub prewarm: Option<String>,
     /// How the application shows that it can serve: tcp:PORT (accepts a connection), http:PORT/PATH
-    /// (answers with 2xx) or cmd:CMD (CMD ends with exit code 0) [default: tcp at its port]
+    /// (answers with 2xx) or cmd:CMD (CMD ends with exit code 0) [default: tcp at the backend's
+    /// port]
     #[arg(long, value_name = "CHECK", value_parser = check)]
     pub ready: Option<ReadinessMethod>,
     /// How long connections may take to end after SIGTERM (10s to 150s)
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = grace)]
     pub grace: Duration,
-    /// Do not wait for connections that have had no traffic for this time; it should be longer than
-    /// the application takes to process a request
+    /// Do not wait for connections that have had no traffic for this time; the time should be
+    /// longer than the application takes to process a request
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = idle)]
     pub idle: Duration,
     /// Notify the application that it is a lame duck: with a signal, such as USR1, or with a

@@ -37,7 +37,7 @@ pub enum CommandPurpose {
 pub enum ChildChange {
     /// The command has ended.
     Command(ProcessStatus),
-    /// A process has ended that the command or a shell command had left behind.
+    /// A process that the command or a shell command had left behind has ended.
     Descendant(ProcessStatus),
     /// A shell command has ended.
     Shell(CommandPurpose, ProcessStatus),
@@ -81,10 +81,10 @@ impl Processes {
         self.command
     }
 
-    /// Starts a shell command. It has the application's process ID in `SOCKLB_PID`.
+    /// Starts a shell command. Its variable `SOCKLB_PID` contains the application's process ID.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the shell cannot be started.
     pub fn start_shell(&mut self, purpose: CommandPurpose, line: &str) -> io::Result<()> {
         let mut command = Command::new("/bin/sh");
         // The notification socket of systemd is for the command, not for shell commands.
@@ -180,8 +180,8 @@ impl Processes {
     }
 
     /// Sends a signal to the command's process group or, if the command has ended, to the groups of
-    /// the processes that it has left behind. Then continues them, because a stopped process
-    /// handles no other signal.
+    /// the processes that it has left behind. Then continues these processes, because a stopped
+    /// process handles no other signal.
     pub fn stop(&self, signal: Signal) {
         let groups = if self.has_ended { self.left() } else { vec![self.command] };
         for id in groups {
@@ -192,7 +192,7 @@ impl Processes {
     }
 
     /// Kills the command's process group and the processes that it has left behind. Their children
-    /// become children of this process, and are killed next.
+    /// become children of this process, and the next call kills them.
     pub fn kill(&self) {
         for id in self.left().into_iter().chain((!self.has_ended).then_some(self.command)) {
             send_to_group_of(id, Signal::KILL);

@@ -8,8 +8,8 @@ use lb_http::probe::probe;
 use super::connections::BackendListener;
 use crate::check::connect;
 
-/// Pause between two attempts. It is short, so that a restart takes little longer than the
-/// application needs.
+/// Pause between two attempts. The pause is short, so that the check adds little to the time of a
+/// restart.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long an attempt may take.

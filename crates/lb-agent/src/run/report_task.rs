@@ -13,7 +13,7 @@ use crate::reporter::ReadinessReporter;
 /// How long the agent may take for one answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Pause before the first retry. It doubles with each retry, up to `LONGEST_PAUSE`.
+/// Pause before the first retry. The pause doubles with each retry, up to `LONGEST_PAUSE`.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the task may take to deliver the last report after the end of the run.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// Passes the readiness that the run wants to report to the task.
+/// The handle of the task: passes the backend's readiness to the task.
 pub struct ReportTask {
     wish: watch::Sender<Wish>,
     task: JoinHandle<()>,
@@ -110,7 +110,7 @@ async fn report_wishes<V: ReadinessReporter>(
     }
 }
 
-/// Waits for `pause`, or until the run wants another report.
+/// Waits for `pause`, or until the run changes its requests to the task.
 async fn wait(wishes: &mut watch::Receiver<Wish>, pause: Duration) {
     let changed = async {
         if wishes.changed().await.is_err() {

@@ -54,7 +54,7 @@ impl Signal {
     pub const TSTP: Self = Self(libc::SIGTSTP);
     /// Stop; cannot be caught.
     pub const STOP: Self = Self(libc::SIGSTOP);
-    /// Its meaning depends on the application.
+    /// A signal with a meaning that depends on the application.
     pub const USR1: Self = Self(libc::SIGUSR1);
 
     pub fn from_raw(number: i32) -> Self {
@@ -76,7 +76,7 @@ impl Signal {
         [Self::TERM, Self::INT].contains(&self)
     }
 
-    /// Whether it is one of the real-time signals, which have no names.
+    /// Whether the signal is one of the real-time signals, which have no names.
     pub(super) fn is_real_time(self) -> bool {
         REAL_TIME.contains(&self.0)
     }
@@ -152,9 +152,9 @@ impl std::fmt::Display for Signal {
     }
 }
 
-/// Calls `act` with SIGTTOU blocked in this thread. Otherwise SIGTTOU would stop a process that
-/// sets a terminal's foreground group while it is not in the foreground itself. May be called
-/// between fork and exec.
+/// Calls `act` with SIGTTOU blocked in this thread. If SIGTTOU were not blocked, it would stop a
+/// process that sets a terminal's foreground group while it is not in the foreground itself. May be
+/// called between fork and exec.
 pub(super) fn without_ttou<T>(act: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are plain numbers, and the calls write them before they are read. With these
     // arguments the calls cannot fail. All of them may be made between fork and exec.
@@ -185,8 +185,8 @@ pub(super) unsafe fn before_exec(
     unsafe { std::os::unix::process::CommandExt::pre_exec(command, act) };
 }
 
-/// Whether SIGPIPE was ignored when this process was started. With `IgnoreSIGPIPE=`, systemd does
-/// this.
+/// Whether SIGPIPE was ignored when this process was started. systemd starts services in this way
+/// unless `IgnoreSIGPIPE=no` is set.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 /// Whether SIGPIPE was ignored is recorded before `main`, in a function that the C library calls:
@@ -210,8 +210,9 @@ static BEFORE_MAIN: extern "C" fn() = {
     remember
 };
 
-/// Gives SIGPIPE, in the process that `command` starts, the disposition that it had when this
-/// process was started. The standard library would let SIGPIPE end the process.
+/// Restores, in the process that `command` starts, the disposition that SIGPIPE had when this
+/// process was started. The standard library would set the default disposition, with which SIGPIPE
+/// ends the process.
 pub(super) fn restore_sigpipe(command: &mut std::process::Command) {
     if PIPE_WAS_IGNORED.load(Ordering::Relaxed) {
         let ignore = || {

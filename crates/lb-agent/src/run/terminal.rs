@@ -65,9 +65,9 @@ impl Terminal {
         }
     }
 
-    /// Stops this process and the others of its job, as a shell expects when the command of a job
-    /// was stopped. Returns `true` after the shell has continued the job. Returns `false`, and
-    /// stops nothing, if no shell would continue it.
+    /// Stops this process and the other processes of its job, as a shell expects when the command
+    /// of a job was stopped. Returns `true` after the shell has continued the job. Returns `false`,
+    /// and stops nothing, if no shell would continue it.
     pub fn stop_job() -> bool {
         let has_shell = getppid().is_some_and(|parent| {
             let session = session_of(Some(parent));

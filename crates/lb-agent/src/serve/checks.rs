@@ -85,7 +85,7 @@ impl Checks {
     }
 }
 
-/// Runs until the task is aborted.
+/// Runs the check at intervals, until the task is aborted.
 async fn repeat(name: Name, number: u64, check: HealthCheck, events: mpsc::Sender<AgentEvent>) {
     loop {
         let next = tokio::time::Instant::now() + jittered(check.interval, random());

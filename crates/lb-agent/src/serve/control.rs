@@ -143,7 +143,7 @@ struct Registering {
     registration: u64,
     /// Relative to the mount of the cgroups.
     cgroup: Option<String>,
-    /// The program's cgroup namespace, which `cgroup` belongs to.
+    /// The program's cgroup namespace, to which `cgroup` belongs.
     cgroup_tree: Option<String>,
     /// Lines of a key file.
     keys: Option<String>,
@@ -228,8 +228,8 @@ impl Desk {
             let (user, own) = (peer.user, own_user());
             let groups: Vec<String> = self.groups.iter().map(ToString::to_string).collect();
             let text = format!(
-                "user {user} has no permission: only root, user {own} (the agent's), and members of the groups {} (the agent's own, and `group` \
-                 in agent.toml) have it",
+                "user {user} has no permission: only root, user {own} (the agent's), and members of the \
+                 groups {} (the agent's own, and `group` in agent.toml) have permission",
                 groups.join(" and ")
             );
             return (StatusCode::FORBIDDEN, text).into_response();

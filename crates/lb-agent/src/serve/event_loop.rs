@@ -174,9 +174,9 @@ impl Server {
     }
 
     /// Sets the readiness of a backend after its program has died. A backend that was a lame duck
-    /// or down stays so for as long as it is reported without its program, because a passing check
-    /// may come from an application that is still ending. In other cases the health check decides
-    /// from now on or, if the backend is not configured, its readiness is unknown.
+    /// or down remains a lame duck or down while it is reported without its program, because a
+    /// passing check may come from an application that is still ending. In other cases the health
+    /// check decides from now on or, if the backend is not configured, its readiness is unknown.
     fn without_runner(&mut self, name: Name, now: Instant) {
         let is_configured = self.is_configured(name);
         let Some(entry) = self.reports.get_mut(name) else { return };
@@ -205,7 +205,7 @@ impl Server {
         }
     }
 
-    /// Stores which backends are lame ducks, if that has changed.
+    /// Stores the list of lame ducks, if the list has changed.
     fn save_lame_ducks(&mut self) -> Option<Receipt> {
         let by_run =
             self.reports.iter().filter(|(_, entry)| entry.runner_readiness() == Some(Readiness::LameDuck));

@@ -58,8 +58,8 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// How long the answer to a command waits for the disk.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Stores the state on a separate thread, because a disk may be slow. Dropping this waits for
-/// pending writes, up to a time limit.
+/// Stores the state on a separate thread, because a disk may be slow. A drop waits for pending
+/// writes, up to a time limit.
 pub struct LameDuckStore {
     thread: Option<WriterThread>,
     fault: Arc<Mutex<Option<String>>>,
@@ -86,7 +86,7 @@ pub struct Receipt {
 
 impl Receipt {
     /// Waits until the change is written or the write has failed, but at most a second.
-    /// [`LameDuckStore::fault`] returns why it failed.
+    /// [`LameDuckStore::fault`] returns the reason of a failure.
     pub async fn settled(mut self) {
         let settled = self.tried.wait_for(|tried| *tried >= self.number);
         if tokio::time::timeout(ANSWERED_WITHIN, settled).await.is_err() {
@@ -135,7 +135,7 @@ impl LameDuckStore {
         Some(Receipt { number: *number, tried: tried.clone() })
     }
 
-    /// Why the last change is not stored; a restart of the agent would lose such a change.
+    /// The reason why the last change is not stored. A restart of the agent would lose this change.
     pub fn fault(&self) -> Option<String> {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -245,7 +245,7 @@ mod tests {
             LameDuckStore::new(&StateDirectory::at(folder.path()), LameDuckLists::default());
         let lists = LameDuckLists { lame_ducks: of("10.0.0.1:80"), ..LameDuckLists::default() };
         let first = lame_duck_store.save(lists.clone()).unwrap();
-        // Storing the same state again is the same change.
+        // The second call saves the same state, so it causes no further write.
         let second = lame_duck_store.save(lists.clone()).unwrap();
         second.settled().await;
         assert_eq!(LameDuckLists::read(&StateDirectory::at(folder.path())).unwrap(), lists);

@@ -27,7 +27,7 @@ pub struct Measuring {
     task: Option<JoinHandle<()>>,
     events: mpsc::Sender<AgentEvent>,
     before: BTreeMap<Name, Usage>,
-    /// Why a backend's cgroup cannot be measured.
+    /// For each backend with a configured cgroup that cannot be measured: the reason.
     pub errors: BTreeMap<Name, String>,
 }
 
@@ -114,7 +114,7 @@ impl Drop for Measuring {
     }
 }
 
-/// Runs until the task is aborted.
+/// Measures the cgroups every [`INTERVAL`], until the task is aborted.
 async fn repeat(cgroups: Vec<Cgroup>, events: mpsc::Sender<AgentEvent>) {
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

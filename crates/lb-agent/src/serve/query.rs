@@ -19,11 +19,11 @@ pub enum Query {
     /// A report or a command about backends.
     Verb {
         verb: Verb,
-        /// The process that sent it.
+        /// The process that sent the report or command.
         who: Registrant,
         /// Receives the result: whether the report or command was accepted, and for an operator's
-        /// command a receipt. The receipt shows when the command is stored, so that it survives a
-        /// restart of the agent.
+        /// command a receipt. The receipt shows when the command is stored, and therefore survives
+        /// a restart of the agent.
         answer: oneshot::Sender<(Result<AcceptedReport, QueryRefusal>, Option<Receipt>)>,
     },
     /// Requests that the configuration is read again.
@@ -35,7 +35,7 @@ pub enum Query {
 /// A report or a command about backends.
 #[derive(Debug)]
 pub enum Verb {
-    /// The operator requests that these backends are lame ducks, or that they no longer are.
+    /// The operator makes these backends lame ducks, or ends this state.
     Operator {
         /// The backend; `None` for all.
         backend: Option<Name>,
@@ -89,7 +89,7 @@ pub struct ApplicationLoad {
 pub struct AcceptedReport {
     /// The version of this structure.
     pub schema: u32,
-    /// The backends that the report or command is about.
+    /// The backends to which the report or command applies.
     pub backends: Vec<String>,
     /// The number of clients that have sent a request recently and have not acknowledged the last
     /// change, added up over these backends.
@@ -106,13 +106,13 @@ impl AcceptedReport {
     }
 }
 
-/// Why a report or command was refused.
+/// The reason why a report or command was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryRefusal {
     /// There is no such backend or registration here.
     #[error("{0}")]
     Absent(String),
-    /// Another program has the backend.
+    /// Another program runs the backend.
     #[error("{0}")]
     Taken(String),
     /// The report or command is invalid.

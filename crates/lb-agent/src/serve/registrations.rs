@@ -12,7 +12,7 @@ use lb_report::agent::name::Name;
 /// three times within this time.
 pub const LEASE: Duration = Duration::from_secs(5);
 
-/// How long a registration is remembered after its program has died, so that its backend is still
+/// How long a registration remains after its program has died, so that its backend is still
 /// reported. This is long enough for every client to send a request.
 const LINGER: Duration = Duration::from_mins(1);
 
@@ -113,7 +113,7 @@ pub enum RegistrationEnd {
     Gone(Name),
 }
 
-/// Why a program cannot register.
+/// The reason why a program cannot register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claimed {
     /// This process already runs the backend.
@@ -197,7 +197,8 @@ impl Registrations {
         Some(*name)
     }
 
-    /// A program releases its backend.
+    /// Removes the registration with this number. Returns the backend; `None` if there is no such
+    /// registration.
     pub fn unregister(&mut self, number: u64) -> Option<Name> {
         let name = *self.by_name.iter().find(|(_, one)| one.is_of(number))?.0;
         self.by_name.remove(&name);
@@ -215,7 +216,7 @@ impl Registrations {
         alive.filter_map(|(name, registration)| Some((*name, registration.cgroup.as_deref()?)))
     }
 
-    /// Ends the registrations that are overdue at `now`, and returns them.
+    /// Ends the registrations that are overdue at `now`, and returns their ends.
     pub fn expire(&mut self, now: Instant) -> Vec<RegistrationEnd> {
         let mut ends = Vec::new();
         self.by_name.retain(|name, registration| match registration.life {
@@ -266,7 +267,11 @@ mod tests {
             all.unregister(number);
             registered
         };
-        assert_eq!(register(1, 1_001, true), Ok(()), "a run with the key reserves nothing for its user");
+        assert_eq!(
+            register(1, 1_001, true),
+            Ok(()),
+            "a program with the key does not reserve the backend for its user"
+        );
         assert_eq!(register(2, 1_000, false), Ok(()));
         assert_eq!(register(3, 1_001, false), Err(Claimed::User(1_000)));
         assert_eq!(register(4, 1_001, true), Ok(()));
@@ -299,7 +304,7 @@ mod tests {
         assert_eq!(all.refresh(1, at(4)), Some(name));
         assert_eq!((all.next_at(), all.expire(at(8))), (Some(at(9)), vec![]));
         assert_eq!(all.expire(at(9)), [RegistrationEnd::Died(name)]);
-        assert_eq!(all.refresh(1, at(9)), None, "the run has to register again");
+        assert_eq!(all.refresh(1, at(9)), None, "the program has to register again");
         assert_eq!((all.expire(at(68)), all.expire(at(69))), (vec![], vec![RegistrationEnd::Gone(name)]));
         assert_eq!((all.by_name.len(), all.next_at()), (0, None));
         all.register(name, claim(1, true), true, who(1), start).unwrap();
@@ -307,7 +312,7 @@ mod tests {
         assert_eq!(
             all.register(name, claim(2, true), true, who(2), at(6)),
             Ok(()),
-            "a dead program cannot report"
+            "the backend of a dead program is free"
         );
     }
 

@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(2);
 pub struct ConfigReload {
     /// The configuration file, if the agent has one.
     pub file: Option<PathBuf>,
-    /// Why the file cannot be used; `None` if it can.
+    /// The reason why the file cannot be used; `None` if it can be used.
     pub error: Option<String>,
     /// The keys that have changed in the file and need a restart.
     pub fixed: Vec<&'static str>,
@@ -59,13 +59,13 @@ impl ConfigReload {
         }
     }
 
-    /// The caller reports here that the file, or another file in its directory, has changed.
+    /// Records that the file, or another file in its directory, has changed.
     pub fn changed(&mut self, now: Instant) {
         let (first, _) = self.changed_at.unwrap_or((now, now));
         self.changed_at = Some((first, now));
     }
 
-    /// When the agent should read the file.
+    /// The time at which the agent should read the file.
     pub fn due_at(&self) -> Option<Instant> {
         let (first, last) = self.changed_at.filter(|_| !self.is_read)?;
         Some((last + SETTLED).min(first + LONGEST))
@@ -165,7 +165,7 @@ impl Server {
         self.measure(now);
     }
 
-    /// Measures the configured cgroups and those of programs that run backends. Removes the
+    /// Measures the configured cgroups, and the cgroups of programs that run backends. Removes the
     /// measured load of all other backends.
     pub fn measure(&mut self, now: Instant) {
         if !self.measuring.set(&self.config.backends, self.registrations.cgroups()) {

@@ -1,6 +1,6 @@
 //! Answers that the kernel gives in the agent's place (XDP), on the configured network interfaces.
-//! They stay fast even while the agent gets no processor time. The agent prepares the answers, and
-//! learns from the kernel which clients have sent requests.
+//! These answers are fast even while the agent gets no processor time. The agent prepares them, and
+//! reads from the kernel which clients have sent requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -28,12 +28,13 @@ const APART: Duration = Duration::from_millis(5);
 /// The kernel's answers in the agent's place.
 pub struct Responding {
     place: Place,
-    /// The loaded program, or why it cannot be loaded.
+    /// The loaded program, or the reason why it cannot be loaded.
     loaded: Result<LoadedResponder, String>,
-    /// Why an answer could not be prepared, in the last complete preparation or since then; `None`
-    /// if all could.
+    /// The reason why an answer could not be prepared, in the last complete preparation or since
+    /// then; `None` if all answers were prepared.
     unprepared: Option<String>,
-    /// Why the last read of the clients that have sent requests failed; `None` if it succeeded.
+    /// The reason why the last read of the clients that have sent requests failed; `None` if it
+    /// succeeded.
     unread: Option<String>,
 }
 
@@ -184,8 +185,8 @@ fn load(
     Ok(LoadedResponder { answers, follower, prepared, prepared_at: now, looked_at: None })
 }
 
-/// Prepares all answers if `all` is set, otherwise only those of backends with a report that has
-/// changed since the last preparation.
+/// Prepares all answers if `all` is set. If it is not set, prepares only the answers of backends
+/// with a report that has changed since the last preparation.
 fn prepare(
     answers: &Answers,
     prepared: &mut BTreeMap<Name, u64>,
@@ -246,8 +247,8 @@ impl Work for Attaching {
         let error = match responder.set_addresses(&served_addresses(listen, &named)) {
             Ok(0) => None,
             Ok(more) => Some(format!(
-                "the interfaces of [xdp] have {more} addresses too many: the kernel answers at no more than \
-                 {MAX_ADDRESSES}"
+                "the interfaces of [xdp] have {more} addresses too many: the kernel answers at no more \
+                 than {MAX_ADDRESSES} addresses"
             )),
             Err(error) => Some(format!("cannot set the kernel's answering addresses: {}", chain(&error))),
         };
@@ -326,7 +327,11 @@ mod tests {
         assert_eq!(of(&["[::]:9465"]), "192.0.2.1 192.0.2.2 2001:db8::1");
         assert_eq!(of(&["0.0.0.0:9465"]), "192.0.2.1 192.0.2.2");
         assert_eq!(of(&["192.0.2.2:9465", "192.0.2.9:9465"]), "192.0.2.2");
-        assert_eq!(of(&["192.0.2.2:9465", "192.0.2.1:9466"]), "192.0.2.2", "that is another port's");
+        assert_eq!(
+            of(&["192.0.2.2:9465", "192.0.2.1:9466"]),
+            "192.0.2.2",
+            "the program has another port than this address"
+        );
         assert_eq!(served_addresses(&["[::]:9465".parse().unwrap()], &[&vlan]), [] as [IpAddr; 0]);
         assert_eq!(served_addresses(&["[::]:9465".parse().unwrap()], &[]), [] as [IpAddr; 0]);
     }

@@ -19,7 +19,7 @@ impl Server {
     /// Applies a report or a command.
     ///
     /// # Errors
-    /// Why it is refused.
+    /// The reason for a refusal.
     pub fn apply(
         &mut self,
         verb: Verb,
@@ -51,8 +51,8 @@ impl Server {
                 let reported =
                     self.reports.get(name).and_then(lb_report::agent::entry::Entry::runner_readiness);
                 if reported == Some(Readiness::Down) && self.checks.get(name).is_none() {
-                    // No other event will show that the backend has ended, but its clients are
-                    // already being notified.
+                    // Without a check, no other event shows that the backend has ended. The backend
+                    // is reported as down for a further minute, so that all clients are notified.
                     self.registrations.remember(name, now);
                 } else if self.is_configured(name) {
                     self.by_check_alone(name, now);
@@ -126,7 +126,7 @@ impl Server {
             }
             (Some(configured), Some(wanted)) if !agree(&configured.keys, &wanted.keys) => {
                 let text = format!(
-                    "the configuration has other keys for {name}: give no key, or correct the key or the \
+                    "the configuration has other keys for {name}: pass no key, or correct the key or the \
                      configuration"
                 );
                 return Err(QueryRefusal::Wrong(text));
@@ -154,13 +154,13 @@ impl Server {
             Claimed::Backend(first) => {
                 // A refused program retries for a while, so only its first refusal is logged.
                 if refused.is_none_or(|(_, last)| last != who) {
-                    warn!(backend = %name, first = %first, refused = %who, "refused a program: another one already runs the backend");
+                    warn!(backend = %name, first = %first, refused = %who, "refused a program: another program already runs the backend");
                 }
                 QueryRefusal::Taken(format!("{first} already runs {name}: stop that process first, or name another backend"))
             }
             Claimed::User(user) => QueryRefusal::Taken(format!(
                 "a program of user {user} was the first to claim {name} without a key, so a program of \
-                 another user needs the backend's key: give this key, or restart the agent"
+                 another user needs the backend's key: pass this key, or restart the agent"
             )),
             Claimed::Number(other) => {
                 QueryRefusal::Wrong(format!("the registration number belongs to {other}: draw another number for {name}"))

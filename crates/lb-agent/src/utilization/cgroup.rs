@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{Mounts, Usage};
 
-/// The use of a cgroup, or why it cannot be read.
+/// The use of a cgroup, or the reason why it cannot be read.
 pub type Measured = Result<Usage, String>;
 
 /// Reads the use of a cgroup. `cores` is the configured number of processors that the cgroup can
@@ -17,8 +17,8 @@ pub type Measured = Result<Usage, String>;
 /// # Errors
 /// A text, if the cgroup does not exist or its files do not show its use of processors.
 pub fn measure(mounts: &Mounts, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
-    // If version 1 has the `cpu` controller, it also has the limits, even if version 2 counts
-    // something.
+    // If the `cpu` controller belongs to version 1, the limits do so, too, even if version 2
+    // measures the use.
     let first = mounts.cpu.as_ref().map(|cpu| (cpu, mounts.cpuacct.as_ref().unwrap_or(cpu)));
     match (first, &mounts.unified) {
         (Some((cpu, cpuacct)), _) if cpu.join(cgroup).is_dir() => {
@@ -79,7 +79,7 @@ fn least(mount: &Path, cgroup: &Path, limit: impl Fn(&Path) -> Option<u32>) -> O
     directories.filter_map(|directory| limit(&directory)).min()
 }
 
-/// The number after a word. The text has one word and one number per line.
+/// The number after `name` in a text that has one name and one number per line.
 fn field(text: &str, name: &str) -> Option<u64> {
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.filter(|(word, _)| *word == name).find_map(|(_, number)| number.trim().parse().ok())

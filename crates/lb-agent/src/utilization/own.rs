@@ -1,14 +1,14 @@
-//! The cgroup of this process. A program that runs a backend uses it, because its command is in the
-//! same cgroup.
+//! The cgroup of this process. A program that runs a backend registers with this cgroup, because
+//! the backend's command is in the same cgroup.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{Mounts, below_the_mount};
 
-/// The cgroup of this process, relative to the mount. It is empty in a container that sees its own
-/// cgroup as the root. `None` if the process is in the host's root cgroup, which would show the use
-/// of the whole host.
+/// The cgroup of this process, relative to the mount. The path is empty in a container in which the
+/// container's own cgroup is the root. `None` if the process is in the host's root cgroup, which
+/// would show the use of the whole host.
 pub fn own_cgroup() -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = Mounts::read().ok()?;
@@ -17,15 +17,16 @@ pub fn own_cgroup() -> Option<PathBuf> {
     own(&text, mounts.unified.as_deref().is_some_and(is_below))
 }
 
-/// Identifies the tree of cgroups that this process sees, by its cgroup namespace. All processes
-/// that see the same tree mean the same cgroup by a path.
+/// Identifies the tree of cgroups that this process sees, by its cgroup namespace. For all
+/// processes with the same tree, a path names the same cgroup.
 pub fn own_tree() -> Option<String> {
     fs::read_link("/proc/self/ns/cgroup").ok()?.into_os_string().into_string().ok()
 }
 
-/// Parses the text of cgroups(7). Returns the cgroup of the version 1 controller `cpu` if the
-/// process is below the root of that controller, else the cgroup of version 2. `is_rooted_below`:
-/// whether the root that this process sees is below the host's root.
+/// Parses the text of `/proc/self/cgroup`, see cgroups(7). If the process is below the root of the
+/// version 1 controller `cpu`, returns the process's cgroup of this controller. If the process is
+/// not below that root, returns its version 2 cgroup. `is_rooted_below`: whether the root that this
+/// process sees is below the host's root.
 fn own(text: &str, is_rooted_below: bool) -> Option<PathBuf> {
     let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let of_cpu = lines().find(|(controllers, _)| controllers.split(',').any(|one| one == "cpu"));

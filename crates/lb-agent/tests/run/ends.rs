@@ -91,15 +91,15 @@ fn orphans_are_reaped_and_processes_left_by_a_crash_are_ended() {
     let stage = Stage::new();
     let program = stage.program(&["serve"]);
     let words: Vec<String> = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    // The application starts three processes that end at once, and one that stays. It waits for
-    // none of them.
+    // The application starts three processes that end at once, and one that continues. The
+    // application waits for none of them.
     let line = format!(
         "(exit 1 &) ; (exit 2 &) ; (exit 3 &) ; (setsid /bin/sleep 600 &) ; exec {}",
         words.join(" ")
     );
     let mut run = stage.start(&[], &["/bin/sh", "-c", &line]);
     stage.until("app takes signals");
-    let left = eventually("only the living are left", || run.descendants(), |left| left.len() == 2);
+    let left = eventually("only two living processes are left", || run.descendants(), |left| left.len() == 2);
     assert!(left.iter().all(|pid| state(*pid) != Some('Z')));
     kill_process(stage.application(), Signal::KILL).unwrap();
     assert_eq!(run.end().signal(), Some(9));

@@ -80,7 +80,7 @@ fn a_stopped_application_is_down_until_it_continues() {
     eventually("stopped", || state(application), |state| *state == Some('T'));
     stage.until("reported Down");
     run.signal(Signal::CONT);
-    eventually("going on", || state(application), |state| *state == Some('S'));
+    eventually("continued", || state(application), |state| *state == Some('S'));
     eventually(
         "ready again",
         || stage.story(),

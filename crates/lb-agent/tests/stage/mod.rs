@@ -142,7 +142,7 @@ impl UdpRequester {
         self.socket.send(bytes).await.expect("loopback and the agent work");
     }
 
-    /// A request that returns this cookie.
+    /// A request that contains this cookie.
     pub fn request(&mut self, cookie: u64) -> Datagram {
         self.nonce += 1;
         let mut request = Datagram::about(Kind::Request, name().protocol().number(), name().address());

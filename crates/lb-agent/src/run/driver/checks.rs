@@ -69,8 +69,8 @@ impl RunDriver {
     }
 
     pub(super) fn ready(&mut self) {
-        // The application listens by now, so find out whether it has a socket at the backend's own
-        // address.
+        // The application listens now, so the kernel's list shows whether it has a socket at the
+        // backend's own address.
         if let Err(error) = self.listener.find() {
             tracing::warn!(%error, "cannot read the kernel's list of sockets");
         }

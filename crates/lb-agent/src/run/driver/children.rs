@@ -46,8 +46,8 @@ impl RunDriver {
     fn left(&mut self) -> Left {
         match self.processes.is_anybody_left() {
             false => Left::NoProcess,
-            // If the sockets cannot be read, assume that the application serves, because it must
-            // not be stopped then.
+            // If the sockets cannot be read, the application is assumed to serve, because an
+            // application that serves must not be stopped.
             true if self.listener.find().unwrap_or(true) => Left::Serving,
             true => Left::Others,
         }

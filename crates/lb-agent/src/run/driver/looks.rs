@@ -1,5 +1,5 @@
-//! Counts the connections repeatedly while the run waits for them to end, and logs how the wait
-//! went.
+//! Counts the connections repeatedly while the run waits for them to end, and logs the result of
+//! the wait.
 
 use std::io;
 use std::time::Duration;

@@ -85,7 +85,7 @@ fn the_wait_ends_once_clients_have_acknowledged_and_a_later_look_is_quiet() {
     let mut lifecycle = waiting();
     let busy = ConnectionSnapshot { began: s(12), busy: 1, idle: 3 };
     assert_eq!(lifecycle.handle(s(12), Input::Looked(busy)), []);
-    // A count that began before late connections could arrive proves nothing.
+    // A count that began before the end of `SETTLE` does not end the wait.
     assert_eq!(lifecycle.handle(s(13), Input::Looked(ConnectionSnapshot { began: s(13), ..QUIET })), []);
     let idle = ConnectionSnapshot { began: s(14), busy: 0, idle: 3 };
     let actions = lifecycle.handle(s(14), Input::Looked(idle));
@@ -131,7 +131,7 @@ fn a_backend_that_is_not_ready_yet_ends_in_the_same_way() {
         if prewarms {
             lifecycle.handle(s(1), Input::Ready);
         }
-        // Clients still know the previous readiness.
+        // The backend is already reported as a lame duck.
         assert_eq!(lifecycle.handle(s(2), Input::Signal(Signal::TERM)), []);
         assert!(lifecycle.is_waiting() && !lifecycle.is_starting());
         // If a check or a prewarm ends now, the backend must not be announced as ready.

@@ -2,8 +2,8 @@
 //! from a given address of this host.
 //!
 //! The standard library does not report that address. If an agent listens at all addresses, an
-//! answer must come from the address to which the request was sent: no other address is accepted by
-//! a connected client socket, a firewall or a NAT.
+//! answer must come from the address to which the request was sent, because connected client
+//! sockets, firewalls and NATs accept no other address.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -19,8 +19,8 @@ use libc::{
 /// Maximum number of packets per call, which limits the work of one iteration of the loop.
 pub const BATCH: usize = 32;
 
-/// Number of bytes that are read of a packet. This is more than a datagram of the protocol has, so
-/// that a longer datagram is detected.
+/// Number of bytes that are read from a packet. All valid datagrams are shorter, so a datagram that
+/// is too long is detected.
 const BYTES: usize = 128;
 
 /// Size of the buffer for ancillary data, in words. The data is one message of at most 40 bytes.
@@ -40,7 +40,7 @@ struct PacketSlot {
 }
 
 pub struct ReceivedPacket<'b> {
-    /// The content. If the packet is too long, only as much of it as shows this.
+    /// The content. If the packet is longer than [`BYTES`], only its first [`BYTES`] bytes.
     pub bytes: &'b [u8],
     pub from: SocketAddr,
     /// The address of this host at which the packet arrived, if the socket reports it.
@@ -162,7 +162,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<I
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Makes the socket report the address that each packet arrived at.
+/// Makes the socket report the address at which each packet arrived.
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -218,13 +218,13 @@ fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_i
     }
 }
 
-/// The address of this host that a packet arrived at, from its ancillary data.
+/// The address of this host at which a packet arrived, from the packet's ancillary data.
 fn destination(header: &msghdr) -> Option<IpAddr> {
     // SAFETY: the kernel has written the header's ancillary data and its length, and the macros do
     // not read beyond that length. The value of a message of these kinds has that type.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
-        // Bound: the messages in a few words.
+        // Bound: the ancillary data has room for few messages.
         while !message.is_null() {
             match ((*message).cmsg_level, (*message).cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
@@ -255,7 +255,8 @@ fn address(storage: &sockaddr_storage) -> Option<SocketAddr> {
             Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
         }
         libc::AF_INET6 => {
-            // SAFETY: as above.
+            // SAFETY: for this family, too, the storage has this type, and room and alignment for
+            // it.
             let v6 = unsafe { &*pointer.cast::<sockaddr_in6>() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             Some(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id).into())
