@@ -1,7 +1,7 @@
 //! Health checks of an application: the methods, and one attempt of a check within its timeout.
 //!
-//! The outcome `Impossible` means that the check could not be made; it shows nothing about the
-//! application. If the application fails the check, the outcome contains the reason.
+//! The outcome `Impossible` means that the check could not run. The state of the application is
+//! then unknown. If the application fails the check, the outcome contains the reason.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ mod command;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CheckMethod {
-    /// Connects and closes.
+    /// Connects, and closes the connection at once.
     Tcp(SocketAddr),
     /// Requests a page. A status from 200 to 299 passes.
     Http {
@@ -130,7 +130,7 @@ async fn http(at: SocketAddr, path: &str) -> Outcome {
 }
 
 /// Decides from a connect error whether the application has failed the check, or whether this host
-/// could not make the check.
+/// could not run the check.
 fn unconnected(at: SocketAddr, error: &io::Error) -> Outcome {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
     match error.kind() {

@@ -27,7 +27,7 @@ mod serve;
 
 pub use run::Run;
 
-/// The exit code for a degraded state: something works, but an operator should examine it.
+/// The exit code of `status` if a backend is not ready, or if the agent has a fault.
 const DEGRADED: u8 = 3;
 
 /// `socklb agent`.
@@ -62,7 +62,7 @@ pub enum AgentCommand {
     ///
     /// The backend stays a lame duck until `ready`, even if the agent restarts.
     LameDuck {
-        /// Backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp [default: all of this host]
+        /// Backend, as in 10.0.0.1:8080 or 10.0.0.1:53/udp [default: all backends of this host]
         #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON
@@ -71,7 +71,7 @@ pub enum AgentCommand {
     },
     /// Undo `lame-duck`: readiness again follows the health check or the backend's program
     Ready {
-        /// Backend [default: all of this host]
+        /// Backend [default: all backends of this host]
         #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON
@@ -83,7 +83,7 @@ pub enum AgentCommand {
     /// Exit codes: 0 all shown backends are ready and there is no fault; 3 a shown backend is not
     /// ready, or there is a fault; 1 no agent answers; 4 no permission.
     Status {
-        /// Only this backend [default: all of this host]
+        /// Only this backend [default: all backends of this host]
         #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON
@@ -116,7 +116,7 @@ pub enum AgentCommand {
 pub struct Serve {
     /// Configuration file [default: /etc/socklb/agent.toml, without --backend]
     pub file: Option<PathBuf>,
-    /// Address to listen at, for UDP and TCP; may be given several times
+    /// Address at which to listen, for UDP and TCP; may be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<SocketAddr>,
     /// Serve only this backend, without a configuration file
@@ -182,8 +182,8 @@ impl Ended {
 /// Runs a command.
 ///
 /// # Errors
-/// If the command fails. A [`config::ConfigError`] among the causes has the faults of a file. An
-/// [`std::io::Error`] of kind `PermissionDenied` means that this user may not run the command.
+/// If the command fails. A [`config::ConfigError`] among the causes contains the faults of a file.
+/// An [`std::io::Error`] of kind `PermissionDenied` means that this user may not run the command.
 pub fn run(agent: AgentOptions, directories: &Directories) -> Result<Ended> {
     match agent.command {
         AgentCommand::Serve(what) => serve::run(what, directories.clone()).map(|()| Ended::well("")),
@@ -232,7 +232,7 @@ fn init_log(format: LogFormat) {
     lb_host::log::init(format == LogFormat::Json, Style::for_stderr().colour);
 }
 
-/// Runs a future in a runtime of its own.
+/// Runs a future to its end, in a new runtime.
 fn wait<T>(what: impl Future<Output = T>) -> Result<T> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(what))
 }
@@ -331,5 +331,5 @@ impl Serve {
     }
 }
 
-/// How long a stop waits for threads that block.
+/// How long the end of a command waits for threads that block, for example in a file system.
 const STOPPING: Duration = Duration::from_secs(2);

@@ -20,11 +20,11 @@ use crate::serve::control;
 /// Time limit for an answer. The agent's event loop answers within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Maximum size of an answer, in bytes. A status with the maximum number of backends takes a
+/// Maximum size of an answer, in bytes. A status with the maximum number of backends has a
 /// hundredth of this size.
 const MAX_BYTES: usize = 4 << 20;
 
-/// The reason why the agent did not answer, or refused.
+/// The reason why the agent did not answer, or refused the request.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// No agent listens at the socket.
@@ -54,7 +54,7 @@ pub enum ClientError {
     /// Another program runs this backend.
     #[error("{0}")]
     Taken(String),
-    /// The agent refused for another reason.
+    /// The agent refused the request for another reason.
     #[error("{0}")]
     Refused(String),
     /// No random number for the registration is available.
@@ -79,7 +79,7 @@ impl Client {
     }
 
     /// Whether this host is expected to run an agent: either the directory of the control socket
-    /// exists, or it is the default directory and the default configuration file exists. Both
+    /// exists, or this directory is the default and the default configuration file exists. Both
     /// conditions also hold while the agent restarts.
     pub fn is_expected(&self) -> bool {
         self.run.exists() || self.run == AgentConfig::default().run && Path::new(DEFAULT_PATH).exists()
@@ -88,7 +88,7 @@ impl Client {
     /// Sends a GET request.
     ///
     /// # Errors
-    /// If the agent does not answer, or refuses.
+    /// If the agent does not answer, or refuses the request.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.within(Method::GET, path.to_owned()).await
     }
@@ -96,7 +96,7 @@ impl Client {
     /// Sends a POST request with parameters.
     ///
     /// # Errors
-    /// If the agent does not answer, or refuses.
+    /// If the agent does not answer, or refuses the request.
     pub async fn post<T: DeserializeOwned>(
         &self,
         path: &str,

@@ -31,7 +31,7 @@ pub use key_file::{KeyFileError, read_key_file};
 pub use keys::SECTIONS;
 pub use read::{ConfigError, parse, read};
 
-/// Path of the configuration, unless the command line names another.
+/// Path of the configuration, unless the command line names another file.
 pub const DEFAULT_PATH: &str = "/etc/socklb/agent.toml";
 
 /// The agent's port, for UDP and TCP.
@@ -41,8 +41,8 @@ pub const PORT: u16 = 9465;
 pub struct AgentConfig {
     /// The file from which this configuration was read, if any.
     pub path: Option<PathBuf>,
-    /// Addresses to listen at. `None` means port [`PORT`] on all addresses of both families, or on
-    /// all IPv4 addresses if there is no IPv6.
+    /// Addresses at which the agent listens. `None` means port [`PORT`] on all addresses of both
+    /// families, or on all IPv4 addresses if there is no IPv6.
     pub listen: Option<Vec<SocketAddr>>,
     /// Directory of the state that is stored for the next start.
     pub state: PathBuf,
@@ -102,7 +102,7 @@ pub struct BackendConfig {
     /// The health check; `None` if the agent does not check the backend's health.
     pub check: Option<HealthCheck>,
     pub utilization: Utilization,
-    /// How long a client uses a report if no newer one arrives.
+    /// How long a client uses a report if no newer report arrives.
     pub valid_for: Duration,
     /// How long clients still treat a lame duck as a lame duck after its reports stop.
     pub hold: Duration,

@@ -1,10 +1,10 @@
 //! The incarnation: a number that increases with each start of the agent, even if the disk is lost
 //! or the clock is set back.
 //!
-//! The incarnation is the last stored number plus one, or the Unix time in seconds if that is more.
-//! So a lost disk does no harm if the clock was not set back, and a clock that was set back does no
-//! harm if the disk is intact. If both happen together, clients still accept the agent's answers,
-//! and after the first answer they also accept its pushes.
+//! The incarnation is the last stored number plus one, or the Unix time in seconds, whichever is
+//! larger. So the incarnation increases if only the disk is lost, and also if only the clock is set
+//! back. If both happen together, clients still accept the agent's answers, and after the first
+//! answer they also accept its pushes.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -15,7 +15,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// Returns the page of metrics.
 ///
 /// # Errors
-/// None, because the page is written to memory.
+/// Never, because the page is written to memory.
 pub fn page(status: AgentStatus) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Page(status)));

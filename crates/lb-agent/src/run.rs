@@ -46,8 +46,8 @@ use self::terminal::Terminal;
 use crate::reporter::ReadinessReporter;
 
 /// Runs a command as the backend at this address, and reports its readiness to the agent through
-/// `reporter`. Handles signals that arrived earlier first. Returns how the command ended, for
-/// [`ProcessStatus::end`].
+/// `reporter`. First handles the signals that have arrived already. Returns how the command ended,
+/// for [`ProcessStatus::end`].
 pub async fn run<V: ReadinessReporter + 'static>(
     args: Args,
     protocol: Protocol,

@@ -86,14 +86,14 @@ pub type Reread = Arc<dyn Fn() -> Result<AgentConfig> + Send + Sync>;
 /// Optional functions of an agent, in addition to reports about backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The host's agent. It has a control socket, stores its state, applies changes of its file,
-    /// and notifies the service manager.
+    /// The host's agent. It has a control socket, stores its state, applies changes of its
+    /// configuration file, and notifies the service manager.
     Host,
-    /// An agent in the process of a program that runs a backend. It only reports.
+    /// An agent in the process of a program that runs a backend. This agent only reports.
     Within,
 }
 
-/// A running agent. Dropping it ends the agent; [`Agent::stop`] also cleans up.
+/// A running agent. A drop ends the agent; [`Agent::stop`] also removes the control socket.
 pub struct Agent {
     queries: mpsc::Sender<Query>,
     addresses: Vec<SocketAddr>,
@@ -109,8 +109,8 @@ const CONNECTIONS: usize = 64;
 /// senders wait.
 const WAITING: usize = 256;
 
-/// Starts an agent in the caller's runtime. The agent answers requests by the time this function
-/// returns. If `reread` is given, the agent applies changes of its file.
+/// Starts an agent in the caller's runtime. When this function returns, the agent answers requests.
+/// If `reread` is given, the agent applies changes of its configuration file.
 ///
 /// # Errors
 /// If the agent cannot listen at an address, or another agent has the control socket.
@@ -284,7 +284,7 @@ impl Agent {
         let _ = self.queries.send(Query::Reload).await;
     }
 
-    /// Waits until all clients have acknowledged the last change, but no longer than `within`.
+    /// Waits until all clients have acknowledged the last change, for at most `within`.
     pub async fn wait_acknowledged(&self, within: Duration) {
         let all_have = async {
             let mut looks = tokio::time::interval(Duration::from_millis(10));

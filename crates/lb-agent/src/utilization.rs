@@ -2,8 +2,9 @@
 //! two times: the time for which the tasks of the backend's cgroup have run on processors, and the
 //! time in which at least one task has waited for a processor.
 //!
-//! The time of waiting counts because the time on processors does not rise when neighbours occupy
-//! the processors. This file has the arithmetic; `cgroup` reads the files of the kernel.
+//! The time of waiting is included, because the time on processors does not rise when neighbours
+//! occupy the processors. This file contains the arithmetic; `cgroup` reads the files of the
+//! kernel.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -50,11 +51,12 @@ impl Usage {
         let of_capacity = used.as_micros() * 1_000_000 / (window.as_micros().max(1) * cores);
         let waited = match (self.waited, before.waited) {
             (Some(now), Some(before)) => now.checked_sub(before)?,
-            // Between the two readings, the kernel has begun or stopped to count the time of
+            // Between the two readings, the kernel has begun or stopped to measure the time of
             // waiting.
             (None, _) | (_, None) => Duration::ZERO,
         };
-        // Throttling is counted per processor, and so may be longer than the elapsed time.
+        // The time of throttling is measured per processor, so it may be longer than the elapsed
+        // time.
         let share = (waited.as_micros() * 1000 / window.as_micros().max(1)).min(1000);
         Some((u32::try_from(of_capacity + share).unwrap_or(u32::MAX - 1), window))
     }

@@ -7,8 +7,8 @@ use super::keys::daemon::{LOG_FORMAT, SECTION, WATCH};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DaemonConfig {
-    /// Whether the daemon reads the configuration and endpoint files when they change. If not, it
-    /// reads them only when it starts and on SIGHUP.
+    /// Whether the daemon reads the configuration and endpoint files when they change. If `false`,
+    /// the daemon reads these files only when it starts and on SIGHUP.
     pub watch: bool,
     pub log_format: LogFormat,
 }

@@ -60,7 +60,8 @@ section! {
     keys, "[[endpoint]]", "an endpoint", "in an endpoint file, one for each endpoint of the service";
 
     ADDRESS "address": Text<ListedAddress>(&["10.0.0.1:8080", "users.example.com:8080"], target), Required,
-        "IP address and port, of the same address family as the service; or host name and port: one endpoint for each address of the name";
+        "IP address and port, of the same address family as the service; or host name and port, which \
+         become one endpoint for each address of the name";
     INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of the address"),
         "the endpoint's number in the service; either all endpoints have an index, or none has one";
     WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the other endpoints; 0: no new connections";
@@ -93,7 +94,7 @@ impl ListedAddress {
     /// Parses `IP:port`, `[IPv6]:port` or `name:port`.
     ///
     /// # Errors
-    /// If the text is none of them.
+    /// If the text has none of these forms.
     pub fn parse(text: &str) -> Result<Self, NotAnAddress> {
         if let Ok(address) = text.parse() {
             return Ok(Self::Address(address));
@@ -223,8 +224,9 @@ impl ListContext<'_> {
     }
 }
 
-/// Parses the content of an endpoint file. The beginning of the text shows whether it is JSON or
-/// YAML; if it does not, the file name decides. In all other cases the text is TOML.
+/// Parses the content of an endpoint file. The beginning of the text usually shows whether the text
+/// is JSON or YAML. If the beginning does not show this, the file name decides. In all other cases
+/// the text is TOML.
 ///
 /// # Errors
 /// All faults of the file. A file without any endpoint is a fault.
@@ -328,7 +330,7 @@ pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path)
     report.finish(Some(()))
 }
 
-/// Returns why an algorithm cannot compute subsets of a list, and a correction.
+/// Returns the reason why an algorithm cannot compute subsets of a list, and a correction.
 pub fn without_indexes(list: &EndpointList, needs: Option<Algorithm>) -> Option<(String, String)> {
     let algorithm = needs.filter(|_| list.has_address_indexes())?;
     let message = format!("the endpoints have no indexes, which algorithm \"{algorithm}\" needs");
@@ -555,7 +557,7 @@ fn new_list(
     Err(faults)
 }
 
-// Operators do not know positions in the list, so the message names the line instead.
+// The message names the line instead of the position in the list, because operators see only lines.
 fn add_fault(
     position: usize,
     fault: &EndpointFault,

@@ -124,8 +124,8 @@ section! {
         Is(Some(Duration::from_secs(5))),
         "half-life of an error. `least-loaded` and `p2c` count an error as an open flow, so that a backend that fails fast does not look \
          idle. `off`: errors do not count";
-    // The kernel first retransmits a SYN after about a second. Without a limit, it gives up after
-    // 127 s.
+    // The kernel first retransmits a SYN after about a second. Without a limit, the connect fails
+    // after 127 s.
     CONNECT_TIMEOUT "connect_timeout": Time(Duration::from_secs(1)..=Duration::from_secs(127)),
         Means("the kernel's, about 127 s"),
         "`tcp` only: about how long a connect waits for a backend that does not answer. The kernel's intervals between SYNs decide the exact \
@@ -198,8 +198,8 @@ section! {
     // The kernel's clock is too coarse for shorter times. No operator waits longer than an hour for
     // a backend that has recovered.
     BASE "base": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_secs(5)),
-        "how long the first ejection lasts. Each further ejection of a backend that has not recovered lasts \
-         twice as long as the previous one";
+        "how long the first ejection lasts. Each further ejection of a backend that has not recovered \
+         lasts twice as long as the previous ejection";
     MAX "max": Time(Duration::from_millis(100)..=Duration::from_hours(1)), Is(Duration::from_mins(5)),
         "the longest time that an ejection lasts";
     HANGS "hangs": Boolean(), Is(true),
@@ -227,11 +227,11 @@ section! {
     PROBE "probe": Keyword<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
         "how the daemon checks backends. `report`: the daemon requests reports from the backends' agents \
          ([reports.md](reports.md)). `tcp`: it connects to the backends. `http`: it requests `path`. \
-         [health.md](../design/health.md) has the effects of failed probes. Without probes, only the \
+         [health.md](../design/health.md) describes the effects of failed probes. Without probes, only the \
          connects of this host show failures";
     PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own port"),
-        "the port to which the daemon sends probes or requests. With `report`, an endpoint may set another \
-         address (`agent`)";
+        "the port to which the daemon sends probes or requests. With `report`, the list may set another \
+         address for an endpoint (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
         "`http` only: the path to request. A status of 2xx passes; redirects are not followed";
     // With less than a tenth of a second, the probes themselves would be a load. With more than a
@@ -328,7 +328,8 @@ section! {
         "a DNS name: the endpoints are its SRV records or, with `port`, its A or AAAA records. See [remote sources](../guide/remote-sources.md)";
     CONSUL "consul": Text<String>(&["users"], source_name), Means("none"),
         "a service in Consul's catalogue: the endpoints are its instances";
-    TAG "tag": Text<String>(&["blue"], source_name), Means("none"), "`consul` only: only instances with this tag";
+    TAG "tag": Text<String>(&["blue"], source_name), Means("none"), "`consul` only: the endpoints are only \
+                                                                     the instances with this tag";
     KUBERNETES "kubernetes": Text<String>(&["shop/users"], kubernetes_service), Means("none"),
         "namespace and name of a Kubernetes Service: the endpoints are those of its EndpointSlices";
     PORT "port": FreeForm(&["8080", "\"http\""]), Means("with `dns`: the port in the SRV record; with \
@@ -441,7 +442,7 @@ section! {
     FLOW_RECORDS "flow_records": PowerOfTwo(64..=1 << 22), Is(abi::FLOW_RECORDS),
         "number of flow records. The overflow table has room for the same number of records, see \
          [limits.md](limits.md)";
-    // The maximum is the largest slot number that a schedule entry can hold.
+    // The maximum is the largest slot number that a schedule entry can contain.
     SLOTS "slots": Number(64..=abi::MAX_SLOTS), Is(abi::SLOTS),
         "number of backends of all services together, including removed backends with open connections. \
          Each backend needs half a kilobyte of counters on every CPU";

@@ -203,8 +203,8 @@ pub trait ProcessEnvironment {
     /// # Errors
     /// A message that names the file and contains no part of a key.
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String>;
-    /// The address that a server last sent for a service; `None` if none is known. `state` is the
-    /// directory in which a daemon stores such addresses.
+    /// The address that a server last sent for a service; `None` if no address is known. `state` is
+    /// the directory in which a daemon stores these addresses.
     fn service_address(&self, _origin: &ClusterIpOrigin, _state: &Path) -> Option<SocketAddr> {
         None
     }

@@ -1,4 +1,4 @@
-//! The `[paths]` table: the directories that outlive the daemon.
+//! The `[paths]` table: the directories of the pins, of the socket, and of the stored state.
 //!
 //! Every command has options that override these paths. This module does not check that the
 //! directories exist.

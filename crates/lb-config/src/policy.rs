@@ -28,10 +28,10 @@ pub struct PolicyConfig {
     pub ejection: Option<ejection::EjectionSetting>,
     /// A connect fails after this time. `None`: the kernel's own limit.
     pub connect_timeout: Option<Duration>,
-    /// The time in which an answer to a SYN is due. A SYN counts as unanswered if the application
-    /// gives up after this time.
+    /// The time in which an answer to a SYN is due. If the application cancels the connect after
+    /// this time, the SYN is recorded as unanswered.
     pub unanswered_after: Duration,
-    /// When idle connections are closed. `None`: never.
+    /// The rules by which idle connections are closed. `None`: they are not closed.
     pub rebalance: Option<RebalanceRules>,
     /// The time after which an unconnected socket gets a new choice of backend. `None`: never.
     pub rebind: Option<Duration>,
@@ -267,7 +267,7 @@ mod tests {
             check(&with_line(lines), &[expected]);
         }
         // A fault does not hide another fault. If the protocol cannot be read, no key is refused
-        // because of it.
+        // because of the protocol.
         check(
             &with_line("udp = { rebind = '0s' }\noverflow = 'x'"),
             &[

@@ -69,7 +69,7 @@ pub enum ProbeKind {
         timeout: Duration,
         /// Number of successes in a row after which the backend is healthy again.
         rise: u32,
-        /// Number of failures in a row after which the backend counts as refusing connections.
+        /// Number of failures in a row after which the backend is refusing.
         fall: u32,
     },
 }

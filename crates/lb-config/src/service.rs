@@ -358,7 +358,7 @@ mod tests {
         }
     }
 
-    /// An environment in which servers have sent this address.
+    /// An environment in which the server has sent this address for every service.
     struct Sent(&'static str);
 
     impl ProcessEnvironment for Sent {

@@ -54,7 +54,7 @@ const ONLY_FOR: [(&str, &[&str], &str); 8] = [
 const REMOTE: &[&str] = &[DNS.name, CONSUL.name, KUBERNETES.name];
 const NOT_REMOTE: &str = "leave the key out: only lists from a server use it";
 
-/// Reads where the endpoints of a service come from.
+/// Reads the source of a service's endpoints.
 pub fn read(
     item: &Item<'_>,
     around: Surroundings<'_>,

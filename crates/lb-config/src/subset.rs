@@ -109,7 +109,7 @@ fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut Diagno
     }
 }
 
-// The seed is a string, because most parsers of TOML and JSON cannot hold numbers of 64 bits.
+// The seed is a string, because most parsers of TOML and JSON cannot represent numbers of 64 bits.
 fn read_seed(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<u64>> {
     if let Some(item) = SEED.item(table, report)
         && let DeValue::Integer(_) = item.value()

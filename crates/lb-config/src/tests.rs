@@ -93,8 +93,7 @@ pub fn with_line(line: &str) -> String {
     with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {{ static = [] }}\n{line}"))
 }
 
-/// Parses a configuration that must be valid, and returns its services as its first client sees
-/// them.
+/// Parses a configuration that must be valid, and returns the services of its first client.
 pub fn services(text: &str) -> Vec<ClientService> {
     good(text).clients.remove(0).services
 }

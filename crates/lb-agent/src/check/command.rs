@@ -53,7 +53,7 @@ struct RunningCommand(Child);
 impl RunningCommand {
     fn kill(&mut self) {
         // The process ID of the command, which is also the ID of its process group, is not reused
-        // before the command is waited for.
+        // before waitpid(2) has reaped the command.
         let pid = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(pid) = pid {
             let _ = kill_process_group(pid, Signal::KILL);

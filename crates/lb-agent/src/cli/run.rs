@@ -84,7 +84,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
                 let agent = start(AgentConfig { listen, backends, ..AgentConfig::default() }, Role::Within, None).await?;
                 let reporter = LocalReporter::new(&agent, backend, unknown).await?;
                 let ended = run_as(args, backend, signals, reporter).await;
-                // Gives clients time to receive the final report.
+                // Clients receive the final report in this time.
                 agent.wait_acknowledged(LAST_WORD).await;
                 agent.stop().await;
                 Ok(ended)

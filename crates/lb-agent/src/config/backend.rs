@@ -14,7 +14,7 @@ use super::keys::{backend, check, utilization};
 use super::{BackendConfig, HealthCheck, Utilization};
 use crate::check::CheckMethod;
 
-/// Reads the keys in a file, or returns the reason why it cannot.
+/// Reads the keys in a file, or returns the reason why the file cannot be used.
 pub type ReadKeys<'r> = dyn FnMut(&Path) -> Result<Keys<BackendKey>, String> + 'r;
 
 /// Parses a table. If the table has a fault, reports the fault and returns `None`.

@@ -32,7 +32,7 @@ pub enum KeyFileError {
     TooLong(PathBuf),
     #[error("{} is not text: write lines `ID KEY`", .0.display())]
     NotText(PathBuf),
-    /// A line is wrong.
+    /// A line has a fault.
     #[error("{}", path.display())]
     Faulty {
         path: PathBuf,

@@ -37,14 +37,14 @@ pub struct RemoteReporter {
 /// The interval at which the program renews its registration and reads its key file again.
 const SHOWN: Duration = Duration::from_millis(LEASE.as_secs() * 1000 / 3);
 
-/// How long a program retries to register a backend. This is longer than the agent takes to notice
+/// How long a program retries to register a backend. This is longer than the agent takes to detect
 /// that a program was killed, and longer than a service manager takes to restart an agent.
 pub const CLAIM: Duration = Duration::from_secs(LEASE.as_secs() + 1);
 
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The state of the registration. Its lock allows one request at a time.
+/// The state of the registration. The mutex around this state allows one request at a time.
 struct Link {
     client: Client,
     backend: Name,

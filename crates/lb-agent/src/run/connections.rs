@@ -51,7 +51,7 @@ impl BackendListener {
         Ok(addresses.into_iter().any(|address| self.is_ours(address)))
     }
 
-    /// Counts the connections that clients have with the backend. A UDP backend has none.
+    /// Counts the connections that clients have with the backend. A UDP backend has no connections.
     ///
     /// # Errors
     /// If the kernel's lists cannot be read.
@@ -86,9 +86,9 @@ impl BackendListener {
         !self.is_alone || local == self.address.ip()
     }
 
-    /// The address at which the application can be reached from here: the backend's address, or
-    /// loopback if that address does not exist in this namespace (for example because of address
-    /// translation).
+    /// The address at which the application can be reached from this namespace: the backend's
+    /// address, or loopback if that address does not exist in this namespace (for example because
+    /// of address translation).
     pub fn address_here(self) -> IpAddr {
         let ip = self.address.ip();
         let is_here = std::net::UdpSocket::bind(SocketAddr::new(ip, 0)).is_ok();

@@ -35,7 +35,7 @@ pub struct RunDriver {
     check: Option<JoinHandle<()>>,
     /// Number of readiness checks that were started.
     checks: u64,
-    /// When the connections will be counted next; `None` while they are being counted.
+    /// The time of the next count of the connections; `None` during a count.
     look_at: Option<Instant>,
     /// Whether a warning was logged that the connections cannot be counted.
     is_blind: bool,
@@ -81,7 +81,7 @@ impl RunDriver {
         };
         driver.carry_out(actions);
         driver.start_check();
-        // A process may have ended before SIGCHLD was awaited.
+        // A process may have ended before the loop waits for SIGCHLD.
         driver.reap();
         driver
     }
@@ -125,8 +125,8 @@ impl RunDriver {
     fn event(&mut self, event: RunEvent) {
         match event {
             RunEvent::Signal(signal) => {
-                // The shell that continues this process may have given the terminal to this
-                // process.
+                // The shell that continues this process may have put this process into the
+                // terminal's foreground.
                 if let Some(terminal) = self.terminal.as_ref().filter(|_| signal == Signal::CONT) {
                     terminal.give(self.processes.group());
                 }

@@ -54,14 +54,14 @@ impl Signals {
     /// because the command must ignore them as well. SIGTERM is received in any case.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses a signal handler.
     pub fn take() -> io::Result<Self> {
         let (events, tasks) = take_signals()?;
         Ok(Self { events, tasks })
     }
 
-    /// Waits for a signal that requests the end. This is used before there is a command; other
-    /// signals have no effect.
+    /// Waits for a signal that requests the end. The caller uses this before the command is
+    /// started. Other signals then have no effect.
     pub async fn end_requested(&mut self) -> Signal {
         loop {
             let event = self.events.receiver.recv().await.expect("this process holds a sender");

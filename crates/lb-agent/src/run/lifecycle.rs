@@ -13,7 +13,7 @@ use super::status::ProcessStatus;
 
 /// How long clients that have requested reports may take to acknowledge that the backend is a lame
 /// duck. A running client acknowledges within a few round trips. A client on a dead host never
-/// does.
+/// acknowledges.
 pub const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Time in which connections may still arrive after all clients have acknowledged, because a SYN
@@ -143,7 +143,7 @@ struct Waiting {
     since: Duration,
     signal: Signal,
     unacknowledged: Option<usize>,
-    /// When all clients had acknowledged.
+    /// The time at which all clients had acknowledged.
     acknowledged_at: Option<Duration>,
     look: Option<ConnectionSnapshot>,
 }
@@ -377,8 +377,8 @@ impl Lifecycle {
                     self.has_lost_command() && left == Left::Others && matches!(self.state, State::Serving);
                 if has_failed || serves_no_more {
                     self.down = true;
-                    // The processes that are left are not the application, and their exit status
-                    // does not count.
+                    // The processes that are left are not the application, so their exit status is
+                    // not the status of the run.
                     self.forked_away = false;
                     self.stop(now, Signal::TERM, actions);
                 }
@@ -386,8 +386,8 @@ impl Lifecycle {
             // The wait continues for as long as the remaining processes have connections.
             State::Waiting(_) => {}
             State::Stopping { killing: true, .. } => actions.push(Action::Kill),
-            // The remaining processes may be outside of the command's process group. Such processes
-            // have not received the signal.
+            // The remaining processes may be outside of the command's process group. These
+            // processes have not received the signal.
             State::Stopping { signal, .. } if is_command => actions.push(Action::Stop(signal)),
             State::Stopping { .. } | State::Ended => {}
         }

@@ -115,7 +115,7 @@ impl Processes {
                     return changes;
                 }
                 Err(Errno::INTR) => {}
-                // The only other error is that there is no child.
+                // The only other error is ECHILD: there is no child.
                 Err(_) => {
                     self.is_childless = true;
                     return changes;

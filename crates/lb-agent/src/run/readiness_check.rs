@@ -22,7 +22,7 @@ pub enum ReadinessProbe {
     Tcp(u16),
     /// A GET of the path is answered with a status from 200 to 299.
     Http(u16, String),
-    /// A socket exists where the backend listens.
+    /// A socket is bound to the backend's port (UDP), or listens at it (TCP).
     Socket,
 }
 

@@ -14,7 +14,7 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use super::group::{group_of, own_group, session_of};
 use super::signal::{Signal, before_exec, without_ttou};
 
-/// A terminal, which had this process in its foreground at the start.
+/// A terminal that had the group of this process in its foreground when the run started.
 #[derive(Debug)]
 pub struct Terminal {
     file: File,
@@ -48,8 +48,8 @@ impl Terminal {
         Ok(())
     }
 
-    /// Gives the foreground to the command's group if this process is in the foreground, as after a
-    /// shell has continued it (`fg`).
+    /// Gives the foreground to the command's group if this process is in the foreground, for
+    /// example after a shell has continued this process (`fg`).
     pub fn give(&self, group: Pid) {
         self.hand_over(self.own_group, group);
     }
@@ -67,7 +67,7 @@ impl Terminal {
 
     /// Stops this process and the other processes of its job, as a shell expects when the command
     /// of a job was stopped. Returns `true` after the shell has continued the job. Returns `false`,
-    /// and stops nothing, if no shell would continue it.
+    /// and stops nothing, if no shell would continue the job.
     pub fn stop_job() -> bool {
         let has_shell = getppid().is_some_and(|parent| {
             let session = session_of(Some(parent));

@@ -1,6 +1,6 @@
-//! The event loop. It receives queries, events and packets, sends reports that are due, and waits
-//! for nothing else. After the start, only this module reads the clock for reports. The exception
-//! is the reading of a cgroup, which reads the clock itself.
+//! The event loop. It receives queries, events and packets, and sends reports that are due. It
+//! waits for nothing else. After the start, only this module reads the clock for reports, with one
+//! exception: a reading of a cgroup contains the time of the reading.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -190,9 +190,9 @@ impl Server {
         }
     }
 
-    /// Restores the state of an earlier agent. These backends were lame ducks by reports of their
-    /// programs, which have to register again. If a program does not register again, its backend
-    /// stays a lame duck for a minute, as after the death of a program.
+    /// Restores the state of an earlier agent. The backends in `by_run` were lame ducks by reports
+    /// of their programs, which have to register again. If a program does not register again, its
+    /// backend stays a lame duck for a minute, as after the death of a program.
     pub fn remember(&mut self, by_run: &BTreeSet<Name>, now: Instant) {
         let configured = self.config.backends.iter().map(|backend| backend.name);
         for name in &configured.filter(|name| by_run.contains(name)).collect::<Vec<_>>() {

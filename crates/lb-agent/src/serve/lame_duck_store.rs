@@ -18,8 +18,8 @@ use crate::name;
 const LAME_DUCKS: &str = "lame-ducks";
 const BY_RUN: &str = "lame-ducks-by-run";
 
-/// Maximum size of a file, in bytes. It has room for names of 60 bytes each, for more backends than
-/// any host has.
+/// Maximum size of a file, in bytes. A file of this size has room for the names of more backends
+/// than any host has, with 60 bytes for each name.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Backends that are lame ducks.

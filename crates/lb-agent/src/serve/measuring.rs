@@ -1,5 +1,5 @@
-//! Measures the cgroups of backends every two seconds, on a thread off the event loop. These are
-//! the configured cgroups, and the cgroups of programs that run backends.
+//! Measures the cgroups of backends every two seconds, on a thread outside of the event loop. The
+//! measured cgroups are the configured ones, and those of programs that run backends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,7 @@ impl Measuring {
     /// the first or has failed.
     pub fn measured(&mut self, name: Name, measured: Measured) -> Option<Load> {
         if !self.has(name) {
-            // The reading is of cgroups from before the configuration changed.
+            // The reading began before the configuration changed.
             return None;
         }
         let usage = match measured {
@@ -122,7 +122,7 @@ async fn repeat(cgroups: Vec<Cgroup>, events: mpsc::Sender<AgentEvent>) {
         ticks.tick().await;
         let cgroups = cgroups.clone();
         let read = tokio::task::spawn_blocking(move || {
-            // Read each time: the cgroups may be mounted later.
+            // The mounts are read each time, because cgroups may be mounted later.
             let mounts = Mounts::read().unwrap_or_default();
             let measured = cgroups.into_iter();
             measured

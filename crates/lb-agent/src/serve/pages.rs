@@ -34,15 +34,15 @@ async fn ready(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQ
     judge(&queries, which, |backend| backend.readiness == "ready", false).await
 }
 
-/// A backend counts as dead only if it is known to be down. A supervisor restarts dead backends,
-/// and must not restart a backend of unknown state.
+/// This page reports a backend as dead only if the backend is known to be down. A supervisor
+/// restarts dead backends, and must not restart a backend of unknown state.
 async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<PageQuery>) -> Response {
     judge(&queries, which, |backend| backend.readiness != "down", true).await
 }
 
 /// Answers 200 if all requested backends are good, else 503. The answer has one line for each
 /// backend, with its readiness and the reason. If there is no backend at all, `is_good_without`
-/// decides: a host without registered backends is not ready, but nothing on it is dead.
+/// decides: a host without registered backends is not ready, but no backend on it is dead.
 async fn judge(
     queries: &mpsc::Sender<Query>,
     which: PageQuery,

@@ -37,13 +37,13 @@ pub enum Query {
 pub enum Verb {
     /// The operator makes these backends lame ducks, or ends this state.
     Operator {
-        /// The backend; `None` for all.
+        /// The backend; `None` for all backends.
         backend: Option<Name>,
         lame_duck: bool,
     },
     /// An application reports its load.
     Load {
-        /// The backend; `None` if the agent has only one.
+        /// The backend; `None` if the agent has only one backend.
         backend: Option<Name>,
         load: ApplicationLoad,
     },
@@ -100,7 +100,7 @@ pub struct AcceptedReport {
 }
 
 impl AcceptedReport {
-    /// The number of clients to wait for. It is at least 1 if some clients may be unknown.
+    /// The number of clients to wait for. The number is at least 1 if some clients may be unknown.
     pub fn awaited(&self) -> usize {
         self.unheard.max(usize::from(self.is_new))
     }

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use lb_report::agent::name::Name;
 
-/// A program counts as dead if it has not renewed its registration for this time. Programs renew it
-/// three times within this time.
+/// A program is treated as dead if it has not renewed its registration for this time. Programs
+/// renew it three times within this time.
 pub const LEASE: Duration = Duration::from_secs(5);
 
 /// How long a registration remains after its program has died, so that its backend is still
 /// reported. This is long enough for every client to send a request.
 const LINGER: Duration = Duration::from_mins(1);
 
-/// Draws a number for a program's registration that cannot be guessed. It has 53 bits, because
-/// larger numbers in JSON are not exact.
+/// Draws a number for a program's registration that cannot be guessed. The number has 53 bits,
+/// because larger numbers in JSON are not exact.
 ///
 /// # Errors
 /// If the kernel provides no random numbers.
@@ -68,7 +68,7 @@ struct Program {
 /// The statement with which a program claims a backend.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// A number that the program has drawn ([`draw`]), which identifies it from now on.
+    /// A number that the program has drawn ([`draw`]), and that identifies the program from now on.
     pub number: u64,
     /// Whether the program has to renew its registration.
     pub is_leased: bool,
@@ -127,8 +127,8 @@ pub enum Claimed {
 #[derive(Debug, Default)]
 pub struct Registrations {
     by_name: BTreeMap<Name, Registration>,
-    /// For each backend, the user of the first program that claimed it without a key. There are at
-    /// most as many as configured backends.
+    /// For each backend, the user of the first program that claimed it without a key. The map has
+    /// at most one entry for each configured backend.
     first_users: BTreeMap<Name, u32>,
 }
 
@@ -180,7 +180,7 @@ impl Registrations {
     }
 
     /// Records that a program had registered for the backend before this agent started. The program
-    /// counts as dead until it registers again.
+    /// is treated as dead until it registers again.
     pub fn remember(&mut self, name: Name, now: Instant) {
         let life = RegistrationLife::Dead(now + LINGER);
         self.by_name.entry(name).or_insert(Registration { program: None, life, cgroup: None, refused: None });
@@ -234,7 +234,7 @@ impl Registrations {
         ends
     }
 
-    /// The next time at which [`Registrations::expire`] has something to do.
+    /// The next time at which [`Registrations::expire`] ends a registration.
     pub fn next_at(&self) -> Option<Instant> {
         let times = self.by_name.values().filter_map(|registration| match registration.life {
             RegistrationLife::Until(at) | RegistrationLife::Dead(at) => Some(at),

@@ -1,5 +1,6 @@
 //! Applies a changed configuration to the running agent. The configuration is read and checked
-//! off the event loop, then applied as a whole. If it has a fault, nothing changes.
+//! outside of the event loop, then applied as a whole. If the configuration has a fault, nothing
+//! changes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -81,7 +82,7 @@ impl Server {
         }
         self.reload.is_requested = true;
         if self.reload.is_read {
-            // A read in progress may have the previous content.
+            // A read in progress may return the previous content.
             self.reload.changed(now);
         } else {
             self.read();
@@ -194,9 +195,9 @@ impl Server {
         }
     }
 
-    /// Watches the directories of the file and of the key files. Runs in a task off the loop,
-    /// because a file system may hang. Then the files are read once more, to find changes from
-    /// before a directory was watched.
+    /// Watches the directories of the file and of the key files. Runs in a task outside of the
+    /// event loop, because a file system may hang. Then the files are read once more, to find
+    /// changes from before a directory was watched.
     pub fn follow_files(&mut self) {
         let (Some(watcher), Some(file)) = (self.watch.watcher(), &self.reload.file) else { return };
         let directory = |path: &Path| path.parent().map(Path::to_owned);

@@ -43,15 +43,15 @@ struct LoadedResponder {
     follower: Follower<Attaching>,
     /// For each backend, the version of the report for which the answer was prepared last.
     prepared: BTreeMap<Name, u64>,
-    /// When all answers were prepared last.
+    /// The time of the last preparation of all answers.
     prepared_at: Instant,
-    /// When the clients that had sent requests were read last; `None` if some have not been read
-    /// yet.
+    /// The time at which the clients that had sent requests were read last; `None` if some of these
+    /// clients have not been read yet.
     looked_at: Option<Instant>,
 }
 
 impl Responding {
-    /// Loads the program, prepares its answers, and attaches it.
+    /// Loads the program, prepares its answers, and attaches the program.
     pub fn start(
         place: Place,
         listen: &[SocketAddr],
@@ -176,7 +176,7 @@ fn load(
     let secret = Secret { bytes: secret, drawn_ns: ns_at(now) };
     let (responder, answers) = responder::load(port, secret).map_err(|error| chain(&error))?;
     // The answers are prepared before the program is attached, because the program drops requests
-    // for backends that it does not know.
+    // for backends without a prepared answer.
     let mut prepared = BTreeMap::new();
     prepare(&answers, &mut prepared, reports, true, now).map_err(|error| chain(&error))?;
     let wanted = WantedResponder { place: place.clone(), listen: listen.to_vec() };

@@ -20,8 +20,8 @@ mod packets;
 
 use packets::{PacketBatch, enable_packet_info, send};
 
-/// Size of a socket's receive buffer in bytes, if the host allows it. It has room for several
-/// thousand requests.
+/// Size of a socket's receive buffer in bytes, if the host allows it. A buffer of this size has
+/// room for several thousand requests.
 const BUFFER: usize = 4 << 20;
 
 /// Maximum number of connections that wait to be accepted.
@@ -30,7 +30,7 @@ const BACKLOG: i32 = 128;
 pub struct BoundSockets {
     sockets: Vec<BoundSocket>,
     batch: PacketBatch,
-    /// The number of the socket to check first. It changes, so that each socket has its turn.
+    /// The number of the socket to check first. The number changes, so that no socket is preferred.
     next: usize,
     /// Packets that the kernel refused to send.
     pub unsent: u64,
@@ -47,7 +47,7 @@ struct BoundSocket {
 /// both families.
 ///
 /// # Errors
-/// If an address does not belong to this host, or its port is taken.
+/// If an address does not belong to this host, or its port is in use.
 pub fn listen_at(addresses: Option<&[SocketAddr]>) -> Result<(BoundSockets, Vec<TcpListener>)> {
     let bound = match addresses {
         Some(addresses) => bind_all(addresses)?,
@@ -107,12 +107,12 @@ fn bound(address: SocketAddr, kind: SocketType, is_split: bool) -> io::Result<Ow
     let protocol = if kind == SocketType::DGRAM { ipproto::UDP } else { ipproto::TCP };
     let socket = socket_with(family, kind, flags, Some(protocol))?;
     if address.is_ipv6() {
-        // Set explicitly, so that the host's default has no effect.
+        // The option is set explicitly, so that the host's default has no effect.
         sockopt::set_ipv6_v6only(&socket, is_split || !address.ip().is_unspecified())?;
     }
     if kind == SocketType::STREAM {
-        // Without this, connections of an earlier agent that are already closed would block the
-        // port.
+        // Without this option, connections of an earlier agent that are already closed would block
+        // the port.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     bind(&socket, &address)?;
@@ -202,8 +202,8 @@ impl BoundSockets {
             }
             Ok(())
         });
-        // An ICMP error that an answer caused arrives here, too. It concerns only the client that
-        // should have received the answer.
+        // An ICMP error that an answer caused arrives here, too. The error concerns only the client
+        // that should have received the answer.
         if let Err(error) = received
             && error.kind() != io::ErrorKind::WouldBlock
         {

@@ -169,7 +169,8 @@ impl Server {
     }
 
     /// Makes the health check decide the readiness of a configured backend that no program runs any
-    /// more. Earlier results do not count: the check may have passed while the program still ran.
+    /// more. Earlier results are discarded, because the check may have passed while the program
+    /// still ran.
     pub fn by_check_alone(&mut self, name: Name, now: Instant) {
         self.checks.restart(name);
         self.change_readiness(name, |server| {

@@ -17,8 +17,8 @@ pub type Measured = Result<Usage, String>;
 /// # Errors
 /// A text, if the cgroup does not exist or its files do not show its use of processors.
 pub fn measure(mounts: &Mounts, cgroup: &Path, cores: Option<u32>, now: Instant) -> Measured {
-    // If the `cpu` controller belongs to version 1, the limits do so, too, even if version 2
-    // measures the use.
+    // If the `cpu` controller belongs to version 1, the limits are in the files of version 1, even
+    // if version 2 measures the use.
     let first = mounts.cpu.as_ref().map(|cpu| (cpu, mounts.cpuacct.as_ref().unwrap_or(cpu)));
     match (first, &mounts.unified) {
         (Some((cpu, cpuacct)), _) if cpu.join(cgroup).is_dir() => {
@@ -53,7 +53,7 @@ fn version_1(cpu: &Path, acct: &Path, cgroup: &Path, cores: Option<u32>, now: In
     let limit = || {
         least(cpu, cgroup, |directory| {
             let number = |file: &str| read(&directory.join(file)).ok()?.trim().parse::<u64>().ok();
-            // "No limit" is written as -1, which does not parse as this type.
+            // "No limit" is written as -1, which does not parse as an unsigned number.
             ratio(number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
         })
     };

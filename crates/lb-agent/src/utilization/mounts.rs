@@ -54,7 +54,7 @@ impl Mounts {
 fn unescaped(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
-    // Bound: each iteration takes at least one byte.
+    // Bound: each iteration consumes at least one byte.
     while let Some((first, tail)) = rest.split_first() {
         let octal = tail.get(..3).filter(|_| *first == b'\\');
         let octal = octal.and_then(|digits| u8::from_str_radix(str::from_utf8(digits).ok()?, 8).ok());

@@ -12,7 +12,8 @@ use super::{Mounts, below_the_mount};
 pub fn own_cgroup() -> Option<PathBuf> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = Mounts::read().ok()?;
-    // Kernel fact: every cgroup of version 2 has this file, except for the host's root cgroup.
+    // Kernel fact: every cgroup of version 2 has the file `cgroup.type`, except for the host's root
+    // cgroup.
     let is_below = |mount: &Path| mount.join("cgroup.type").exists();
     own(&text, mounts.unified.as_deref().is_some_and(is_below))
 }

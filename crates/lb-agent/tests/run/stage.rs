@@ -1,5 +1,5 @@
-//! A run with its command, and functions to observe both. At the end of a test, its remaining
-//! processes are killed.
+//! A run with its command, and functions to observe the run and the command. At the end of a test,
+//! its remaining processes are killed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -127,8 +127,8 @@ impl Stage {
     }
 }
 
-/// Restores the default effect of signals: a command that a shell runs in the background ignores
-/// some signals, and so do all its descendants.
+/// Restores the default effect of signals, because a command that a shell runs in the background
+/// ignores some signals, and so do all its descendants.
 fn with_usual_signals(command: &mut Command) {
     // SAFETY: the closure makes system calls only and allocates nothing.
     unsafe {
@@ -174,7 +174,7 @@ impl Run {
     pub fn descendants(&self) -> Vec<Pid> {
         let mut all = vec![self.pid()];
         let mut next = 0;
-        // Bound: a process has one parent.
+        // Bound: each process is added once, because it has one parent.
         while let Some(pid) = all.get(next) {
             for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
                 let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();

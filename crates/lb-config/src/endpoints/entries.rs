@@ -1,6 +1,6 @@
 //! Reads an endpoint file in TOML as events, using only as much memory as its entries need.
 //!
-//! A tree of a whole file takes a hundred bytes for each byte of the file, whatever the file
+//! A tree of a whole file needs a hundred bytes for each byte of the file, whatever the file
 //! contains. So this reader stores only the values of entries, and at most one entry more than a
 //! service may have. For a list or a table inside an entry, which no entry may have, the reader
 //! records only that the value exists. The callers interpret keys and values.
@@ -65,7 +65,7 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_
     if is_long { DeTable::new() } else { root }
 }
 
-/// The syntax faults that were reported, and the number of those that were not.
+/// The syntax faults that are reported, and the number of further syntax faults.
 #[derive(Default)]
 struct SyntaxErrors {
     list: Vec<ParseError>,

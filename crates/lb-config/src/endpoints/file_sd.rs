@@ -6,8 +6,8 @@
 //!
 //! A label with the prefix `socklb_`, such as `socklb_index`, is certainly meant for socklb, so a
 //! wrong value is a fault. A label without the prefix, such as `index`, may have another purpose.
-//! The reader uses this label if its values are valid for all targets. If one is not, the reader
-//! ignores the label for all targets, and adds a note.
+//! The reader uses this label if its values are valid for all targets. If a value is not valid, the
+//! reader ignores the label for all targets, and adds a note.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

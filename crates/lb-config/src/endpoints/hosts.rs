@@ -19,7 +19,7 @@ use super::{Index, ListEntry, ListedAddress};
 pub const MAX_HOSTS: usize = 1024;
 
 /// The addresses of host names, all of the address family of the service. A name without addresses
-/// is left out.
+/// is not in the map.
 pub type HostAddresses = BTreeMap<Arc<str>, Arc<[IpAddr]>>;
 
 /// The value for callers that resolve no host names.
@@ -30,7 +30,8 @@ pub static NO_HOSTS: HostAddresses = BTreeMap::new();
 pub struct Expanded {
     /// The host names of the entries.
     pub hosts: BTreeSet<String>,
-    /// The addresses that come only from host names, each with the first host name that has it.
+    /// The addresses that come only from host names, each with the first host name that resolves to
+    /// it.
     pub resolved: BTreeMap<SocketAddr, String>,
 }
 

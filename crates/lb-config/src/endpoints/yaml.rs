@@ -177,7 +177,7 @@ impl YamlToJson {
                 let Some((places, text)) = named else {
                     return Err(("an alias is inside the value that it names".to_owned(), None));
                 };
-                // This also bounds a short text in which aliases repeat aliases.
+                // This check also bounds the JSON of a short text in which aliases repeat aliases.
                 if self.json.text.len() + text.len() > MAX_BYTES {
                     return Err(too_long());
                 }
@@ -253,8 +253,8 @@ impl YamlToJson {
         match text {
             _ if is_text => self.json.push_string(text),
             "" | "~" | "null" | "Null" | "NULL" => self.json.text.push_str("null"),
-            // Other spellings of truth values count as text: a label retains its text, and in other
-            // places no format has truth values with such spellings.
+            // Other spellings of truth values are read as text: a label then has the text as
+            // written, and no format has truth values with these spellings in other places.
             "true" | "false" => self.json.text.push_str(text),
             // Numbers that only YAML has, such as 0x10 or .5, are read as text.
             _ if text.parse::<Number>().is_ok() => self.json.text.push_str(text),

@@ -81,8 +81,9 @@ impl RunDriver {
         let group = self.processes.group();
         terminal.take_back(group);
         if !Terminal::stop_job() {
-            // No shell would continue the job, so the run was not stopped. A terminal does not stop
-            // the leader of a session either.
+            // No shell would continue the job, so this process did not stop, and the command
+            // continues. Without this process, the command's group would be orphaned, and the
+            // kernel would not have stopped it either.
             terminal.give(group);
             self.processes.pass_on(Signal::CONT);
         }

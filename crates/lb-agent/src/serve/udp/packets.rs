@@ -221,7 +221,8 @@ fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_i
 /// The address of this host at which a packet arrived, from the packet's ancillary data.
 fn destination(header: &msghdr) -> Option<IpAddr> {
     // SAFETY: the kernel has written the header's ancillary data and its length, and the macros do
-    // not read beyond that length. The value of a message of these kinds has that type.
+    // not read beyond that length. The value of a message of these kinds has the type that is read
+    // here.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         // Bound: the ancillary data has room for few messages.
@@ -273,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// Waits until there is something to read.
+    /// Waits until a packet has arrived.
     fn readable(socket: &UdpSocket) {
         socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         socket.peek_from(&mut [0]).unwrap();
