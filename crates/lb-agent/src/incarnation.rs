@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(next(None, at(1_800_000_000)), 1_800_000_000);
         assert_eq!(next(Some(1_700_000_000), at(1_800_000_000)), 1_800_000_000);
         assert_eq!(next(Some(1_900_000_000), at(1_800_000_000)), 1_900_000_001);
-        assert_eq!(next(Some(1_800_000_000), at(1_800_000_000)), 1_800_000_001, "twice in a second");
+        assert_eq!(next(Some(1_800_000_000), at(1_800_000_000)), 1_800_000_001, "two starts in one second");
         assert_eq!(next(Some(7), UNIX_EPOCH - Duration::from_secs(1)), 8);
         assert_eq!(next(None, at(u64::from(u32::MAX) + 7)), LATEST);
         assert_eq!(next(Some(LATEST), at(u64::MAX >> 8)), LATEST + 1);

@@ -83,7 +83,7 @@ impl Collector for Page {
         counter(
             encoder,
             "socklb_agent_pushes",
-            "Reports that the agent sent because a readiness changed; each repetition counts.",
+            "Reports that the agent sent because a readiness changed; each repetition is counted.",
             none(datagrams.pushed),
         )?;
         counter(

@@ -305,7 +305,7 @@ async fn an_earlier_passed_check_does_not_make_an_ended_backend_ready() {
 }
 
 #[tokio::test]
-async fn a_lame_duck_stays_one_after_its_program_dies() {
+async fn a_lame_duck_remains_a_lame_duck_after_its_program_dies() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let check = Some(HealthCheck::new(CheckMethod::Tcp(listener.local_addr().unwrap())));
     let stage = Stage::with(vec![BackendConfig { check, ..backend() }]).await;
@@ -323,7 +323,7 @@ async fn a_lame_duck_stays_one_after_its_program_dies() {
 }
 
 #[tokio::test]
-async fn a_lame_duck_stays_one_after_an_agent_restart() {
+async fn a_lame_duck_remains_a_lame_duck_after_an_agent_restart() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let check = Some(HealthCheck::new(CheckMethod::Tcp(listener.local_addr().unwrap())));
     let backend = || BackendConfig { check: check.clone(), ..backend() };
@@ -343,7 +343,7 @@ async fn a_lame_duck_stays_one_after_an_agent_restart() {
     };
     let status = stage.until(has_passed).await;
     assert_eq!(status.backends[0].readiness, "lame-duck", "{status:?}");
-    let runner = status.backends[0].runner.as_ref().expect("the agent remembers the run");
+    let runner = status.backends[0].runner.as_ref().expect("the status contains the earlier program");
     assert_eq!((runner.alive, runner.process), (false, None));
     // The next program reports the readiness. Its last report before it dies is ready, so the check
     // decides after its death.

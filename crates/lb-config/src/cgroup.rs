@@ -88,7 +88,7 @@ impl ClientCgroups {
                 "cgroup \"{cgroup}\" of client \"{client}\" {relation} \"{other}\" of client \"{others}\" on line {line}"
             );
             let help =
-                "cgroups of clients may not nest: give each client a cgroup outside the cgroups of the others"
+                "cgroups of clients may not nest: give each client a cgroup outside the cgroups of other clients"
                     .to_owned();
             report.add(span.clone(), message, help);
         }
@@ -151,9 +151,9 @@ mod tests {
             [("a/b", "a/b", "is also"), ("a", "a/b/c", "lies below"), ("a/b/c", "a", "lies above")]
         {
             let expected = format!(
-                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line 7 \
-                 (cgroups of clients may not nest: give each client a cgroup outside the cgroups of the \
-                 others)"
+                "10:10: cgroup \"{second}\" of client \"k\" {relation} \"{first}\" of client \"j\" on line \
+                 7 (cgroups of clients may not nest: give each client a cgroup outside the cgroups of \
+                 other clients)"
             );
             check(&two(first, second), &[&expected]);
         }

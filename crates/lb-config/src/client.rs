@@ -82,7 +82,7 @@ fn read_services<'s>(
     };
     let Some(items) = item.list(report) else { return Vec::new() };
     if items.is_empty() {
-        let help = "write at least one service, or leave `services` out to get all".to_owned();
+        let help = "write at least one service, or leave `services` out to dial all services".to_owned();
         report.add(item.span(), "services is empty", help);
     }
     let mut named = Unique::default();
@@ -198,7 +198,7 @@ mod tests {
             ("services = 's'", "8:12: services must be a list, not a string (write [\"s\"])"),
             (
                 "services = []",
-                "8:12: services is empty (write at least one service, or leave `services` out to get all)",
+                "8:12: services is empty (write at least one service, or leave `services` out to dial all services)",
             ),
             ("services = ['sx']", "8:13: no service is named \"sx\" (services: s)"),
             ("services = ['s', 's']", "8:18: service \"s\" is already on line 8"),
@@ -219,18 +219,18 @@ mod tests {
             good(&with_client("job = 'a b.c'\nname = 'a_b-C1'\ncgroup = 'c'")).clients[0].name,
             "a_b-C1"
         );
-        let help = "(write 1 to 63 of letters, digits, _ and -)";
+        let help = "(write 1 to 63 bytes: letters, digits, _ and -)";
         let cases = [
-            ("job = ''", "6:7: job is empty (write 1 to 63 of printable characters)".to_owned()),
+            ("job = ''", "6:7: job is empty (write 1 to 63 bytes: printable characters)".to_owned()),
             (
                 r#"job = "a\n""#,
-                "6:7: job \"a\\n\" has other characters than printable characters (write 1 to 63 of printable \
-                 characters)"
+                "6:7: job \"a\\n\" has other characters than printable characters (write 1 to 63 bytes: \
+                 printable characters)"
                     .to_owned(),
             ),
             (
                 &format!("job = '{long}'"),
-                format!("6:7: job \"{long}\" has 64 bytes (write 1 to 63 of printable characters)"),
+                format!("6:7: job \"{long}\" has 64 bytes (write 1 to 63 bytes: printable characters)"),
             ),
             (
                 "job = 'a.b'",

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn backends_are_ejected_unless_it_is_turned_off() {
+    fn backends_are_ejected_unless_ejection_is_off() {
         let default = Ejection::default();
         assert_eq!(ejection(""), Some(default));
         assert_eq!(ejection("ejection = {}"), Some(default));

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_on_backend_loss_is_a_key_of_the_service() {
+    fn on_backend_loss_is_a_key_of_the_service() {
         let on_loss = |lines: &str| services(&with_line(lines)).remove(0).service.health.on_backend_loss;
         assert_eq!(on_loss(""), OnBackendLoss::Keep);
         for value in OnBackendLoss::ALL {
@@ -122,6 +122,6 @@ mod tests {
             check(&with_line(line), &[expected]);
         }
         let both = "health = { panic_threshold = -1, replace_after = 3 }";
-        assert_eq!(faults(&with_line(both)).len(), 2, "one fault hides no other");
+        assert_eq!(faults(&with_line(both)).len(), 2, "both faults are reported");
     }
 }

@@ -74,7 +74,8 @@ section! {
     JOB "job": Text<String>(&["frontend"], job_name), Required,
         "the job to which this client belongs as a task. The job must have the same name on every host";
     NAME "name": Text<String>(&["frontend-a"], client_name), Means("the job"),
-        "the client's name, which is also the name of its pins. It is unique on the host, and consists of letters, digits, `_` and `-`";
+        "the client's name, which is also the name of its pins. The name is unique on the host, and \
+         consists of letters, digits, `_` and `-`";
     CGROUP "cgroup": Text<String>(&["system.slice/frontend.service"], cgroup::parse), Required,
         "the client's cgroup, relative to the cgroup2 mount. Cgroups of clients may not nest";
     INDEX "index": FreeForm(&["13", "{ env = \"TASK\" }", "{ hostname = true }"]), Means("`0`"),
@@ -122,12 +123,12 @@ section! {
     // for too long.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Some(Duration::from_secs(5))),
-        "half-life of an error. `least-loaded` and `p2c` count an error as an open flow, so that a backend that fails fast does not look \
-         idle. `off`: errors do not count";
+        "half-life of an error. `least-loaded` and `p2c` count an error as an open flow, so that a backend \
+         that fails fast does not look idle. `off`: errors are not counted";
     // The kernel first retransmits a SYN after about a second. Without a limit, the connect fails
     // after 127 s.
     CONNECT_TIMEOUT "connect_timeout": Time(Duration::from_secs(1)..=Duration::from_secs(127)),
-        Means("the kernel's, about 127 s"),
+        Means("the kernel's limit, about 127 s"),
         "`tcp` only: about how long a connect waits for a backend that does not answer. The kernel's intervals between SYNs decide the exact \
          time. If the application has set a limit itself (TCP_SYNCNT), that limit applies instead";
     // The programs' clock advances in steps of up to 10 ms. No application waits longer than a
@@ -135,7 +136,7 @@ section! {
     UNANSWERED_AFTER "unanswered_after": Time(Duration::from_millis(10)..=Duration::from_secs(60)),
         Is(lb_core::service::UNANSWERED_AFTER),
         "`tcp` only: the time within which a backend should answer a SYN. If an application cancels a \
-         connect later than that, the connect counts against the backend as `unanswered`, see \
+         connect after this time, the connect counts against the backend as `unanswered`, see \
          [accounting.md](../design/accounting.md). Use at least twice the usual handshake time";
     EJECTION "ejection": FreeForm(&["{ failures = 5 }", "\"off\""]),
         Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
@@ -331,12 +332,12 @@ section! {
     TAG "tag": Text<String>(&["blue"], source_name), Means("none"), "`consul` only: the endpoints are only \
                                                                      the instances with this tag";
     KUBERNETES "kubernetes": Text<String>(&["shop/users"], kubernetes_service), Means("none"),
-        "namespace and name of a Kubernetes Service: the endpoints are those of its EndpointSlices";
+        "namespace and name of a Kubernetes Service, whose EndpointSlices contain the endpoints";
     PORT "port": FreeForm(&["8080", "\"http\""]), Means("with `dns`: the port in the SRV record; with \
                                                          `kubernetes`: the only port of the Service"),
         "with `dns`: the port (a number) of endpoints that have A or AAAA records; with `kubernetes`: the \
          name of the Service's port";
-    ALLOW "allow": FreeForm(&["[\"10.0.0.0/8\"]"]), Means("all but loopback and link-local addresses"),
+    ALLOW "allow": FreeForm(&["[\"10.0.0.0/8\"]"]), Means("all addresses except loopback and link-local addresses"),
         "remote sources only: the networks in which endpoints may be. The daemon refuses a list with an \
          address outside these networks";
     ON_EMPTY "on_empty": Keyword<OnEmpty>(&OnEmpty::ALL, OnEmpty::name), Means("`keep`; with `kubernetes`, `refuse`, because addresses of pods are soon reused"),
@@ -563,7 +564,7 @@ fn name(text: &str, allowed: fn(u8) -> bool, letters: &str) -> Result<String, Re
         _ if text.bytes().all(allowed) => return Ok(text.to_owned()),
         _ => format!("{} has other characters than {letters}", quote(text)),
     };
-    Err((why, Some(format!("write 1 to {MAX_NAME_BYTES} of {letters}"))))
+    Err((why, Some(format!("write 1 to {MAX_NAME_BYTES} bytes: {letters}"))))
 }
 
 /// Reads a path, which may not be empty and may not contain a zero byte.

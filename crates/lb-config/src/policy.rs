@@ -137,8 +137,9 @@ pub fn check_scan(
         }
     };
     let span = table.get(key).map_or_else(|| table.span(), |item| item.span());
-    let message =
-        format!("{who} examines every backend of the subset, at most {MAX_SCAN}, but {what} can have more");
+    let message = format!(
+        "{who} examines every backend of the subset, at most {MAX_SCAN}, but {what} can have more backends"
+    );
     report.add(span, message, format!("write subset = {{ {algorithm}size = N }}, N at most {MAX_SCAN}{or}"));
 }
 
@@ -320,8 +321,8 @@ mod tests {
         for (scan, who, or) in SCANS {
             for (subset, what, algorithm) in subsets {
                 let expected = format!(
-                    "{who} examines every backend of the subset, at most 256, but {what} can have more (write subset = {{ \
-                     {algorithm}size = N }}, N at most 256{or})"
+                    "{who} examines every backend of the subset, at most 256, but {what} can have more \
+                     backends (write subset = {{ {algorithm}size = N }}, N at most 256{or})"
                 );
                 let lines = format!("{scan}\n{subset}");
                 check(&with_backends(None, &lines), &[&expected]);
@@ -347,8 +348,9 @@ mod tests {
         check(
             &with_backends(None, "policy = 'least-loaded'\non_no_backend = 'EPERM'"),
             &[
-                "8:10: policy \"least-loaded\" examines every backend of the subset, at most 256, but a subset of automatic \
-                 size can have more (write subset = { size = N }, N at most 256)",
+                "8:10: policy \"least-loaded\" examines every backend of the subset, at most 256, but a \
+                 subset of automatic size can have more backends (write subset = { size = N }, N at most \
+                 256)",
                 "9:17: `on_no_backend` \"EPERM\" would look like a firewall to the caller (write \
                  \"EHOSTUNREACH\" or \"ECONNREFUSED\")",
             ],

@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_closed_only_if_it_is_configured() {
+    fn connections_are_closed_only_if_rebalance_is_configured() {
         assert_eq!(rules(""), None);
         assert_eq!(rules("rebalance = {}"), Some(RebalanceRules::DEFAULT));
         let written = "rebalance = { rate = '1/s', idle = '5s', below = 0.8 }";

@@ -168,7 +168,7 @@ pub fn service_address(text: &str) -> Result<SocketAddr, Refusal> {
     } else if matches!(address, SocketAddr::V4(v4) if v4.ip().is_broadcast()) {
         ("is the broadcast address", "write the address that processes dial".to_owned())
     } else if matches!(address, SocketAddr::V6(v6) if v6.scope_id() != 0) {
-        ("has a zone", "write an address that has one meaning on every interface".to_owned())
+        ("has a zone", "write an address that needs no zone".to_owned())
     } else {
         return Ok(address);
     };
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_must_be_one_that_processes_can_dial() {
+    fn an_address_that_processes_cannot_dial_is_refused() {
         let cases = [
             ("10.96.0.10:0", "has port 0 (write 1 to 65535)"),
             ("0.0.0.0:80", "is the unspecified address (write the address that processes dial)"),
@@ -340,7 +340,7 @@ mod tests {
             ("239.0.0.1:80", "is a multicast address (write the address that processes dial)"),
             ("255.255.255.255:80", "is the broadcast address (write the address that processes dial)"),
             ("[ff02::1]:80", "is a multicast address (write the address that processes dial)"),
-            ("[fe80::1%2]:80", "has a zone (write an address that has one meaning on every interface)"),
+            ("[fe80::1%2]:80", "has a zone (write an address that needs no zone)"),
             (
                 "[::ffff:10.0.0.1]:80",
                 "is v4-mapped (write \"10.0.0.1:80\": IPv6 sockets that dial it are balanced too)",
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_looked_up_becomes_that_of_the_service() {
+    fn an_address_that_is_looked_up_becomes_the_address_of_the_service() {
         let text = looked_up("{ kubernetes = 'shop/users', port = 443, family = 'ipv4' }");
         let unknown = good_in(&text, &Sent(""));
         assert_eq!((unknown.clients[0].services.len(), &unknown.addresses[..]), (0, &[][..]));
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_another_service_has_makes_no_configuration_faulty() {
+    fn a_sent_address_that_another_service_has_is_not_a_fault() {
         let second = "[[service]]\nname = 't'\naddress = '10.96.0.10:80'\nbackends = { static = [] }";
         let text = format!("{}\n{second}", looked_up("{ kubernetes = 'shop/users' }"));
         let config = good_in(&text, &Sent("10.96.0.10:80"));
@@ -441,7 +441,7 @@ mod tests {
         };
         assert_eq!(services(&named(&"n".repeat(63)))[0].service.name.len(), 63);
         let long = "n".repeat(64);
-        let help = "(write 1 to 63 of letters, digits, _, - and .)";
+        let help = "(write 1 to 63 bytes: letters, digits, _, - and .)";
         check(&named(&long), &[&format!("5:8: name \"{long}\" has 64 bytes {help}")]);
         check(&named(""), &[&format!("5:8: name is empty {help}")]);
         let expected =

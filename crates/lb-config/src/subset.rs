@@ -100,8 +100,8 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
 fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut DiagnosticCollector<'_>) {
     if algorithm != Algorithm::Random {
         let message = format!(
-            "a size with `low` and `high` differs between tasks, but subsets of {:?} fit together only if \
-             all tasks have the same size",
+            "a size with `low` and `high` differs between tasks, but algorithm {:?} needs the same size \
+             for all tasks",
             algorithm.name()
         );
         let help = "write algorithm = \"random\", or size = \"auto\"".to_owned();
@@ -246,9 +246,8 @@ mod tests {
             ),
             (
                 "subset = { size = { low = 0.5 } }",
-                "8:19: a size with `low` and `high` differs between tasks, but subsets of \"rocksteadier\" \
-                 fit together only if all tasks have the same size (write algorithm = \"random\", or size = \
-                 \"auto\")",
+                "8:19: a size with `low` and `high` differs between tasks, but algorithm \"rocksteadier\" \
+                 needs the same size for all tasks (write algorithm = \"random\", or size = \"auto\")",
             ),
             (
                 "subset = { size = 1, seed = 5 }",

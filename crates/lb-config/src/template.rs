@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_need_of_a_subset_follows_from_the_text() {
+    fn the_minimum_need_of_a_subset_is_computed_from_the_text() {
         // An endpoint file: the configured size.
         check_least("'all'", None, (0, 1), 1, 1024);
         check_least("{}", None, (0, 1), 1, 1024);

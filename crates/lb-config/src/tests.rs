@@ -354,8 +354,8 @@ fn all_faults_of_a_file_are_reported_once_and_in_order() {
             "3:10: cgroup \"/c\" is absolute (write \"c\": paths are relative to the cgroup2 mount)",
             "4:13: no service is named \"t\" (services: a b)",
             "5:9: `index` is 1, but must be below `count`, which is 1 (indexes start at 0)",
-            "7:8: name \"a b\" has other characters than letters, digits, _, - and . (write 1 to 63 of letters, \
-             digits, _, - and .)",
+            "7:8: name \"a b\" has other characters than letters, digits, _, - and . (write 1 to 63 bytes: \
+             letters, digits, _, - and .)",
             "8:11: address \"10.0.0.1\" has no port (write \"10.0.0.1:8080\", with the right port)",
             "10:2: unknown key \"other\" in a configuration (known keys: client, service, daemon, paths, limits, \
              metrics, accounting, reports, dns, consul, kubernetes, envoy, admin)",

@@ -66,7 +66,7 @@ fn a_host_name_is_an_endpoint_for_each_address_in_every_format() {
 }
 
 #[test]
-fn an_entrys_values_are_those_of_all_its_addresses() {
+fn all_addresses_of_an_entry_have_the_values_of_the_entry() {
     let text = "[[endpoint]]\naddress = 'b:80'\nweight = 7\nstate = 'lame-duck'\nagent = '10.0.0.7:9465'\n";
     let parsed = read(text, &addresses(&[("b", TWO)])).unwrap();
     assert_eq!(lines(&parsed), ["10.0.0.1:80 7 LameDuck -", "10.0.0.2:80 7 LameDuck -"]);
@@ -87,7 +87,7 @@ fn names_with_one_address_are_one_endpoint_and_the_best_entry_counts() {
 }
 
 #[test]
-fn a_name_without_addresses_is_left_out_and_only_such_names_make_an_empty_list() {
+fn a_name_without_addresses_is_left_out_even_if_it_is_the_only_entry() {
     let text = "[\"a:80\", \"b:80\", \"10.0.0.9:80\"]";
     let parsed = read(text, &addresses(&[("a", &["10.0.0.1"])])).unwrap();
     assert_eq!((parsed.list.as_slice().len(), hosts(&parsed)), (2, vec!["a", "b"]));

@@ -72,7 +72,7 @@ fn an_answer_of_consul_is_read() {
 }
 
 #[test]
-fn consuls_answer_means_the_same_in_a_file_and_as_it_is_sent() {
+fn consuls_answer_yields_the_same_list_from_a_file_and_from_consul() {
     let text = include_str!("lists/consul.json");
     let (entries, notes) = read_instances(text.as_bytes(), "users", false).unwrap();
     let line = |one: &ListEntry| {
@@ -117,10 +117,7 @@ fn checks_decide_the_state_and_weight_of_a_consul_instance() {
     let unset = read(warning, json!({ "Passing": 5, "Warning": 0 }));
     assert_eq!(unset.unwrap(), "10.0.0.1:80 12823 1 Healthy -");
     let unknown = read(json!([check("a", "fine")]), weights).unwrap_err();
-    assert_eq!(
-        unknown,
-        "users:1:2: unknown status \"fine\" of a check (known are passing, warning, critical)"
-    );
+    assert_eq!(unknown, "users:1:2: unknown status \"fine\" of a check (known: passing, warning, critical)");
 }
 
 #[test]
@@ -388,7 +385,7 @@ fn only_slices_use_the_port_name() {
 }
 
 #[test]
-fn a_port_is_chosen_by_name_even_if_another_has_its_number() {
+fn a_port_is_chosen_by_name_even_if_another_port_has_the_same_number() {
     let port = |name: &str, port: u16| json!({ "name": name, "port": port });
     let indexes = |ports: Value, wanted: &str| {
         let mut slice = slice("a", &json!([pod("10.0.0.1", &json!({}))]));
@@ -464,7 +461,7 @@ fn the_best_of_several_entries_with_one_address_counts() {
 type Locality<'a> = (u32, Option<u32>, &'a [(u32, &'a str)]);
 
 #[test]
-fn localities_weigh_as_in_envoy() {
+fn weights_of_localities_equal_those_of_envoy() {
     let read = |localities: &[Locality<'_>]| {
         let mut address = 0;
         let groups = localities.iter().map(|(priority, weight, endpoints)| {
@@ -550,7 +547,7 @@ fn at_most_sixteen_reasons_are_distinguished() {
 }
 
 #[test]
-fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
+fn pod_names_are_indexes_only_if_all_pods_belong_to_one_stateful_set() {
     let read = |hosts: &[Option<&str>]| {
         let pods = hosts
             .iter()
@@ -578,7 +575,7 @@ fn host_names_give_indexes_only_if_they_are_all_of_one_set() {
 }
 
 #[test]
-fn slices_in_separate_texts_mean_the_same_as_in_one_list() {
+fn slices_in_separate_texts_yield_the_same_list_as_in_one_text() {
     let text = include_str!("lists/slices-api.json");
     let parsed = parse(text.as_bytes(), &reading("users", Some("http"))).unwrap();
     let root: Value = serde_json::from_str(text).unwrap();
@@ -671,8 +668,8 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
         ),
         (
             list(json!([of("users"), of("mail")])),
-            "1:283: a slice belongs to service \"shop/mail\", but the one on line 1 belongs to \"shop/users\" (select one service, as with -l \
-             kubernetes.io/service-name=NAME)"
+            "1:283: a slice belongs to service \"shop/mail\", but the first entry (line 1) belongs to \
+             \"shop/users\" (select one service, as with -l kubernetes.io/service-name=NAME)"
                 .to_owned(),
         ),
         (
@@ -746,8 +743,8 @@ fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
         (
             "[{\"Node\":{\"Address\":\"10.0.0.1\"},\"Service\":{\"Service\":\"a\",\"Port\":1}},\n\
              {\"Node\":{},\"Service\":{\"Service\":\"b\"}}]",
-            "2:1: an instance belongs to service \"b\", but the one on line 1 belongs to \"a\" (write the instances \
-             of a single service)".to_owned(),
+            "2:1: an instance belongs to service \"b\", but the first entry (line 1) belongs to \"a\" \
+             (write the instances of a single service)".to_owned(),
         ),
         (
             "{\"resources\":[{},\n{}]}",
@@ -779,11 +776,11 @@ fn yaml_without_a_json_equivalent_is_refused() {
         ("- targets: [10.0.0.1:1]\n  targets: [10.0.0.2:1]\n", "2:3: key \"targets\" appears twice"),
         (
             "- targets: [10.0.0.1:1]\n  labels: !secret {a: b}\n",
-            "2:11: tag \"!secret\" is not read (leave the tag out)",
+            "2:11: tag \"!secret\" is not supported (leave the tag out)",
         ),
         (
             "- targets: [10.0.0.1:1]\n  labels: {<<: {a: b}}\n",
-            "2:12: merge keys (<<) are not read (write the keys out)",
+            "2:12: merge keys (<<) are not supported (write the keys out)",
         ),
         (
             "- targets: [10.0.0.1:1]\n---\n- targets: [10.0.0.2:1]\n",

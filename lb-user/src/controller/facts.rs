@@ -135,7 +135,9 @@ impl Controller {
         }
         let mut of_host = |code, text: String| faults.push(Fault::of_host(code, text));
         if let Some(error) = &self.reload.error {
-            let text = format!("the configuration cannot be used; the earlier one stays in force: {error}");
+            let text = format!(
+                "the configuration cannot be used; the earlier configuration stays in force: {error}"
+            );
             of_host(FaultCode::Configuration, text);
         }
         if let Some(text) =

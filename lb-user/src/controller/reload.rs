@@ -176,7 +176,7 @@ impl Controller {
     fn mark_config_hung(&mut self, error: String, is_requested: bool) {
         let is_new = self.reload.progress.mark_hung();
         if is_requested || is_new {
-            warn!(%error, "the configuration cannot be used; the earlier one stays in force");
+            warn!(%error, "the configuration cannot be used; the earlier configuration stays in force");
         }
         self.reload.error = Some(error);
     }
@@ -260,7 +260,7 @@ impl Controller {
                 // Each fault is logged once, not at each check. After a reload that an operator has
                 // requested, it is always logged.
                 if is_requested || self.reload.error.as_ref() != Some(&error) {
-                    warn!(%error, "the configuration cannot be used; the earlier one stays in force");
+                    warn!(%error, "the configuration cannot be used; the earlier configuration stays in force");
                 }
                 self.reload.error = Some(error);
             }

@@ -59,12 +59,13 @@ section! {
     backend, "[[backend]]", "a backend", "one for each backend of this host, up to 64";
 
     ADDRESS "address": Text<SocketAddr>(&["10.0.0.1:8080", "[2001:db8::1]:8080"], address), Required,
-        "the backend's name: the address and port that it has in the endpoint list, even if the backend \
-         listens at another address. The address may not be link-local";
+        "the backend's name: its address and port in the endpoint list, even if the backend listens at \
+         another address. The address may not be link-local";
     PROTOCOL "protocol": Keyword<Protocol>(&Protocol::ALL, Protocol::name), Is(Protocol::Tcp),
         "the protocol of the backend's service, which is part of the backend's name";
     KEY "key": Text<Cow<'static, str>>(&["keys/10.0.0.1:8080"], path), Required,
-        "the file with the backend's keys: one or two lines `ID KEY`, as `socklb agent key --of` prints them. Its mode may be 0640 at most";
+        "the file with the backend's keys: one or two lines `ID KEY`, as `socklb agent key --of` prints \
+         them. The mode of the file may be 0640 at most";
     CHECK "check": FreeForm(&["\"tcp\"", "\"off\"", "{ http = \"/healthz\" }", "{ command = [\"/usr/bin/app\", \"check\"] }"]),
         Means("`\"tcp\"`; required for a UDP backend"),
         "the health check. `\"tcp\"`: the backend must accept a connection. A table: one of the methods in \

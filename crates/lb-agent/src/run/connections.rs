@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_of_another_address_do_not_count() {
+    fn connections_of_another_address_are_not_counted() {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
         let mut other = listener(SocketAddr::new([127, 0, 0, 9].into(), address.port()));

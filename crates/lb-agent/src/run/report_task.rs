@@ -60,7 +60,7 @@ impl ReportTask {
         let Self { wish, mut task } = self;
         drop(wish);
         if tokio::time::timeout(LAST_WORD, &mut task).await.is_err() {
-            tracing::warn!("cannot report to the agent in time how the backend ended");
+            tracing::warn!("the agent did not accept the backend's last readiness in time");
             task.abort();
         }
     }

@@ -120,7 +120,7 @@ impl Server {
         match read {
             Err(error) => {
                 if is_requested || self.reload.error.as_ref() != Some(&error) {
-                    warn!(error, "cannot use the configuration; the earlier one stays in force");
+                    warn!(error, "cannot use the configuration; the earlier configuration stays in force");
                 }
                 self.reload.error = Some(error);
             }

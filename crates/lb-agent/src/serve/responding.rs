@@ -75,7 +75,7 @@ impl Responding {
         }
         let result = prepare(&loaded.answers, &mut loaded.prepared, reports, all, now);
         if all || result.is_err() {
-            note(&mut self.unprepared, "cannot prepare them", result.err());
+            note(&mut self.unprepared, "the preparation failed", result.err());
         }
     }
 

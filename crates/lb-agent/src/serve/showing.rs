@@ -102,7 +102,9 @@ impl Server {
     fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         if let Some(error) = &self.reload.error {
-            faults.push(format!("the configuration cannot be used; the earlier one stays in force: {error}"));
+            faults.push(format!(
+                "the configuration cannot be used; the earlier configuration stays in force: {error}"
+            ));
         }
         if !self.reload.fixed.is_empty() {
             faults.push(format!(

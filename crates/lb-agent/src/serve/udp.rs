@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_leave_by_the_socket_of_the_request() {
+    async fn answers_are_sent_from_the_socket_of_the_request() {
         let at = |addresses: &[&str]| {
             let addresses: Vec<SocketAddr> = addresses.iter().map(|text| text.parse().unwrap()).collect();
             listen_at(Some(&addresses)).unwrap().0

@@ -84,14 +84,14 @@ fn read_and_end_by_a_key(starter: &[&str]) -> std::process::ExitStatus {
 }
 
 #[test]
-fn the_command_reads_the_terminal_and_gets_its_keys() {
+fn the_command_reads_the_terminal_and_receives_its_keys() {
     assert_eq!(read_and_end_by_a_key(&[]).signal(), Some(2));
 }
 
 /// The session and the group of the process that starts the run have no number in the run's PID
 /// namespace.
 #[test]
-fn the_command_gets_the_keys_in_a_pid_namespace() {
+fn the_command_receives_the_terminals_keys_in_a_pid_namespace() {
     let shell = ["/bin/sh", "-c", r#""$@"; exit $?"#, "sh"];
     let starter = [&IN_PID_NAMESPACE[..], &shell].concat();
     assert_eq!(read_and_end_by_a_key(&starter).code(), Some(128 + 2));

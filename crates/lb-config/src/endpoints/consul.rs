@@ -183,7 +183,7 @@ impl InstanceReader<'_> {
         let known = ["passing", "warning", "critical"];
         if let Some(check) = checks.iter().find(|check| !known.contains(&check.status.as_str())) {
             let message = format!("unknown status {} of a check", quote(&check.status));
-            report.add(value.span(), message, format!("known are {}", known.join(", ")));
+            report.add(value.span(), message, format!("known: {}", known.join(", ")));
         }
         let state = if is_any("critical") { EndpointState::Down } else { EndpointState::Healthy };
         let index = match service.meta.and_then(|meta| meta.socklb_index) {

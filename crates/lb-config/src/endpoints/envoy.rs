@@ -266,7 +266,7 @@ fn endpoint(
         }
         unknown => {
             let message = format!("unknown health_status {}", quote(unknown));
-            report.add(value.span(), message, format!("known are {}", STATUSES.join(", ")));
+            report.add(value.span(), message, format!("known: {}", STATUSES.join(", ")));
             return None;
         }
     };

@@ -108,7 +108,7 @@ fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticColl
     }
     let (without, with) = without.zip(with).filter(|_| LABELS[label] == "index")?;
     Some(format!(
-        "the target on line {} has no such label, although there is {with}",
+        "the target on line {} does not have the label, but another target has {with}",
         report.line(&without.span())
     ))
 }
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn null_counts_as_absent() {
+    fn null_is_treated_as_absent() {
         let text = r#"[{"targets":null,"labels":{"weight":"5"}},{"targets":["10.0.0.1:1"],"labels":null}]"#;
         assert_eq!(read(text).unwrap().as_slice(), [endpoint("10.0.0.1:1", 2694)]);
         check(
@@ -505,8 +505,8 @@ mod tests {
             (
                 [r#""index":"4""#, ""],
                 [(by_address[0], 1, HEALTHY), (by_address[1], 1, HEALTHY)],
-                "label index is ignored: the target on line 2 has no such label, although there is \"4\" on \
-                 line 1; write a label socklb_index instead",
+                "label index is ignored: the target on line 2 does not have the label, but another target \
+                 has \"4\" on line 1; write a label socklb_index instead",
             ),
         ];
         for (labels, expected, note) in cases {

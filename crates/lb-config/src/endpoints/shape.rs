@@ -174,7 +174,7 @@ impl OneService {
         if !is_same {
             let (name, first) = (quote(service), quote(first));
             let message = format!(
-                "{} belongs to service {name}, but the one on line {at} belongs to {first}",
+                "{} belongs to service {name}, but the first entry (line {at}) belongs to {first}",
                 part.name
             );
             report.add(part.span(), message, help.to_owned());

@@ -232,7 +232,7 @@ impl YamlToJson {
             && !*is_value
         {
             if text == "<<" && !is_text {
-                return Err(("merge keys (<<) are not read".to_owned(), Some("write the keys out")));
+                return Err(("merge keys (<<) are not supported".to_owned(), Some("write the keys out")));
             }
             if !keys.insert(text.to_owned()) {
                 return Err((format!("key {} appears twice", quote(text)), None));
@@ -307,6 +307,8 @@ fn is_tagged(tag: Option<&Tag>) -> Result<bool, Wrong> {
 fn refuse(tag: Option<&Tag>) -> Result<(), Wrong> {
     match tag {
         None => Ok(()),
-        Some(tag) => Err((format!("tag {} is not read", quote(&tag.to_string())), Some("leave the tag out"))),
+        Some(tag) => {
+            Err((format!("tag {} is not supported", quote(&tag.to_string())), Some("leave the tag out")))
+        }
     }
 }

@@ -47,8 +47,8 @@ fn a_wrong_value_is_reported_with_position_and_correction() {
     );
     check_job(
         "size = { low = 0.5 }",
-        "5:1: a size with `low` and `high` differs between tasks, but subsets of \"rocksteadier\" fit \
-         together only if all tasks have the same size: write algorithm = \"random\" (run \"as written\")",
+        "5:1: a size with `low` and `high` differs between tasks, but algorithm \"rocksteadier\" needs the \
+         same size for all tasks: write algorithm = \"random\" (run \"as written\")",
     );
     check_job("size = \"big\"", "9:8: \"big\" is not a size: write 1 to 256, or \"auto\"");
     check_job(

@@ -81,7 +81,7 @@ fn a_request_to_end_makes_a_lame_duck_and_notifies_the_application() {
 }
 
 #[test]
-fn the_wait_ends_once_clients_have_acknowledged_and_a_later_look_is_quiet() {
+fn the_wait_ends_once_clients_have_acknowledged_and_a_later_count_is_quiet() {
     let mut lifecycle = waiting();
     let busy = ConnectionSnapshot { began: s(12), busy: 1, idle: 3 };
     assert_eq!(lifecycle.handle(s(12), Input::Looked(busy)), []);
@@ -117,7 +117,7 @@ fn the_end_of_the_grace_ends_the_wait_despite_open_connections() {
 }
 
 #[test]
-fn unreadable_connections_are_given_the_whole_grace() {
+fn if_connections_cannot_be_read_the_wait_lasts_the_whole_grace() {
     let mut lifecycle = waiting();
     assert_eq!(lifecycle.handle(s(39), Input::Elapsed), []);
     let actions = lifecycle.handle(s(40), Input::Elapsed);

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn one_call_receives_many_packets_and_a_long_one_is_detected() {
+    fn one_call_receives_many_packets_and_a_long_packet_is_detected() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let client = UdpSocket::bind("127.0.0.1:0").unwrap();
         for length in [0, 80, 81, 1000] {

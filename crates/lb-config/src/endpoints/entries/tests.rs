@@ -104,7 +104,7 @@ proptest! {
 
 /// Random mutations have found this case: a duplicate key in a table that an entry may not have.
 #[test]
-fn a_duplicate_key_in_an_invalid_table_is_refused_for_the_table() {
+fn a_duplicate_key_in_an_invalid_table_is_refused_because_of_the_table() {
     for text in
         ["[[endpoint]]\nd.e = 1\nd.e = 2\n", "[y]\nz = 1\nz = 2\n", "[[endpoint]]\nb = {c = 1, c = 2}\n"]
     {

@@ -141,8 +141,8 @@ fn check_size(
         Size::Band(_) if algorithm != Algorithm::Random => Err((
             span.clone(),
             format!(
-                "a size with `low` and `high` differs between tasks, but subsets of {:?} fit together only \
-                 if all tasks have the same size: write algorithm = \"random\" (run {name:?})",
+                "a size with `low` and `high` differs between tasks, but algorithm {:?} needs the same \
+                 size for all tasks: write algorithm = \"random\" (run {name:?})",
                 algorithm.name()
             ),
         )),
