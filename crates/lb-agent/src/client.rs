@@ -80,7 +80,7 @@ impl Client {
 
     /// Whether this host is expected to run an agent: either the directory of the control socket
     /// exists, or this directory is the default and the default configuration file exists. Both
-    /// conditions also hold while the agent restarts.
+    /// conditions are also true while the agent restarts.
     pub fn is_expected(&self) -> bool {
         self.run.exists() || self.run == AgentConfig::default().run && Path::new(DEFAULT_PATH).exists()
     }

@@ -27,7 +27,8 @@ const LATEST: u32 = u32::MAX - 1_000_000;
 pub fn next(stored: Option<u32>, wall: SystemTime) -> u32 {
     let seconds = wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let seconds = u32::try_from(seconds).unwrap_or(u32::MAX).min(LATEST);
-    // At the maximum, the number stays the same: clients accept answers of any incarnation.
+    // At the maximum, the number no longer increases. Clients still accept answers then, because
+    // they accept answers of any incarnation.
     stored.map_or(seconds, |stored| stored.saturating_add(1).max(seconds))
 }
 

@@ -113,7 +113,7 @@ pub struct DatagramCounts {
     pub answered_by_kernel: u64,
     /// Datagrams that were not answered, by reason.
     pub refused: BTreeMap<String, u64>,
-    /// Pushes that were sent; each repetition counts as one.
+    /// Pushes that were sent; each repetition is counted.
     pub pushed: u64,
     /// Answers and pushes that the kernel refused to send.
     pub unsent: u64,

@@ -331,7 +331,7 @@ async fn a_lame_duck_remains_a_lame_duck_after_an_agent_restart() {
     let run = stage.folder.path().join("run");
     let reporter =
         RemoteReporter::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
-    // The program is killed as well, so that only the agent knows the state.
+    // The program is killed as well, so that only the agent has the state.
     drop(reporter);
     let Stage { folder, agent } = stage;
     agent.stop().await;

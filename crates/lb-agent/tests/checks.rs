@@ -45,7 +45,7 @@ async fn a_connection_passes_and_a_port_without_a_listener_fails() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     assert_eq!(CheckMethod::Tcp(at).run(LONG).await, Outcome::Passed);
-    // This test holds the port, so that no other test listens at it.
+    // This socket is bound to the port, so that no other test listens at it.
     let closed = TcpSocket::new_v4().unwrap();
     closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let at = closed.local_addr().unwrap();

@@ -153,7 +153,7 @@ fn host_name(text: &str) -> Option<String> {
     (!last.bytes().all(|byte| byte.is_ascii_digit())).then_some(name)
 }
 
-/// Whether a name stands for the loopback addresses (RFC 6761 section 6.3).
+/// Whether a name resolves to the loopback addresses (RFC 6761 section 6.3).
 fn is_localhost(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
 }
@@ -460,8 +460,8 @@ pub fn check(
     }
     let given: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
     // An entry with a reported fault still needs an index, so that the remaining entries can be
-    // checked. It receives an index that no other entry has. If no entry has an index, the endpoint
-    // list assigns all indexes later.
+    // checked. The entry receives an index that no other entry has. If no entry has an index, the
+    // endpoint list assigns all indexes later.
     let mut free = (0..MAX_INDEXES).filter(|index| !given.contains(index));
     let mut spans = Vec::with_capacity(entries.len());
     let mut endpoints = Vec::with_capacity(entries.len());

@@ -15,7 +15,7 @@ use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 use super::probe::ProbeConfig;
 
 /// The maximum interval between reports. With a longer interval, a change would become visible only
-/// after more than a minute, and feedback does not use such old data.
+/// after more than a minute, and feedback does not use data of this age.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Reads the keys of a service's table; `None` if any value is wrong. `policy` and `probe` are the

@@ -24,7 +24,7 @@ pub async fn run(words: &[String], timeout: Duration) -> Outcome {
         Ok(Err(error)) => Outcome::Impossible(format!("wait for {program}: {error}")),
         Err(_) => {
             running.kill();
-            // The command is dead; this wait reaps it.
+            // The command is dead; this call reaps its process.
             let _ = running.0.wait().await;
             Outcome::Failed(format!(
                 "the command did not end within {} and was killed",

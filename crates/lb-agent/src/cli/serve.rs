@@ -39,8 +39,8 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
 /// threads that it starts.
 fn drop_ambient_capabilities() {
     for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
-        // The call fails on kernels that do not have the capability; there, no process can inherit
-        // it.
+        // The call fails if the kernel does not have the capability. In this case, no process can
+        // inherit the capability.
         let _ = configure_capability_in_ambient_set(capability, false);
     }
 }

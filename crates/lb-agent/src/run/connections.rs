@@ -72,8 +72,8 @@ impl BackendListener {
         if socket.listens || socket.is_closed || !self.is_ours(socket.local.ip()) {
             return;
         }
-        // The kernel reports no idle time for an incomplete handshake. The handshake counts as a
-        // busy connection, because a client is about to use the connection.
+        // The kernel reports no idle time for an incomplete handshake. The handshake is counted as
+        // a busy connection, because a client is about to use the connection.
         let is_idle = socket.queued == 0 && socket.idle.is_some_and(|idle| idle >= idle_after);
         if is_idle {
             connections.idle += 1;

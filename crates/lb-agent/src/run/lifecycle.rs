@@ -243,8 +243,8 @@ impl Lifecycle {
             }
             Input::Elapsed => self.elapsed(now, &mut actions),
         }
-        // Reports come before other actions: while the backend is still reported as ready, it must
-        // not be stopped.
+        // Reports precede other actions, because a backend that is still reported as ready must not
+        // be stopped.
         let mut announced = Vec::new();
         self.report_readiness(&mut announced);
         announced.extend(actions);
@@ -338,8 +338,8 @@ impl Lifecycle {
     }
 
     fn stop(&mut self, now: Duration, signal: Signal, actions: &mut Vec<Action>) {
-        // The report comes first: if the backend is only stopped, it continues with the readiness
-        // that was reported last.
+        // The readiness is reported before the state changes, because in the state `Stopping` the
+        // backend retains the readiness that was reported last.
         self.report_readiness(actions);
         self.state = State::Stopping { signal, kill_at: now + self.rules.kill_after, killing: false };
         actions.push(Action::Stop(signal));

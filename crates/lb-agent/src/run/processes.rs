@@ -59,8 +59,8 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// Starts the command in a process group of its own, and gives that group the terminal, if
-    /// there is one.
+    /// Starts the command in a process group of its own. If there is a terminal, makes this group
+    /// the terminal's foreground group.
     ///
     /// # Errors
     /// If the command does not exist or cannot be started.
@@ -165,7 +165,7 @@ impl Processes {
     }
 
     /// Sends a signal to the command or, if the command has ended, to each process that it has left
-    /// behind. SIGCONT goes to the whole group, because a terminal stops the whole group.
+    /// behind. SIGCONT is sent to the whole group, because a terminal stops the whole group.
     pub fn pass_on(&self, signal: Signal) {
         if !self.has_ended {
             if signal == Signal::CONT {
@@ -236,7 +236,8 @@ fn prepare(words: &[OsString]) -> io::Result<Command> {
     command.args(arguments);
     restore_sigpipe(&mut command);
     if is_own("WATCHDOG_PID") {
-        // Without WATCHDOG_PID, any process that finds WATCHDOG_USEC may answer the watchdog.
+        // Without WATCHDOG_PID, any process that has the variable WATCHDOG_USEC may answer the
+        // watchdog.
         command.env_remove("WATCHDOG_PID");
     }
     Ok(command)

@@ -71,7 +71,7 @@ impl Signal {
         NAMES.into_iter().find(|(known, _)| *known == name).map(|(_, number)| Self(number))
     }
 
-    /// Whether the signal requests the end of a process and leaves the application time for it.
+    /// Whether the signal requests the end of a process, and the process may handle the request.
     pub fn is_request_to_end(self) -> bool {
         [Self::TERM, Self::INT].contains(&self)
     }

@@ -44,7 +44,8 @@ impl ProcessStatus {
         if let Self::Killed(signal) = self
             && !rustix::process::getpid().is_init()
         {
-            // The command has left its core dump, so a core dump of this process would have no use.
+            // The kernel has already dumped the core of the command. A core dump of this process
+            // would have no use.
             let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
             signal.end_this_process();
         }

@@ -1,6 +1,6 @@
-//! The controlling terminal, which this process gives to the command. The command has a process
-//! group of its own, and only the foreground group may read the terminal and receives the signals
-//! of the terminal's keys.
+//! The controlling terminal. The command has a process group of its own. This process makes that
+//! group the foreground group of the terminal, because only the foreground group may read the
+//! terminal and receives the signals of the terminal's keys.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,16 +30,15 @@ impl Terminal {
         (tcgetpgrp(&file).ok()? == own_group).then_some(Self { file, own_group })
     }
 
-    /// Gives the foreground to the group of the process that `command` starts. This happens before
-    /// that process executes the command, because the command may read at once.
+    /// Makes the group of the process that `command` starts the foreground group. This happens
+    /// before that process executes the command, because the command may read at once.
     ///
     /// # Errors
     /// If no descriptor is free.
     pub fn give_to_child(&self, command: &mut Command) -> io::Result<()> {
         let file = self.file.try_clone()?;
         let take = move || {
-            // If another process has taken the terminal in the meantime, the command starts in the
-            // background.
+            // If another group is in the foreground by now, the command starts in the background.
             let _ = without_ttou(|| tcsetpgrp(file.as_fd(), getpid()));
             Ok(())
         };
@@ -48,13 +47,13 @@ impl Terminal {
         Ok(())
     }
 
-    /// Gives the foreground to the command's group if this process is in the foreground, for
+    /// Makes the command's group the foreground group if this process is in the foreground, for
     /// example after a shell has continued this process (`fg`).
     pub fn give(&self, group: Pid) {
         self.hand_over(self.own_group, group);
     }
 
-    /// Takes the foreground back if the command's group has it.
+    /// Makes this process's group the foreground group if the command's group is in the foreground.
     pub fn take_back(&self, group: Pid) {
         self.hand_over(group, self.own_group);
     }

@@ -88,7 +88,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Whether the program is alive, as far as the agent knows.
+    /// Whether the program is alive, according to its registration.
     pub const fn is_alive(&self) -> bool {
         !matches!(self.life, RegistrationLife::Dead(_))
     }

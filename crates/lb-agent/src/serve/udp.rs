@@ -202,8 +202,8 @@ impl BoundSockets {
             }
             Ok(())
         });
-        // An ICMP error that an answer caused arrives here, too. The error concerns only the client
-        // that should have received the answer.
+        // This call also returns an ICMP error that an answer has caused. The error concerns only
+        // the client that should have received the answer.
         if let Err(error) = received
             && error.kind() != io::ErrorKind::WouldBlock
         {

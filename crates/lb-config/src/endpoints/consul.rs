@@ -103,7 +103,7 @@ pub fn read(
 /// a position in the text. The caller limits the length of the text.
 ///
 /// # Errors
-/// If the text is not such an answer, has a wrong value, or is about another service.
+/// If the text is not an answer of this form, has a wrong value, or is about another service.
 pub fn read_instances(
     text: &[u8],
     service: &str,
@@ -173,9 +173,9 @@ impl InstanceReader<'_> {
         let is_any = |status: &str| checks.iter().any(|check| check.status == status);
         let weight = match &service.weights {
             _ if checks.iter().any(ConsulCheck::is_maintenance) => 0,
-            // If a service sets only `Passing`, Consul returns 0 as the weight for warnings. In
-            // Consul's SRV records such an instance still has a small chance of being chosen, so it
-            // also gets a small weight here.
+            // If a service sets only `Passing`, Consul returns 0 as the weight for warnings.
+            // Clients of Consul's SRV records still choose such an instance occasionally, so the
+            // instance has a small weight here.
             Some(weights) if is_any("warning") => weights.warning.max(1),
             Some(weights) => weights.passing,
             None => 1,

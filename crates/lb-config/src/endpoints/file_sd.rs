@@ -1,12 +1,12 @@
 //! Reads Prometheus `file_sd` files (groups of targets with labels), or a plain list of addresses.
 //!
 //! Files that an operator already writes for Prometheus can be used without changes. As the format
-//! requires, labels that socklb does not know are ignored. Programs in Go write `null` for an empty
-//! list or map, so `null` counts as absent.
+//! requires, labels that socklb does not use are ignored. Programs in Go write `null` for an empty
+//! list or map, so `null` is treated as absent.
 //!
-//! A label with the prefix `socklb_`, such as `socklb_index`, is certainly meant for socklb, so a
-//! wrong value is a fault. A label without the prefix, such as `index`, may have another purpose.
-//! The reader uses this label if its values are valid for all targets. If a value is not valid, the
+//! A label with the prefix `socklb_`, such as `socklb_index`, has no other purpose, so a wrong
+//! value is a fault. A label without the prefix, such as `index`, may have another purpose. The
+//! reader uses this label if its values are valid for all targets. If a value is not valid, the
 //! reader ignores the label for all targets, and adds a note.
 
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ const KEYS: [&str; 2] = ["targets", "labels"];
 /// The names of the labels that socklb uses, without the prefix.
 const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
 
-/// The prefix of labels that are certainly meant for socklb.
+/// The prefix of labels that only socklb uses.
 const PREFIX: &str = "socklb_";
 
 /// Returns the entries of a list of addresses.

@@ -15,7 +15,7 @@ use super::shape::{example, is_better, some_of};
 use super::{Index, ListEntry, ListedAddress};
 
 /// The maximum number of host names in the lists of one host. A name that is needed for both
-/// address families counts twice, because it needs two queries.
+/// address families is counted twice, because it needs two queries.
 pub const MAX_HOSTS: usize = 1024;
 
 /// The addresses of host names, all of the address family of the service. A name without addresses

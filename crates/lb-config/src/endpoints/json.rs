@@ -276,8 +276,8 @@ impl<'t> JsonValue<'t> {
     }
 }
 
-/// The maximum number of keys of an object. Labels that socklb does not know are allowed, and
-/// service discovery may add dozens of them.
+/// The maximum number of keys of an object. Labels that socklb does not use are allowed, and
+/// service discovery may add dozens of labels.
 pub const MAX_MEMBERS: usize = 1024;
 
 /// The elements of a list as slices of the text. Contains at most one element beyond the maximum,
