@@ -83,7 +83,7 @@ pub enum AgentCommand {
     /// Exit codes: 0 all shown backends are ready and there is no fault; 3 a shown backend is not
     /// ready, or there is a fault; 1 no agent answers; 4 no permission.
     Status {
-        /// Only this backend [default: all backends of this host]
+        /// Show only this backend [default: all backends of this host]
         #[arg(value_parser = name::parse)]
         backend: Option<Name>,
         /// Print JSON

@@ -6,9 +6,11 @@
 //! ([`keys`]), health checks ([`check`]) and the measurement of load ([`utilization`]); the
 //! configuration ([`config`]) and the number of this start ([`incarnation`]); the running agent
 //! ([`serve`]), its state ([`status`], [`metrics`]) and the client of its control socket
-//! ([`client`]); how a program reports a backend's readiness ([`reporter`]), how a backend's
-//! command is run from its start to its end ([`run`]), and the commands ([`cli`]). The reports
-//! themselves are in `lb-report`.
+//! ([`client`]).
+//!
+//! After these: how a program reports a backend's readiness ([`reporter`]), how a backend's command
+//! is run from its start to its end ([`run`]), and the commands ([`cli`]). The format of reports is
+//! in `lb-report`.
 
 pub mod name;
 

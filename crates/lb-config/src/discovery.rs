@@ -219,7 +219,7 @@ impl fmt::Display for Origin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsulOrigin {
     pub service: String,
-    /// Only instances with this tag; `None`: all.
+    /// The endpoints are only the instances with this tag; `None`: all instances.
     pub tag: Option<String>,
     pub settings: ConsulSettings,
 }

@@ -114,7 +114,8 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
     pub job: String,
-    /// Unique among the clients; letters, digits, `_` and `-`.
+    /// The name of the client, which is unique among the clients. It consists of letters, digits,
+    /// `_` and `-`.
     pub name: String,
     /// The cgroup, relative to the cgroup2 mount. It is not inside another client's cgroup, and
     /// contains no other client's cgroup.

@@ -30,7 +30,7 @@ pub enum ProbeWord {
 }
 
 impl ProbeWord {
-    /// In the order of the documentation.
+    /// All kinds of probes, in the order of the documentation.
     pub const ALL: [Self; 3] = [Self::Report, Self::Tcp, Self::Http];
 
     pub const fn name(self) -> &'static str {

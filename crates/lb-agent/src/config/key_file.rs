@@ -44,8 +44,8 @@ pub enum KeyFileError {
 /// Reads a key file.
 ///
 /// # Errors
-/// If the file cannot be read, if other users have access to the file or own it, or if a line is
-/// wrong.
+/// If the file cannot be read, if other users have access to the file or own it, or if a line has a
+/// fault.
 pub fn read_key_file<K: Secret>(path: &Path) -> Result<Keys<K>, KeyFileError> {
     let cannot = |source| KeyFileError::Read { path: path.to_owned(), source };
     let (file, metadata) = regular_file::open(path).map_err(cannot)?;

@@ -118,7 +118,8 @@ impl RemoteReporter {
         self.stop_showing();
         let mut link = self.link.lock().await;
         link.is_registered = false;
-        // Sent even if the registration is uncertain, because an answer may have been lost.
+        // The request is sent even if the registration is uncertain, because an answer may have
+        // been lost.
         let parameters = [("registration", link.registration.to_string())];
         match link.client.post::<AcceptedReport>("/v1/unregister", &parameters).await {
             Err(ClientError::Absent(_)) => Ok(()),

@@ -22,10 +22,10 @@ pub struct BackendListener {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Connections {
-    /// In use: the connection has data that is in flight or waits to be read, or data has moved
-    /// recently.
+    /// The number of connections in use. A connection is in use if data is in flight or waits to be
+    /// read, or if data has moved recently.
     pub busy: usize,
-    /// Open, but idle for at least the given time.
+    /// The number of open connections that have been idle for at least the given time.
     pub idle: usize,
 }
 

@@ -75,7 +75,8 @@ async fn report_wishes<V: ReadinessReporter>(
     let mut all_acknowledged = false;
     let mut pause = PAUSE;
     loop {
-        // Checked before the readiness is read, so that the last change is not missed.
+        // The end of the run is checked before the readiness is read, so that the last change is
+        // not missed.
         let is_over = wishes.has_changed().is_err();
         let wish = *wishes.borrow_and_update();
         let result = match wish.readiness.filter(|readiness| reported != Some(*readiness)) {

@@ -141,7 +141,7 @@ fn load(request: ReportRequest) -> Result<Verb, QueryRefusal> {
 struct Registering {
     backend: String,
     registration: u64,
-    /// Relative to the mount of the cgroups.
+    /// The program's cgroup, relative to the mount of the cgroups.
     cgroup: Option<String>,
     /// The program's cgroup namespace, to which `cgroup` belongs.
     cgroup_tree: Option<String>,

@@ -73,7 +73,7 @@ struct WriterThread {
     inbox: Option<mpsc::Sender<(u64, LameDuckLists)>>,
     /// The number of the last change that the thread has attempted to write.
     tried: watch::Receiver<u64>,
-    /// Closed when the thread ends.
+    /// This channel is closed when the thread ends.
     end: mpsc::Receiver<()>,
 }
 
@@ -200,7 +200,8 @@ impl Writer {
             if names != written {
                 let text: String = names.iter().map(|name| format!("{name}\n")).collect();
                 store.write(file, &[text.as_bytes()])?;
-                // Recorded after each file, because the write of the other file may fail.
+                // The content is recorded after each file, because the write of the other file may
+                // fail.
                 written.clone_from(names);
             }
         }

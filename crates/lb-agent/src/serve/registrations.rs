@@ -50,9 +50,9 @@ impl fmt::Display for Registrant {
 
 #[derive(Clone, Debug)]
 enum RegistrationLife {
-    /// Valid for as long as this process lives.
+    /// The registration is valid until this process ends.
     Unlimited,
-    /// Valid until this time, unless the program renews its registration.
+    /// The registration is valid until this time, unless the program renews it.
     Until(Instant),
     /// The program is dead. Its backend is reported until this time.
     Dead(Instant),

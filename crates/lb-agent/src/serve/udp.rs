@@ -141,7 +141,7 @@ impl BoundSockets {
     /// The addresses at which the sockets listen.
     ///
     /// # Errors
-    /// If the kernel does not report them.
+    /// If the kernel does not report the addresses.
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         self.sockets.iter().map(|socket| socket.socket.local_addr()).collect()
     }

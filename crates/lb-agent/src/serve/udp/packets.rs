@@ -107,7 +107,7 @@ impl PacketBatch {
 /// Sends a packet, from the given address of this host if there is one, and does not wait.
 ///
 /// # Errors
-/// If the kernel refuses it.
+/// If the kernel refuses the packet.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) -> io::Result<()> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut part = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
@@ -165,7 +165,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<I
 /// Makes the socket report the address at which each packet arrived.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// If the kernel refuses the option.
 pub fn enable_packet_info(socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<()> {
     let (level, option) = if is_v6 {
         (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
