@@ -1,6 +1,6 @@
 //! The agent that runs beside backends: it reports the state of each backend to clients that have
-//! the backend's key and request a report. It needs no kernel programs and no root, except for
-//! `[xdp]`.
+//! the backend's key and request a report. The agent needs no kernel programs and no root, except
+//! for `[xdp]`.
 //!
 //! In reading order: a backend's name as text ([`name`]), the keys that authenticate reports
 //! ([`keys`]), health checks ([`check`]) and the measurement of load ([`utilization`]); the

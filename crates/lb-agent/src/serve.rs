@@ -86,7 +86,7 @@ pub type Reread = Arc<dyn Fn() -> Result<AgentConfig> + Send + Sync>;
 /// Optional functions of an agent, in addition to reports about backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The host's agent. It has a control socket, stores its state, applies changes of its
+    /// The host's agent. This agent has a control socket, stores its state, applies changes of its
     /// configuration file, and notifies the service manager.
     Host,
     /// An agent in the process of a program that runs a backend. This agent only reports.

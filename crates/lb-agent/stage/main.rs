@@ -108,7 +108,7 @@ fn serve(log: &Path, address: SocketAddr) -> anyhow::Result<()> {
 }
 
 async fn take_signals(log: &Path, stubborn: bool) -> anyhow::Result<ExitCode> {
-    // This is SIGRTMIN + 3 as libc counts; systemd uses that signal for itself.
+    // The signal SIGRTMIN + 3 of libc. systemd handles this signal itself.
     const REAL_TIME: i32 = 37;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -192,8 +192,8 @@ async fn a_second_program_that_claims_a_backend_is_refused_and_shown() {
     assert_eq!(UdpRequester::of(&stage.agent).await.exchange(0).await.readiness(), Some(Readiness::Ready));
     first.leave().await.unwrap();
     assert_eq!(stage.status().await.backends, []);
-    // After a program was killed, it still has the backend for a while. The next program waits
-    // until that time is over.
+    // A program that was killed still has the backend for a while. The next program waits until
+    // that time is over.
     drop(register(Some(keys())).await.unwrap());
     let next = RemoteReporter::register(&run, name(), Some(keys()), Readiness::LameDuck, CLAIM).await;
     next.unwrap().leave().await.unwrap();

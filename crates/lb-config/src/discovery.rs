@@ -329,7 +329,8 @@ pub fn found_address(text: &str) -> Result<SocketAddr, String> {
 pub struct KubernetesSettings {
     /// Host and port.
     pub server: String,
-    /// The file with the token. It is read for every request, because tokens are replaced.
+    /// The file with the token. The daemon reads the file for every request, because tokens are
+    /// replaced.
     pub token: Option<PathBuf>,
     /// `None`: without TLS.
     pub tls: Option<TlsSettings>,

@@ -285,7 +285,7 @@ section! {
     udp, "udp", "udp", "";
 
     // With a shorter time, a socket would get a new choice for nearly every datagram. With a longer
-    // time, it would hardly ever get a new choice.
+    // time, a socket would hardly ever get a new choice.
     REBIND "rebind": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("never"),
         "time after which an unconnected socket gets a new choice of backend";
 }

@@ -1,8 +1,8 @@
 //! Parses and validates the configuration file.
 //!
 //! This crate makes every check that needs only the text, and reports all faults of the text at
-//! once, so that later code need not check again. It checks the text of an endpoint file in the
-//! same way ([`endpoints`]). The daemon uses this crate, and so does the planner, which runs
+//! once, so that later code need not check again. The crate checks the text of an endpoint file in
+//! the same way ([`endpoints`]). The daemon uses this crate, and so does the planner, which runs
 //! without a kernel or cgroups. So the crate must not inspect the host: the datapath checks that a
 //! cgroup exists. Callers supply environment variables, the host name and key files through
 //! [`ProcessEnvironment`].
@@ -114,11 +114,11 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientConfig {
     pub job: String,
-    /// The name of the client, which is unique among the clients. It consists of letters, digits,
-    /// `_` and `-`.
+    /// The name of the client, which is unique among the clients. The name consists of letters,
+    /// digits, `_` and `-`.
     pub name: String,
-    /// The cgroup, relative to the cgroup2 mount. It is not inside another client's cgroup, and
-    /// contains no other client's cgroup.
+    /// The cgroup, relative to the cgroup2 mount. This cgroup is not inside another client's
+    /// cgroup, and contains no other client's cgroup.
     pub cgroup: PathBuf,
     pub task: Task,
     /// The services that the client dials. Services without a known address are left out.

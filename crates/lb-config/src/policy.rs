@@ -1,7 +1,7 @@
 //! How a `[[service]]` chooses its backends: policy, limit of open flows, and times.
 //!
-//! This module refuses combinations that cannot work and keys that have no effect. It reports each
-//! fault at the value that should change.
+//! This module refuses combinations that cannot work and keys that have no effect. Each fault is
+//! reported at the value that should change.
 
 use std::time::Duration;
 

@@ -12,8 +12,8 @@ use lb_report::keys::{Keys, ServiceKey};
 use super::ProcessEnvironment;
 use super::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};
 
-/// The default source port of requests to agents. It differs from the agents' own port, so that one
-/// host can run both.
+/// The default source port of requests to agents. This port differs from the agents' own port, so
+/// that one host can run a daemon and an agent.
 pub const PORT: u16 = 9467;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -70,7 +70,7 @@ pub fn check(text: &str, expected: &[&str]) {
     assert_eq!(faults(text), expected, "{text}");
 }
 
-/// A configuration with one client, which consists of these lines. They begin at line 6.
+/// A configuration with one client, which consists of these lines. The lines begin at line 6.
 pub fn with_client(lines: &str) -> String {
     format!("{SERVICE}[[client]]\n{lines}\n")
 }
@@ -83,7 +83,7 @@ pub fn with_client_line(line: &str) -> String {
 /// A service in 4 lines.
 pub const SERVICE: &str = "[[service]]\nname = 's'\naddress = '10.96.0.10:80'\nbackends = { static = [] }\n";
 
-/// A configuration with one service, which consists of these lines. They begin at line 5.
+/// A configuration with one service, which consists of these lines. The lines begin at line 5.
 pub fn with_service(lines: &str) -> String {
     format!("[[client]]\njob = 'j'\ncgroup = 'c'\n[[service]]\n{lines}\n")
 }

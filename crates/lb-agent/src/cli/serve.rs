@@ -35,8 +35,8 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
 }
 
 /// Removes the capabilities that the kernel's answers need from the ambient set, so that the
-/// command of a health check does not inherit them. This applies to the calling thread and to all
-/// threads that it starts.
+/// command of a health check does not inherit them. The change applies to the calling thread and to
+/// all threads that it starts.
 fn drop_ambient_capabilities() {
     for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
         // The call fails if the kernel does not have the capability. In this case, no process can

@@ -39,8 +39,9 @@ section! {
          as root makes this group the group of its socket";
     LOG_FORMAT "log_format": Keyword<LogFormat>(&LogFormat::ALL, LogFormat::name), Is(LogFormat::Text),
         "format of the log's lines. `json`: each line is an object with `timestamp`, `level`, `target`, `message` and the fields";
-    XDP "xdp": FreeForm(&["[xdp]"]), Means("none"), "the network interfaces on which the kernel answers in the agent's place, see below";
-    BACKEND "backend": FreeForm(&["[[backend]]"]), Means("none"), "the backends, see below";
+    XDP "xdp": FreeForm(&["[xdp]"]), Means("none"), "the network interfaces on which the kernel answers in \
+                                                     the agent's place: see the table `[xdp]`";
+    BACKEND "backend": FreeForm(&["[[backend]]"]), Means("none"), "the backends: see the table `[[backend]]`";
 }
 
 section! {

@@ -37,8 +37,8 @@ pub struct RemoteReporter {
 /// The interval at which the program renews its registration and reads its key file again.
 const SHOWN: Duration = Duration::from_millis(LEASE.as_secs() * 1000 / 3);
 
-/// How long a program retries to register a backend. This is longer than the agent takes to detect
-/// that a program was killed, and longer than a service manager takes to restart an agent.
+/// How long a program retries to register a backend. This time is longer than the agent takes to
+/// detect that a program was killed, and longer than a service manager takes to restart an agent.
 pub const CLAIM: Duration = Duration::from_secs(LEASE.as_secs() + 1);
 
 /// Pause between two attempts.

@@ -1,8 +1,8 @@
 //! Process groups and sessions, by their leaders.
 //!
-//! A leader outside of this process's PID namespace has no number in this namespace. This happens
-//! if the process was started in a container from outside. The kernel then returns 0, and rustix
-//! would panic.
+//! A leader outside of this process's PID namespace has no number in this namespace. A process has
+//! such a leader if it was started in a container from outside. The kernel then returns 0, and
+//! rustix would panic.
 
 use rustix::process::Pid;
 

@@ -54,10 +54,10 @@ pub struct Args {
 /// How an application shows that it can serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadinessMethod {
-    /// It accepts a TCP connection at this port.
+    /// The application accepts a TCP connection at this port.
     Tcp(u16),
-    /// It answers a GET of the path, which begins with a slash, with a status from 200 to 299.
-    /// Redirects are not followed.
+    /// The application answers a GET of the path, which begins with a slash, with a status from 200
+    /// to 299. Redirects are not followed.
     Http(u16, String),
     /// This shell command ends with exit code 0.
     Command(String),

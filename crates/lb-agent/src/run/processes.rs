@@ -147,8 +147,8 @@ impl Processes {
         if self.is_childless {
             return false;
         }
-        // If no shell command runs, no child is a shell command, but a child may have been left behind
-        // by a shell command. If a shell command runs, the kernel's list of children decides.
+        // If no shell command runs, no child is a shell command, but a shell command may have left
+        // a child behind. If a shell command runs, the kernel's list of children decides.
         !self.has_ended || self.shells.is_empty() || !self.left().is_empty()
     }
 

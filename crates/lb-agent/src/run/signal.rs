@@ -153,8 +153,8 @@ impl std::fmt::Display for Signal {
 }
 
 /// Calls `act` with SIGTTOU blocked in this thread. If SIGTTOU were not blocked, it would stop a
-/// process that sets a terminal's foreground group while it is not in the foreground itself. May be
-/// called between fork and exec.
+/// process that sets a terminal's foreground group while the process itself is not in the
+/// foreground. May be called between fork and exec.
 pub(super) fn without_ttou<T>(act: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are plain numbers, and the calls write them before they are read. With these
     // arguments the calls cannot fail. All of them may be made between fork and exec.

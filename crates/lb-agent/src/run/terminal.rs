@@ -30,8 +30,8 @@ impl Terminal {
         (tcgetpgrp(&file).ok()? == own_group).then_some(Self { file, own_group })
     }
 
-    /// Makes the group of the process that `command` starts the foreground group. This happens
-    /// before that process executes the command, because the command may read at once.
+    /// Makes the group of the process that `command` starts the foreground group. The foreground
+    /// changes before that process executes the command, because the command may read at once.
     ///
     /// # Errors
     /// If no descriptor is free.

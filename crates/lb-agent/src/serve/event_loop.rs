@@ -1,6 +1,6 @@
-//! The event loop. It receives queries, events and packets, and sends reports that are due. It
-//! waits for nothing else. After the start, only this module reads the clock for reports, with one
-//! exception: a reading of a cgroup contains the time of the reading.
+//! The event loop. The loop receives queries, events and packets, and sends reports that are due.
+//! The loop waits for nothing else. After the start, only this module reads the clock for reports,
+//! with one exception: a reading of a cgroup contains the time of the reading.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

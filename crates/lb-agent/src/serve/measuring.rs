@@ -1,5 +1,5 @@
 //! Measures the cgroups of backends every two seconds, on a thread outside of the event loop. The
-//! measured cgroups are the configured ones, and those of programs that run backends.
+//! agent measures the configured cgroups, and the cgroups of programs that run backends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

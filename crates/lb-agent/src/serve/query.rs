@@ -94,8 +94,8 @@ pub struct AcceptedReport {
     /// The number of clients that have sent a request recently and have not acknowledged the last
     /// change, added up over these backends.
     pub unheard: usize,
-    /// Whether more clients may have to acknowledge. This is the case if the agent has reported one
-    /// of these backends for less time than clients take to send a request.
+    /// Whether more clients may have to acknowledge. The value is true if the agent has reported
+    /// one of these backends for less time than clients take to send a request.
     pub is_new: bool,
 }
 

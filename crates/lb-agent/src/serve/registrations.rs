@@ -13,7 +13,7 @@ use lb_report::agent::name::Name;
 pub const LEASE: Duration = Duration::from_secs(5);
 
 /// How long a registration remains after its program has died, so that its backend is still
-/// reported. This is long enough for every client to send a request.
+/// reported. This time is long enough for every client to send a request.
 const LINGER: Duration = Duration::from_mins(1);
 
 /// Draws a number for a program's registration that cannot be guessed. The number has 53 bits,

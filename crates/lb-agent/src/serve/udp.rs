@@ -72,8 +72,8 @@ fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<(BoundSocket, TcpListener)>>
     addresses.iter().map(|address| bind_both(*address, addresses)).collect()
 }
 
-/// Binds the UDP socket and the TCP port of an address. If the kernel chooses the port, it must be
-/// free for both.
+/// Binds the UDP socket and the TCP port of an address. If the kernel chooses the port, the port
+/// must be free for UDP and for TCP.
 fn bind_both(address: SocketAddr, all: &[SocketAddr]) -> Result<(BoundSocket, TcpListener)> {
     const ATTEMPTS: usize = 16;
     let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;

@@ -13,7 +13,7 @@ pub struct Mounts {
     pub unified: Option<PathBuf>,
     /// The controller `cpu` of version 1.
     pub cpu: Option<PathBuf>,
-    /// The controller `cpuacct` of version 1. It usually has the same mount as `cpu`.
+    /// The controller `cpuacct` of version 1. This controller usually has the same mount as `cpu`.
     pub cpuacct: Option<PathBuf>,
 }
 

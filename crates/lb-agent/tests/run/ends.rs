@@ -113,8 +113,8 @@ fn process_1_reaps_orphans_and_exits_with_the_code_of_a_signal() {
         ("exit 7", 7),
         // The run is process 1, which its own signals do not kill.
         ("kill -TERM $$", 143),
-        // The application is the process that the command has left behind. It ends once the command
-        // has been reaped.
+        // The application is the process that the command has left behind. This process ends once
+        // the command has been reaped.
         (r#"(setsid /bin/sh -c "while kill -0 $$ 2>/dev/null; do :; done; exit 3" &) ; exit 0"#, 3),
     ] {
         let program = stage.program(&["run", "--", "/bin/sh", "-c", line]);

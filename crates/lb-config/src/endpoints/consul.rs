@@ -1,5 +1,5 @@
-//! Reads Consul's answer to `/v1/health/service/NAME`: a list of instances with their checks. This
-//! works with Consul 1.8 and later.
+//! Reads Consul's answer to `/v1/health/service/NAME`: a list of instances with their checks. The
+//! reader supports Consul 1.8 and later.
 //!
 //! The answer to a request without `passing` also contains failing instances. A failing instance
 //! gets the state `down`, and receives connections only while no other endpoint has a weight. So

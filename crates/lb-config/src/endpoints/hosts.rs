@@ -2,7 +2,7 @@
 //! name.
 //!
 //! This module resolves no name: the caller passes the addresses that are known, and reads the list
-//! again when they have changed.
+//! again when these addresses have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
