@@ -1,5 +1,5 @@
-//! Health checks of real sockets and commands: which checks pass, which fail and why, and which
-//! outcome shows nothing about the application.
+//! Health checks of real sockets and commands. The tests check which checks pass, the reasons of
+//! failures, and when a check is impossible.
 
 use std::net::SocketAddr;
 use std::time::Duration;

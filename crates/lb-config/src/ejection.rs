@@ -25,7 +25,7 @@ pub struct EjectionSetting {
 }
 
 /// Reads the key of a service's table. The inner `None` means that the key is not written, the
-/// outer `None` that it is wrong.
+/// outer `None` that its value is wrong.
 pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<EjectionSetting>> {
     let Some(item) = EJECTION.item(table, report) else { return Some(None) };
     let span = item.span();

@@ -376,7 +376,7 @@ pub enum Index {
 }
 
 impl Index {
-    /// An index at `span`; `value` is `None` if it could not be read.
+    /// An index at `span`; `value` is `None` if the index could not be read.
     pub fn read(span: Range<usize>, value: Option<u32>) -> Self {
         match value {
             Some(value) => Self::Given(span, value),

@@ -10,7 +10,7 @@ use super::keys::rebalance::{BELOW, IDLE, RATE, SECTION};
 use super::keys::service::REBALANCE;
 
 /// Reads the key of a service's table. The inner `None` means that the key is not written, the
-/// outer `None` that it is wrong.
+/// outer `None` that its value is wrong.
 pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<RebalanceRules>> {
     let Some(item) = REBALANCE.item(table, report) else { return Some(None) };
     let keys = item.table(&SECTION, report)?;

@@ -2,8 +2,8 @@
 //! which parts are left out, and the notes about omitted parts.
 //!
 //! The files in `lists` were written or accepted by Consul 1.8.7, kubectl 1.20.2 (with an API
-//! server that answers as v1 does), Prometheus 2.42 and Envoy 1.40. Their values were changed
-//! afterwards.
+//! server that serves `discovery.k8s.io/v1`), Prometheus 2.42 and Envoy 1.40. Their values were
+//! changed afterwards.
 
 use std::collections::BTreeSet;
 use std::path::Path;

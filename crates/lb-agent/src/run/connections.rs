@@ -8,7 +8,7 @@ use std::time::Duration;
 use lb_core::service::Protocol;
 use lb_diag::{SocketEntry, SocketLists};
 
-/// Where the backend listens in this network namespace.
+/// The address and port at which the backend listens in this network namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct BackendListener {
     pub protocol: Protocol,

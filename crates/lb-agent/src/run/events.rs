@@ -1,4 +1,4 @@
-//! The events that a run waits for, signals included.
+//! The events for which a run waits, including signals.
 
 use std::io;
 use std::time::Duration;
@@ -60,8 +60,8 @@ impl Signals {
         Ok(Self { events, tasks })
     }
 
-    /// Waits for a signal that requests the end. The caller uses this before the command is
-    /// started. Other signals then have no effect.
+    /// Waits for a signal that requests the end. The caller uses this function before the command
+    /// is started. Other signals then have no effect.
     pub async fn end_requested(&mut self) -> Signal {
         loop {
             let event = self.events.receiver.recv().await.expect("this process holds a sender");

@@ -66,9 +66,9 @@ pub enum ReadinessMethod {
 /// How an application is notified that it is a lame duck.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LameDuckHook {
-    /// With a signal to the command.
+    /// The run sends this signal to the command.
     Signal(Signal),
-    /// With a shell command.
+    /// The run executes this shell command.
     Command(String),
 }
 

@@ -181,7 +181,7 @@ pub(super) unsafe fn before_exec(
     command: &mut std::process::Command,
     act: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
 ) {
-    // SAFETY: the caller guarantees this.
+    // SAFETY: the caller guarantees that `act` only makes system calls.
     unsafe { std::os::unix::process::CommandExt::pre_exec(command, act) };
 }
 

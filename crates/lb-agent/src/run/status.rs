@@ -9,9 +9,9 @@ use super::signal::Signal;
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessStatus {
-    /// With this exit code.
+    /// The process ended with this exit code.
     Exited(u8),
-    /// By this signal.
+    /// This signal ended the process.
     Killed(Signal),
 }
 
@@ -38,8 +38,9 @@ impl ProcessStatus {
 
     /// Ends this process in the same way as the command. If a signal has ended the command, this
     /// process ends by the same signal, because a service manager distinguishes a unit that the
-    /// manager's own signal has killed from a unit that failed with an exit code. Returns the exit
-    /// code if that is not possible: process 1 of a container is not killed by its own signals.
+    /// manager's own signal has killed from a unit that failed with an exit code. Process 1 of a
+    /// container is not killed by its own signals; in such a process, this function returns the
+    /// exit code.
     pub fn end(self) -> ExitCode {
         if let Self::Killed(signal) = self
             && !rustix::process::getpid().is_init()

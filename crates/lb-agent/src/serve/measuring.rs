@@ -32,7 +32,7 @@ pub struct Measuring {
 }
 
 impl Measuring {
-    /// Nothing is measured at first. Readings are sent to `events`.
+    /// No cgroup is measured at first. Readings are sent to `events`.
     pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         let (before, errors) = (BTreeMap::new(), BTreeMap::new());
         Self { cgroups: Vec::new(), configured: 0, task: None, events, before, errors }

@@ -6,14 +6,14 @@ use std::io;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
-/// Where cgroups are mounted.
+/// The mount points of cgroups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mounts {
-    /// Version 2.
+    /// The mount of version 2.
     pub unified: Option<PathBuf>,
-    /// The controller `cpu` of version 1.
+    /// The mount of the controller `cpu` of version 1.
     pub cpu: Option<PathBuf>,
-    /// The controller `cpuacct` of version 1. This controller usually has the same mount as `cpu`.
+    /// The mount of the controller `cpuacct` of version 1, which is usually the mount of `cpu`.
     pub cpuacct: Option<PathBuf>,
 }
 
@@ -26,7 +26,8 @@ impl Mounts {
         Ok(Self::parse(&fs::read("/proc/self/mountinfo")?))
     }
 
-    /// Parses the text of `mountinfo` (proc_pid_mountinfo(5)). The first mount of each kind counts.
+    /// Parses the text of `mountinfo` (proc_pid_mountinfo(5)). The first mount of each kind is
+    /// used.
     fn parse(text: &[u8]) -> Self {
         let mut mounts = Self::default();
         for line in text.split(|byte| *byte == b'\n') {

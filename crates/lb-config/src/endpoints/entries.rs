@@ -51,7 +51,8 @@ pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_
     }
     drop(tokens);
     let root = reader.finish();
-    // If the file is not an endpoint file, every byte of it may cause a fault.
+    // If the file is not an endpoint file, every byte may cause a fault. So for a long file, only
+    // the first fault is reported.
     let is_long = text.len() > document::MAX_RECOVERED_BYTES && !errors.list.is_empty();
     if is_long {
         errors.list.truncate(1);

@@ -203,7 +203,7 @@ fn group(
         let (entry, weight) = endpoint(value, report, left_out)?;
         Some((ListEntry { zone: zone.clone(), ..entry }, weight))
     });
-    // If no weight is set, Envoy prints 0, but it does not accept 0 from a file.
+    // If no weight is set, Envoy prints 0, but Envoy does not accept 0 from a file.
     let weight = load_balancing_weight.filter(|weight| *weight > 0);
     Some((priority.unwrap_or(0), WeightedLocality { entries: entries.collect(), weight }))
 }
