@@ -476,13 +476,13 @@ section! {
     accounting, "[accounting]", "[accounting]", "how flows are counted";
 
     // A pass reads all flow records and lists of sockets, so it runs rarely. Two passes are at
-    // least a second apart, because a socket that one process sends to another is for a moment in
-    // no list and in no process.
+    // least a second apart. While one process sends a socket to another process, the socket is for
+    // a moment in no list and in no process.
     RECLAIM_INTERVAL "reclaim_interval": Time(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Duration::from_secs(60)),
         "time between two passes over the flow records. If no program saw the end of a flow, the daemon \
-         reclaims the flow's record after two passes that found the socket neither in the kernel's lists nor \
-         in use by a process";
+         reclaims the flow's record after two passes. In both passes, the socket must be neither in the \
+         kernel's lists nor in use by a process";
 }
 
 section! {

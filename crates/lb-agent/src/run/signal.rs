@@ -81,10 +81,10 @@ impl Signal {
         REAL_TIME.contains(&self.0)
     }
 
-    /// The signals that this process receives to pass them on or to act on them. SIGCHLD is not
-    /// among them. Also excluded are signals by which the kernel reports a fault of this process
-    /// itself, and signals of job control that concern only a process that reads or writes the
-    /// terminal.
+    /// The signals that this process receives to pass them on or to act on them. Excluded are:
+    /// - SIGCHLD, which has its own handler;
+    /// - the signals by which the kernel reports a fault of this process itself;
+    /// - the signals of job control for a process that reads or writes the terminal.
     pub(super) fn taken() -> impl Iterator<Item = Self> {
         let named = [
             libc::SIGHUP,

@@ -37,10 +37,11 @@ impl ProcessStatus {
     }
 
     /// Ends this process in the same way as the command. If a signal has ended the command, this
-    /// process ends by the same signal, because a service manager distinguishes a unit that the
-    /// manager's own signal has killed from a unit that failed with an exit code. Process 1 of a
-    /// container is not killed by its own signals; in such a process, this function returns the
-    /// exit code.
+    /// process ends by the same signal, because a service manager treats a unit that the manager's
+    /// signal has killed as stopped, but a unit with a nonzero exit code as failed.
+    ///
+    /// Process 1 of a container is not killed by its own signals. In such a process, this function
+    /// returns the exit code.
     pub fn end(self) -> ExitCode {
         if let Self::Killed(signal) = self
             && !rustix::process::getpid().is_init()

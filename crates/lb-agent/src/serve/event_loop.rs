@@ -173,10 +173,11 @@ impl Server {
         self.reload_if_due(now);
     }
 
-    /// Sets the readiness of a backend after its program has died. A backend that was a lame duck
-    /// or down remains a lame duck or down while it is reported without its program, because a
-    /// passing check may come from an application that is still ending. In other cases the health
-    /// check decides from now on or, if the backend is not configured, its readiness is unknown.
+    /// Sets the readiness of a backend after its program has died. A lame duck remains a lame duck,
+    /// and a backend that is down remains down, while the backend is reported without its program.
+    /// A passing check does not change this, because the application may still be ending. In other
+    /// cases the health check decides from now on or, if the backend is not configured, its
+    /// readiness is unknown.
     fn without_runner(&mut self, name: Name, now: Instant) {
         let is_configured = self.is_configured(name);
         let Some(entry) = self.reports.get_mut(name) else { return };

@@ -287,9 +287,9 @@ impl Work for Attaching {
 
 /// The addresses at which the kernel answers: those addresses of the named interfaces at which the
 /// agent listens with the program's port. Addresses of other interfaces are excluded because an
-/// answer from them may need another path. Addresses of a VLAN are excluded because the device
-/// below the VLAN removes the tag before its program receives the frame, so the program would
-/// answer without a tag.
+/// answer from them may need another path. Addresses of a VLAN are excluded because the program
+/// would answer without a tag: the device below the VLAN removes the tag before its program
+/// receives the frame.
 fn served_addresses(listen: &[SocketAddr], named: &[&Interface]) -> Vec<IpAddr> {
     let port = port_of(listen);
     let is_listened_at =

@@ -2,8 +2,8 @@
 //! from a given address of this host.
 //!
 //! The standard library does not report that address. If an agent listens at all addresses, an
-//! answer must come from the address to which the request was sent, because connected client
-//! sockets, firewalls and NATs accept no other address.
+//! answer must come from the address to which the request was sent. Connected client sockets,
+//! firewalls and NATs accept no other address.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
