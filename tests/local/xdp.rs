@@ -220,7 +220,10 @@ fn a_foreign_program_is_reported_and_never_replaced() {
         faults.contains("interface lo") && faults.contains("another program is attached, ")
     });
     let shown = doctor_output(&fixture);
-    assert!(shown.contains("the kernel accepts") && shown.contains("another program is attached, "), "{shown}");
+    assert!(
+        shown.contains("the kernel accepts") && shown.contains("another program is attached, "),
+        "{shown}"
+    );
     fixture.stop();
     let shown = doctor_output(&fixture);
     assert!(shown.contains("and an interface accepts only one"), "also before a start: {shown}");

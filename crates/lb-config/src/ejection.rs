@@ -1,7 +1,6 @@
 //! The `ejection` of a `[[service]]`: after how many failures a backend is ejected, and for how
 //! long.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use lb_core::service::Ejection;
@@ -20,20 +19,17 @@ const OFF: &str = "off";
 pub struct EjectionSetting {
     /// `None` if no backend is ever ejected.
     pub ejection: Option<Ejection>,
-    /// The position of the value.
-    pub span: Range<usize>,
 }
 
 /// Reads the key of a service's table. The inner `None` means that the key is not written, the
 /// outer `None` that its value is wrong.
 pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<EjectionSetting>> {
     let Some(item) = EJECTION.item(table, report) else { return Some(None) };
-    let span = item.span();
     match item.as_str() {
-        Some(OFF) => return Some(Some(EjectionSetting { ejection: None, span })),
+        Some(OFF) => return Some(Some(EjectionSetting { ejection: None })),
         Some(other) => {
             let message = format!("unknown ejection {}", lb_document::diagnostic::quote(other));
-            report.add(span, message, "write \"off\", or a table, as in { failures = 5 }".to_owned());
+            report.add(item.span(), message, "write \"off\", or a table, as in { failures = 5 }".to_owned());
             return None;
         }
         None => {}
@@ -45,7 +41,7 @@ pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<O
     // `FAILURES` allows at most 255.
     let failures = u8::try_from(failures?).unwrap_or(u8::MAX);
     let ejection = Ejection { failures, base: base?, max: max?, hangs: hangs? };
-    Some(Some(EjectionSetting { ejection: Some(ejection), span }))
+    Some(Some(EjectionSetting { ejection: Some(ejection) }))
 }
 
 /// Refuses a first ejection that is longer than the longest ejection. Reports the fault at `base`
