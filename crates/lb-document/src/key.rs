@@ -10,7 +10,7 @@ use super::kind::ValueKind;
 use super::{Item, Table};
 use crate::diagnostic::DiagnosticCollector;
 
-/// The effect of a key that is not written.
+/// The effect if a file does not contain the key.
 pub enum Unset<V> {
     /// The key must be written.
     Required,
@@ -29,8 +29,8 @@ pub struct ConfigKey<K: ValueKind> {
 }
 
 impl<K: ValueKind> ConfigKey<K> {
-    /// The item of the key; `None` if the key is not written. Reports a fault if the key is
-    /// required and missing.
+    /// The value of the key in the table; `None` if the key is not written. Reports a fault if the
+    /// key is required and missing.
     pub fn item<'t>(&self, table: &Table<'t>, report: &mut DiagnosticCollector<'_>) -> Option<Item<'t>> {
         let item = table.get(self.name);
         if item.is_none() && matches!(self.unset, Unset::Required) {
@@ -50,7 +50,7 @@ impl<K: ValueKind> ConfigKey<K> {
     pub fn default(&self) -> K::Value {
         match &self.unset {
             Unset::Is(value) => value.clone(),
-            Unset::Required | Unset::Means(_) => unreachable!("the row of {} has no value", self.name),
+            Unset::Required | Unset::Means(_) => unreachable!("the key {} has no default value", self.name),
         }
     }
 

@@ -185,7 +185,7 @@ impl<'t> Item<'t> {
         report.add(self.span(), message, help);
     }
 
-    /// Returns whether the value is `true`. Reports a value that is not a truth value.
+    /// Returns whether the value is `true`. Reports a fault if the value is not a boolean.
     pub fn is_true(&self, report: &mut DiagnosticCollector<'_>) -> bool {
         match self.value() {
             DeValue::Boolean(is_true) => *is_true,

@@ -8,7 +8,8 @@ pub enum LogFormat {
     /// Time, level, target, message, and fields as `name=value`.
     #[default]
     Text,
-    /// One JSON object with `timestamp`, `level`, `target`, `message`, and each field by its name.
+    /// One JSON object with `timestamp`, `level`, `target`, `message`, and the fields, keyed by
+    /// name.
     Json,
 }
 

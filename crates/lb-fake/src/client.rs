@@ -26,7 +26,7 @@ pub struct FakeKernel {
 /// The state of the simulated kernel.
 pub(crate) struct FakeHost {
     pub now_ns: u64,
-    /// The id of each cgroup, by its full path.
+    /// The id of each cgroup, keyed by its full path.
     cgroups: BTreeMap<PathBuf, u64>,
     last_cgroup: u64,
     last_program: u64,
@@ -34,7 +34,7 @@ pub(crate) struct FakeHost {
     /// The number of links created so far.
     last_link: u64,
     pub host_maps: SharedMaps,
-    /// The pinned clients, by the directory of their maps.
+    /// The pinned clients, keyed by the directory of their maps.
     pub clients: BTreeMap<PathBuf, FakePinnedClient>,
     /// The directories of maps that also contain a pin of another owner.
     foreign: BTreeSet<PathBuf>,
@@ -44,11 +44,11 @@ pub(crate) struct FakeHost {
 
 /// A pinned client.
 pub(crate) struct FakePinnedClient {
-    /// A number that no other client has, not even a removed client.
+    /// A unique number, which is not reused after the client is removed.
     pub number: u64,
     pins: Pins,
     pub maps: ClientMaps,
-    /// The links, by the id of the cgroup.
+    /// The links, keyed by the id of the cgroup.
     pub links: BTreeMap<u64, FakeLink>,
 }
 
@@ -64,15 +64,15 @@ impl FakePinnedClient {
 pub(crate) struct FakeLink {
     /// The number of the load operation that loaded the programs.
     program: u64,
-    /// Whether the programs choose backends for new flows. Otherwise, the programs only process
-    /// flows that are open.
+    /// Whether the programs choose backends for new flows. If `false`, the programs process only
+    /// flows that are already open.
     pub begins: bool,
     /// The number of the link in the order in which all links were created. The number does not
     /// change if the programs of the link are replaced.
     pub attached: u64,
 }
 
-/// A cgroup, by its id.
+/// A cgroup, identified by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FakeCgroup(pub u64);
 
@@ -104,7 +104,7 @@ impl FakeKernel {
 
     /// Advances the time.
     pub fn pass(&self, time: Duration) {
-        self.host().now_ns += u64::try_from(time.as_nanos()).expect("below 584 years");
+        self.host().now_ns += u64::try_from(time.as_nanos()).expect("the time is below 584 years");
     }
 
     /// Creates a cgroup at a full path. Replaces an existing cgroup at this path.

@@ -40,8 +40,8 @@ impl FaultInjection {
         self.change(|state| state.plan = FaultPlan::At(state.steps + others));
     }
 
-    /// Makes all operations fail after `others` that succeed, as if the calling process had been
-    /// killed.
+    /// Makes all operations fail after `others` operations that succeed, as if the calling process
+    /// had been killed.
     pub fn fail_from(&self, others: u64) {
         self.change(|state| state.plan = FaultPlan::From(state.steps + others));
     }

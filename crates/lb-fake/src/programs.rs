@@ -320,7 +320,7 @@ impl FakePrograms<'_> {
             let has_room = self.survey(now).has_room();
             result = steps::judge(self, slot, evidence, Some(has_room), now);
         }
-        let judgement = result.expect("there is no other CPU");
+        let judgement = result.expect("no other CPU changes the word");
         if let Some(event) = judgement.event() {
             self.schedule_trial(event);
         }
@@ -341,7 +341,7 @@ impl FakePrograms<'_> {
             before.to_word(),
             after.to_word(),
         );
-        assert!(stored, "there is no other CPU");
+        assert!(stored, "no other CPU may change the word");
     }
 }
 

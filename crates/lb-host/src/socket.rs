@@ -62,8 +62,8 @@ pub fn bind(run: &Path, name: &str, admins: Option<u32>) -> io::Result<Bound> {
 }
 
 /// Whether a process listens on a socket. The function does not wait. If the queue of the socket is
-/// full, for example because the daemon is stopped, connect(2) returns EAGAIN: in this case, too, a
-/// process listens.
+/// full, for example because the daemon is stopped, connect(2) returns EAGAIN, which also means
+/// that a process listens.
 fn is_answered(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -1,5 +1,5 @@
-//! Wakes a thread that also waits for other events, from the event loop. Uses an eventfd
-//! (eventfd(2)).
+//! Wakes a thread that waits for several kinds of events. The event loop uses an eventfd
+//! (eventfd(2)) for this.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -57,8 +57,7 @@ impl ConnectionPhase {
     }
 }
 
-/// The progress of a connection. From the progress, a full listener chooses the connection to
-/// replace.
+/// The progress of a connection. A full listener uses it to choose the connection to replace.
 pub struct ConnectionActivity {
     phase: watch::Sender<ConnectionPhase>,
     /// Value of [`now`] at the last read or write.
@@ -113,7 +112,7 @@ impl ConnectionActivity {
     }
 }
 
-/// Serves a single connection, outside of any listener.
+/// Serves a single connection, without a listener.
 pub async fn answer(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, router: Router) {
     serve(stream, router, Arc::new(ConnectionActivity::new(Arc::default())), None).await;
 }

@@ -22,7 +22,7 @@ use flate2::write::GzEncoder;
 use hyper::body::{Bytes, Frame};
 use tokio::sync::oneshot;
 
-/// Size of a part, in bytes.
+/// Size of a part of a document, in bytes.
 const PART: usize = 64 << 10;
 
 /// A text, compressed with gzip.
@@ -275,7 +275,7 @@ mod tests {
     fn a_document_is_unchanged_in_either_form() {
         check("");
         check("{}");
-        // The texts have exactly one part, one byte more, and at least three parts.
+        // The texts fill one part exactly, one part and one byte, and at least three parts.
         let mut text = String::new();
         let mut number = 1u64;
         while text.len() < 3 * PART {

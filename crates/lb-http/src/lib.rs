@@ -43,7 +43,7 @@ pub trait StreamListener: Send + Sync {
     /// Accepts the next connection.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 
-    /// The process at the other end, if the kernel reports it.
+    /// The process at the other end of `stream`, if the kernel reports this process.
     fn peer(stream: &Self::Stream) -> Option<PeerCredentials> {
         let _ = stream;
         None
@@ -73,7 +73,7 @@ impl StreamListener for TcpListener {
 /// Serves a listener, with at most `limit` simultaneous connections, until the task is aborted.
 pub async fn serve<L: StreamListener>(listener: L, router: Router, limit: usize) {
     /// The first pause after an error that does not concern a single connection, such as a lack of
-    /// descriptors. Each further error in a row doubles the pause.
+    /// descriptors. Each further consecutive error doubles the pause.
     const FIRST_PAUSE: Duration = Duration::from_millis(10);
     const LONGEST_PAUSE: Duration = Duration::from_secs(1);
     let mut hall = OpenConnections {

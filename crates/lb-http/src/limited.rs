@@ -17,7 +17,7 @@ pub fn limited<S: AsyncRead + AsyncWrite>(stream: S, left: usize) -> LimitedStre
     join(Limited { stream, left }, writer)
 }
 
-/// The reads of a stream, up to a number of bytes.
+/// A stream of which at most `left` more bytes can be read.
 pub struct Limited<S> {
     stream: S,
     left: usize,

@@ -34,7 +34,7 @@ impl PeerCredentials {
 fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
     let mut bytes =
-        libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("the structure is a few bytes");
+        libc::socklen_t::try_from(size_of::<libc::ucred>()).expect("the structure has only a few bytes");
     // SAFETY: the kernel writes at most `bytes` bytes to the structure, which has that length.
     let result = unsafe {
         libc::getsockopt(
@@ -84,7 +84,7 @@ fn further_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
 
 /// Returns the number of a group; `None` if the group does not exist. `name` is the group's name,
 /// or its number in digits. Queries the configured name services of the host. The query blocks
-/// while such a service blocks, for example a directory service.
+/// while a name service blocks, for example a directory service.
 ///
 /// # Errors
 /// If the name services fail.

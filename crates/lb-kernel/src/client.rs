@@ -1,5 +1,5 @@
-//! One client task in the kernel: its maps, its programs, and the steps that change the contents of
-//! the maps to those of a plan.
+//! One client task in the kernel: its maps, its programs, and the steps that make the maps match a
+//! plan.
 //!
 //! [`Datapath`] stores the contents of the maps as a plan, and the positions of the tables. If a
 //! step fails, the next comparison with the wanted plan results in the same step. A failed step
@@ -55,7 +55,8 @@ pub struct Datapath {
     arena: Arena,
     /// The contents of the maps as a plan, which includes every completed step.
     applied: Plan,
-    /// Backends that have returned, and the retired counters from which their counts continue.
+    /// Backends that returned to their service, each with the retired counters from which its
+    /// counts continue.
     returned: Vec<(BackendRef, SlotCounters)>,
 }
 
@@ -79,8 +80,8 @@ impl Datapath {
         Ok(Self { kernel, tables, arena, applied, returned: Vec::new() })
     }
 
-    /// Loads programs for another purpose. The next [`ClientKernel::attach`] replaces the previous
-    /// programs with them.
+    /// Loads programs for another [`Purpose`]. The next [`ClientKernel::attach`] replaces the
+    /// attached programs.
     ///
     /// # Errors
     /// If the kernel refuses; the previous programs remain.
@@ -97,7 +98,7 @@ impl Datapath {
         &*self.kernel
     }
 
-    /// Releases all resources except the lock of the pins, which is returned if there is one.
+    /// Releases all resources, and returns the lock of the pins if there is one.
     pub fn into_lock(self) -> Option<Lock> {
         self.kernel.into_lock()
     }
@@ -216,11 +217,11 @@ impl Datapath {
         }
     }
 
-    /// Stores which flows are evidence for the programs. `namespace`: the cookie of the only
-    /// network namespace with flows that are evidence; if it is `None`, all flows are evidence.
-    /// `several_processes`: whether several processes have recently begun flows. In this case,
-    /// failures that may depend on a process's data do not eject a backend while only one process
-    /// has these failures.
+    /// Stores for the programs which flows are evidence of backends' health. `namespace`: the
+    /// cookie of the only network namespace with flows that are evidence; if it is `None`, all
+    /// flows are evidence. `several_processes`: whether several processes have recently begun
+    /// flows. In this case, failures that may depend on a process's data do not eject a backend
+    /// while only one process has these failures.
     pub fn set_evidence_scope(&mut self, namespace: Option<u64>, several_processes: bool) {
         for index in self.applied.services.keys() {
             self.tables.set_evidence_scope(*index, namespace.unwrap_or_default(), several_processes);
@@ -252,7 +253,7 @@ impl Datapath {
         self.tables.limit_errors(slot, most, self.kernel.now_ns());
     }
 
-    /// Delays the next halving of the errors of the backend in a slot.
+    /// Delays the next halving of the recent errors of a slot's backend.
     pub fn hold_errors(&self, slot: Slot, delay: Duration) {
         self.tables.hold_errors(slot, delay, self.kernel.now_ns());
     }
@@ -266,8 +267,8 @@ impl Datapath {
         }
     }
 
-    /// Readmits the backend in a slot if it is ejected, and clears its run of failures. Returns
-    /// whether the backend was ejected.
+    /// Readmits the backend in a slot if it is ejected, and resets its count of consecutive
+    /// failures. Returns whether the backend was ejected.
     pub fn readmit(&mut self, slot: Slot) -> bool {
         let was_ejected = self.tables.slot(slot).is_some_and(|view| view.is_ejected);
         if was_ejected {
@@ -297,8 +298,8 @@ impl Datapath {
         named
     }
 
-    /// Whether the region of a replaced table is occupied until readers are gone. The result
-    /// remains true after a failed wait.
+    /// Whether the region of a replaced table is still occupied because programs may read it. A
+    /// failed wait for readers does not change the result.
     pub fn is_waiting_for_readers(&self) -> bool {
         self.arena.is_waiting()
     }

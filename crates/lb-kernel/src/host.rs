@@ -4,8 +4,9 @@
 //! The modules are: the kernel's [`features`], which need the kernel's types from [`btf`]; the
 //! permissions of this process ([`privileges`]); the host's [`cgroup`]s and [`process`]es; the
 //! [`loader`] of programs; the [`pins`] of clients and the [`maps`] beside them; and the thread
-//! that attaches a program to network [`interfaces`] and follows their changes ([`xdp`]). This
-//! program is either the [`receiver`] of reports or an agent's [`responder`].
+//! that attaches a program to network [`interfaces`], also to interfaces that appear later
+//! ([`xdp`]). The attached program is either the [`receiver`] of reports or an agent's
+//! [`responder`].
 
 pub mod btf;
 

@@ -10,8 +10,8 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarge
 /// `MAX_BPF_STACK`
 const MOST: u32 = 512;
 
-/// `check_max_stack_depth` of these kernels rounds the stack of each function up to a multiple of
-/// this number of bytes.
+/// In Linux 5.10 to 6.7, `check_max_stack_depth` rounds the stack of each function up to a multiple
+/// of this number of bytes.
 const ROUNDED_TO: u32 = 32;
 
 /// `BPF_JMP | BPF_CALL`
@@ -23,30 +23,36 @@ struct Function {
     callees: BTreeSet<String>,
 }
 
-/// The functions of an object, by name.
+/// The functions of an object, keyed by name.
 fn functions(file: &[u8]) -> BTreeMap<String, Function> {
-    let object = object::File::parse(file).expect("an object");
+    let object = object::File::parse(file).expect("the file is an object");
     let code = object.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
     let code: Vec<_> =
         code.map(|symbol| (symbol.section_index().expect("a section"), symbol.address(), symbol)).collect();
-    let name = |at: &(_, u64, object::Symbol<'_, '_>)| at.2.name().expect("a name").to_owned();
+    let name =
+        |at: &(_, u64, object::Symbol<'_, '_>)| at.2.name().expect("the function has a name").to_owned();
     let mut functions = BTreeMap::new();
     for one in &code {
         let (index, start, symbol) = one;
-        let section = object.section_by_index(*index).expect("it is there");
-        let data = section.data_range(*start, symbol.size()).expect("it can be read").expect("it is there");
+        let section = object.section_by_index(*index).expect("the section exists");
+        let data = section
+            .data_range(*start, symbol.size())
+            .expect("the section can be read")
+            .expect("the section contains the function");
         let called = section.relocations().filter_map(|(at, relocation)| {
             let at = usize::try_from(at.checked_sub(*start)?).ok()?;
             let call = data.get(at..at + 8).filter(|instruction| instruction[0] == CALL)?;
-            let RelocationTarget::Symbol(target) = relocation.target() else { unreachable!("a symbol") };
-            let target = object.symbol_by_index(target).expect("a symbol");
+            let RelocationTarget::Symbol(target) = relocation.target() else {
+                unreachable!("a call refers to a symbol")
+            };
+            let target = object.symbol_by_index(target).expect("the symbol exists");
             // If the symbol is that of the section and not of the function, the call contains the
             // position of the function in the section, in instructions relative to the next
             // instruction.
             let ahead = if target.kind() == SymbolKind::Section { (number(call) + 1) * 8 } else { 0 };
-            let place = target.address() + u64::try_from(ahead).expect("not before the section");
+            let place = target.address() + u64::try_from(ahead).expect("the call leads into the section");
             let of = |one: &&(_, u64, _)| Some(one.0) == target.section_index() && one.1 == place;
-            Some(name(code.iter().find(of).expect("a function is called")))
+            Some(name(code.iter().find(of).expect("the call leads to a function")))
         });
         functions.insert(name(one), Function { depth: depth(data), callees: called.collect() });
     }

@@ -30,8 +30,8 @@ use crate::sys::{self, elements::Elements as _, jiffies::Jiffies};
 pub struct Mark([u64; 2]);
 
 impl Mark {
-    /// The mark for the object's programs with these names. The hash includes socklb's version,
-    /// because another version may load the same object differently.
+    /// The mark for a load of these programs. The hash includes socklb's version, because another
+    /// version may load the same object differently.
     pub fn new(hooks: &[HookProgram], jiffies: Jiffies) -> Self {
         let mut hasher = DefaultHasher::new();
         let names: Vec<&str> = hooks.iter().map(|(_, name)| *name).collect();
@@ -72,9 +72,8 @@ impl Attached {
         Some(Self { programs: Programs::new(programs), constants })
     }
 
-    /// The time parameters with which the start should load programs: those of the attached
-    /// programs if these differ from `measured` by no more than the error of a measurement;
-    /// otherwise `measured`.
+    /// The time parameters for the programs of this start: those of the attached programs if they
+    /// differ from `measured` by at most the error of a measurement, else `measured`.
     pub fn jiffies(&self, measured: Jiffies) -> Jiffies {
         let tail = self.constants.len().checked_sub(size_of::<Mark>());
         let mark: Option<Mark> =
@@ -102,7 +101,7 @@ fn pinned_maps(pins: &Pins) -> Option<BTreeSet<u32>> {
     all.map(|path| Some(sys::map_info(sys::open_pin(&path).ok()?.as_fd()).ok()?.id)).collect()
 }
 
-/// The only id in `maps` that is not pinned; `None` if there is not exactly one.
+/// The only id in `maps` that is not pinned; `None` if no id or several ids are not pinned.
 fn only_other(maps: &[u32], pinned: &BTreeSet<u32>) -> Option<u32> {
     let mut others = maps.iter().filter(|id| !pinned.contains(id));
     others.next().filter(|_| others.next().is_none()).copied()

@@ -1,5 +1,5 @@
 //! The counters of slots, in which the kernel programs count per CPU. This module reads the
-//! counters in batches, and sets them when a backend gets its slot.
+//! counters in batches, and sets them when a slot is assigned to a backend.
 
 use std::io;
 use std::path::Path;
@@ -39,8 +39,8 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses the look-up.
     pub fn get(&self, slot: Slot) -> io::Result<SlotCounters> {
-        // `chosen` is read last. Programs increase it before they count the end of the flow, so the
-        // result never includes an end without its choice.
+        // `chosen` is read last, because programs increase it before they count the flow's end. So
+        // no flow is counted as ended but not as chosen.
         let counts = self.counts.get(slot.number())?;
         Ok(SlotCounters { chosen: self.chosen.get(slot.number())?, ..counts })
     }

@@ -6,13 +6,13 @@ use super::links;
 use crate::error::DatapathError;
 use crate::host::pins::Pins;
 
-/// Removes a client from the kernel: afterwards, connects in the client's cgroup go unchanged to
-/// the addresses that processes dial.
+/// Removes a client from the kernel. Later connects in the client's cgroup are not balanced.
 ///
 /// # Errors
 /// If a pin cannot be removed.
 pub fn detach(pins: &Pins) -> Result<(), DatapathError> {
-    // The names of the maps of another version are unknown, so its directory is removed completely.
+    // The map names of other ABI versions are unknown, so everything in their directories is
+    // removed.
     let is_ours = |name: &str| abi::map::ALL.contains(&name) || links::is_link(name);
     pins.remove(|name| !pins.is_of_this_version() || is_ours(name), links::detaches_first)
 }

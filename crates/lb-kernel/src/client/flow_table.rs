@@ -64,10 +64,10 @@ impl FlowTable {
         self.flows.get(index)
     }
 
-    /// The processes that have begun flows since a time of `CLOCK_MONOTONIC`, each with its last
+    /// The processes that have begun flows since `since_ns` (`CLOCK_MONOTONIC`), each with its last
     /// flow. Includes flows that have ended, because a flow remains in its bucket until another
-    /// flow replaces it. Reads every bucket, which takes about a millisecond for the default
-    /// number: do not call this in the event loop.
+    /// flow replaces it. Reads every bucket, which takes about a millisecond for the default number
+    /// of buckets: do not call this in the event loop.
     pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, LastFlow> {
         let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
         let mut last = BTreeMap::<u32, LastFlow>::new();

@@ -69,9 +69,9 @@ impl Programs {
         self.hooks().find(|(known, _)| known.name == hook.name).map(|(_, program)| program)
     }
 
-    /// How often and how long the programs have run, by hook. The kernel counts runs only while its
-    /// statistics of programs are on. The statistics are usually off, because every run reads the
-    /// clock while they are on.
+    /// The number and the total time of the programs' runs, for each hook. The kernel counts runs
+    /// only while its BPF statistics are enabled. They are usually disabled, because they make
+    /// every run read the clock.
     ///
     /// # Errors
     /// If the kernel does not report the runs.

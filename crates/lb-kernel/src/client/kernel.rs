@@ -1,5 +1,5 @@
-//! The kernel as one client task uses it: the task's maps, its programs, and the links from the
-//! programs to cgroups.
+//! The kernel operations of one client task: on the task's maps, its programs, and the links from
+//! the programs to cgroups.
 //!
 //! [`PinnedClient`] is the implementation for the real kernel. `lb-fake` contains an implementation
 //! in memory, which runs the code of the kernel programs on the host, so that tests of the daemon's
@@ -73,8 +73,8 @@ pub trait ClientKernel: Send + Sync {
     /// Whether the cgroup with this id is at a full path. This check takes only one system call.
     fn is_cgroup(&self, path: &Path, id: u64) -> bool;
 
-    /// Attaches the programs to the cgroup, in place of older programs of this client. The programs
-    /// at links to earlier cgroups of the client are also replaced.
+    /// Attaches the programs to the cgroup, in place of older programs of this client. Also
+    /// replaces the programs at links to the client's earlier cgroups.
     ///
     /// # Errors
     /// If the kernel refuses; older programs remain attached.
@@ -123,27 +123,27 @@ pub trait ClientKernel: Send + Sync {
     fn has_old_links(&self, cgroup: u64) -> Result<bool, DatapathError>;
 
     /// Removes the links to cgroups other than this one. Call this only when no flow is open,
-    /// because afterwards no program processes the end of a flow there.
+    /// because afterwards no program processes the end of a flow in those cgroups.
     ///
     /// # Errors
     /// If a link cannot be removed.
     fn remove_old_links(&self, cgroup: u64) -> Result<(), DatapathError>;
 
-    /// Whether the client's pins are still those that this value has opened, and have not been
-    /// removed or recreated.
+    /// Whether the client's pins are still those that this value has opened. The result is `false`
+    /// if the pins were removed or recreated.
     ///
     /// # Errors
     /// If the pins cannot be read.
     fn is_pinned(&self) -> Result<bool, DatapathError>;
 
-    /// How often and how long the programs have run, by hook. A hook is omitted if the kernel does
-    /// not count its runs.
+    /// The number and the total time of the programs' runs, for each hook. A hook is omitted if the
+    /// kernel does not count its runs.
     ///
     /// # Errors
     /// If the kernel does not report the runs.
     fn runs(&self) -> io::Result<Vec<(&'static str, Runs)>>;
 
-    /// Releases all resources except the lock of the pins, which is returned if there is one.
+    /// Releases all resources, and returns the lock of the pins if there is one.
     fn into_lock(self: Box<Self>) -> Option<Lock>;
 }
 
@@ -179,8 +179,7 @@ impl ClientKernel for PinnedClient {
     }
 
     fn load(&mut self, limits: &Limits, features: Features, purpose: Purpose) -> Result<(), DatapathError> {
-        // Held until the programs refer to the maps, so that no process removes the maps before
-        // that.
+        // Prevents the removal of the host's maps until the programs refer to them.
         let host = HostMaps::open(self.pins.base())?;
         self.programs = object::load(&self.pins, limits, features, purpose)?;
         drop(host);

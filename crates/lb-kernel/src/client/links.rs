@@ -56,8 +56,8 @@ fn look(path: &Path) -> Result<Option<Pinned>, DatapathError> {
 }
 
 /// Attaches every program to the cgroup, each in place of its predecessor if there is one. Links to
-/// other cgroups also get the new programs. Of the links to other cgroups, [`leave`] later removes
-/// those at which flows begin, and the caller removes the others.
+/// other cgroups also get the new programs. [`leave`] later removes those links at which flows
+/// begin, and the caller removes the other links.
 ///
 /// # Errors
 /// If the kernel refuses; older programs remain attached.
@@ -197,8 +197,8 @@ pub fn leave(pins: &Pins, cgroup: u64) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// The id of the program of all links of a hook; `None` if there is no link, if the links have
-/// several programs, or if a link cannot be read.
+/// The id of the program that all links of a hook have; `None` if there is no link, if the links
+/// have different programs, or if a link cannot be read.
 pub fn only_program_of(pins: &Pins, hook: &Hook) -> Option<u32> {
     let mut programs = BTreeSet::new();
     for name in pins.link_names().ok()? {

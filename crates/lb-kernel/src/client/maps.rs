@@ -13,8 +13,8 @@ use crate::host::pins::Pins;
 use crate::sys;
 use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 
-/// The number of open flows of a client of any ABI version: every version has a mapped array, by
-/// slot, whose values begin with the slot's open flows.
+/// The number of a client's open flows, for pins of any ABI version. Every version has a mapped
+/// array with one value per slot. Each value begins with the number of the slot's open flows.
 ///
 /// # Errors
 /// If the map cannot be opened or mapped.
@@ -45,7 +45,7 @@ pub struct Maps {
     pub outcomes: PerCpuArray<Outcomes>,
     pub counts: Counters,
     pub anomalies: PerCpuArray<Anomalies>,
-    /// Number of reclaimed flows, by slot.
+    /// Number of reclaimed flows of each slot.
     pub reclaimed: Mapped<u64>,
     pub retired: RetiredBackends,
 }

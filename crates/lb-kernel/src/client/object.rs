@@ -2,8 +2,8 @@
 //! for a client.
 //!
 //! A start reuses attached programs of the same build (see `adoption`). If there are no such
-//! programs, the start loads programs, which replace the attached ones (see `links`). An upgrade
-//! works in this way.
+//! programs, the start loads programs, which replace the attached ones (see `links`). So an upgrade
+//! replaces the programs of the earlier build.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -29,12 +29,12 @@ use crate::sys::{cpus::possible_cpus, jiffies::Jiffies};
 pub struct Purpose {
     /// The kind of accounting, which determines the data that programs record about flows.
     pub accounting: Accounting,
-    /// Whether any service may scan its backends. The verifier needs many times longer for the
-    /// scans than for everything else.
+    /// Whether programs may scan the backends of any service. Verifying the scans takes many times
+    /// longer than verifying everything else.
     pub scans: bool,
 }
 
-/// The capacities that the configuration sets.
+/// The capacities that the configured limits determine, each with its map's name.
 pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
     [
         // Twice the limit, because a new table is written beside the table that it replaces.
@@ -81,7 +81,7 @@ pub fn entries(limits: &Limits) -> BTreeMap<String, u32> {
     shapes(limits).into_iter().map(|(name, shape)| (name, shape.max_entries)).collect()
 }
 
-/// The number of bytes of kernel memory of one client task's maps with these limits.
+/// The kernel memory of a client task's maps with these limits, in bytes.
 pub fn memory_of_client(limits: &Limits) -> u64 {
     let cpus = possible_cpus().map_or(1, u64::from);
     shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()

@@ -1,4 +1,4 @@
-//! Retired counters: the counts of backends that have left, stored by service and address in case
+//! Retired counters: the counts of backends that have left, keyed by service and address in case
 //! the backends return.
 //!
 //! A slot is freed when nothing refers to it, and its next backend has other counts. A backend that
@@ -20,7 +20,7 @@ pub struct RetiredBackends {
     map: Box<dyn Elements>,
 }
 
-/// The key of a backend in the map.
+/// The key of a backend in the map of retired counters.
 pub fn name(service: &str, address: SocketAddr) -> BackendName {
     let mut name = [0; NAME_BYTES];
     let bytes = service.as_bytes();

@@ -210,9 +210,9 @@ struct Types<'b> {
     types: &'b [u8],
     /// The position of each type in the section. Type number 0 is `void` and has no position.
     starts: Vec<usize>,
-    /// The position and the number of each requested structure, by name.
+    /// The position and the number of each requested structure, keyed by its name.
     structures: BTreeMap<&'static str, (usize, u32)>,
-    /// The number of each requested function, by name.
+    /// The number of each requested function, keyed by its name.
     functions: BTreeMap<&'static str, u32>,
     strings: &'b [u8],
 }
@@ -431,7 +431,7 @@ mod tests {
         }
         assert!(
             Types::parse(&description(b"\0", &[0, 31 << 24, 0]), &[], &[]).is_none(),
-            "a kind that does not exist"
+            "a type of an unknown kind was accepted"
         );
     }
 

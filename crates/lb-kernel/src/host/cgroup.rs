@@ -194,8 +194,8 @@ pub fn cgroup2_mount() -> Result<PathBuf, DatapathError> {
     mounts.into_iter().next().map(|mount| mount.at).ok_or(DatapathError::NoCgroup2)
 }
 
-/// A warning if the mount of cgroup2 shows only the part of the tree below the root of a cgroup
-/// namespace, so that the host's other cgroups are hidden.
+/// A warning if the cgroup2 mount shows only the cgroups of a cgroup namespace and hides the host's
+/// other cgroups.
 pub fn namespace_warning() -> Option<String> {
     let mount = cgroup2_mount().ok()?;
     (!is_whole(&mount)).then(|| {
@@ -234,7 +234,7 @@ fn mounts_of_type(table: &str, kind: &str) -> Vec<Mount> {
     table.lines().filter_map(mount).collect()
 }
 
-/// Undoes the octal escapes of blanks in a mount table.
+/// Replaces the octal escapes of blanks and backslashes in a mount table.
 fn unescape(field: &str) -> String {
     field.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 }

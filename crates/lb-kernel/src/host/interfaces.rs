@@ -154,8 +154,8 @@ fn socket(groups: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A flag that the library lacks. The flag means that the list changed while the kernel sent it, so
-/// that the result may be incomplete.
+/// A flag that the netlink library lacks. The flag means that the list changed while the kernel
+/// sent it, so that the result may be incomplete.
 const NLM_F_DUMP_INTR: u16 = 0x10;
 
 /// Sends a request for a list of objects, and calls `each` with every object.
@@ -270,7 +270,10 @@ mod tests {
     #[test]
     fn the_loopback_interface_is_listed_with_its_addresses() {
         let all = interfaces().unwrap();
-        let loopback = all.iter().find(|interface| interface.name == "lo").expect("there is one");
+        let loopback = all
+            .iter()
+            .find(|interface| interface.name == "lo")
+            .expect("a namespace has a loopback interface");
         assert_eq!(loopback.kind.as_deref(), Some("loopback"));
         assert!(loopback.index > 0 && loopback.mtu > 0);
         if loopback.is_up {

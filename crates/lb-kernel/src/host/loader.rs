@@ -34,13 +34,12 @@ pub const CONSTANTS: &str = ".rodata";
 /// Values of globals by name. The flag states whether an object without this global is rejected.
 pub type Globals<'g> = HashMap<&'g str, (&'g [u8], bool)>;
 
-/// The numbers of entries of those maps for which this number differs from the object's
-/// declaration.
+/// The number of entries of each map for which the object declares another number.
 pub type Capacities<'c> = &'c [(&'static str, u32)];
 
 /// A copy of an object in which globals have their values.
 pub struct Image {
-    /// Words, so that ELF structures are aligned.
+    /// Stored as words, so that ELF structures are aligned.
     words: Vec<u64>,
     constants: Vec<u8>,
 }
@@ -80,8 +79,10 @@ impl Image {
         image[..object.len()].copy_from_slice(object);
         image[at..at + constants.len()].copy_from_slice(&constants);
         // `e_shoff` of the object's header; `sh_offset` and `sh_size` of the section's header.
-        let word = |at: usize| u64::from_le_bytes(object[at..at + 8].try_into().expect("eight bytes"));
-        let section = usize::try_from(word(0x28)).expect("within the object") + 64 * map.section_index();
+        let word =
+            |at: usize| u64::from_le_bytes(object[at..at + 8].try_into().expect("the range has eight bytes"));
+        let section = usize::try_from(word(0x28)).expect("the section headers are within the object")
+            + 64 * map.section_index();
         for (field, value) in [(0x18, at), (0x20, constants.len())] {
             image[section + field..section + field + 8].copy_from_slice(&(value as u64).to_le_bytes());
         }
@@ -186,8 +187,7 @@ fn load(
 
 pub struct LoadedProgram {
     pub fd: OwnedFd,
-    /// The kernel's id of the program. The properties of the program's links contain this id as
-    /// well.
+    /// The kernel's id of the program. The kernel also reports this id for the program's links.
     pub id: u32,
 }
 
@@ -248,7 +248,7 @@ mod tests {
 
     const OBJECTS: [&[u8]; 4] = [objects::CLIENT, objects::PROBES, objects::HOST, objects::RESPONDER];
 
-    /// Without such relocations, the loader does not need the kernel's BTF.
+    /// Without BTF relocations, the loader does not need the kernel's BTF.
     #[test]
     fn no_object_has_btf_relocations() {
         for object in OBJECTS {
@@ -341,7 +341,11 @@ mod tests {
                 };
                 assert_eq!(*new, expected, "instruction {at}");
             }
-            assert_eq!(found.len(), constants::NAMES.len(), "every constant is used: {found:?}");
+            assert_eq!(
+                found.len(),
+                constants::NAMES.len(),
+                "some constants are unused; only these are used: {found:?}"
+            );
         }
     }
 

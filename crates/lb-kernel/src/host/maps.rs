@@ -1,7 +1,7 @@
-//! The maps that all client tasks of a host share: the verdicts (until when each backend is a lame
-//! duck by its own report), the register of backends that send reports, and the last accepted
-//! reports. Two further maps serve the program of network interfaces that receives reports: the
-//! addresses at which the program receives reports, and the counts of its results.
+//! The maps that all client tasks of a host share: the verdicts (the time until which each backend
+//! is a lame duck according to its own report), the register of backends that send reports, and the
+//! last accepted reports. Two further maps belong to the XDP program that receives reports: the
+//! addresses at which it receives them, and the counts of its results.
 //!
 //! The maps are pinned in `<pins>/host-v<host ABI>/`, beside the directories of the clients, and
 //! outlive daemons and versions of the clients' ABI. The first process that opens the maps creates
@@ -31,10 +31,10 @@ use crate::host::loader::shape::{self, Shape};
 use crate::sys::elements::{self, Elements};
 use crate::sys::{mapped::Mapped, per_cpu::PerCpuArray};
 
-/// The prefix of the names of the directories of all host ABI versions, before the version number.
+/// The name of a directory with the host's maps consists of this prefix and the host ABI version.
 const PREFIX: &str = "host-v";
 
-/// The directory of the pinned maps and of the links of programs of network interfaces.
+/// The directory with the pinned maps and with the links to network interfaces.
 pub fn directory(pins: &Path) -> PathBuf {
     pins.join(format!("{PREFIX}{HOST_ABI_VERSION}"))
 }
@@ -102,14 +102,14 @@ impl HostMaps {
     }
 
     /// Takes over the programs that other host ABI versions attached to network interfaces, and
-    /// then removes the maps of these versions. A version whose maps a process has open is left
-    /// unchanged. Returns whether a program was taken over. Such a program continues to use the
-    /// maps of its version until another program replaces it.
+    /// then removes the maps of these versions. A version is skipped while a process has its maps
+    /// open. Returns whether a program was taken over. Such a program continues to use the maps of
+    /// its version until another program replaces it.
     ///
     /// # Errors
     /// If the pins cannot be read, moved or removed.
     pub fn take_over(&self) -> Result<bool, DatapathError> {
-        let pins = self.path.parent().expect("the pins are below a directory");
+        let pins = self.path.parent().expect("the path has a parent directory");
         let Some(base) = Directory::open(pins)? else { return Ok(false) };
         let mut has_taken = false;
         let is_other = |name: &String| name.starts_with(PREFIX) && !self.path.ends_with(name.as_str());
@@ -137,8 +137,8 @@ impl HostMaps {
         &self.path
     }
 
-    /// Stores until when the backend with this report id is a lame duck, in nanoseconds of
-    /// `CLOCK_MONOTONIC`. The next connect already uses the new value.
+    /// Stores the time until which the backend with this report id is a lame duck, in nanoseconds
+    /// of `CLOCK_MONOTONIC`. The next connect already uses the new value.
     ///
     /// # Panics
     /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
@@ -186,9 +186,8 @@ impl HostMaps {
         self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
     }
 
-    /// Makes programs process the datagrams to the daemon's port at these addresses, and at no
-    /// others. Returns the number of addresses at the end of the list for which the map is too
-    /// small.
+    /// Makes programs process datagrams to the daemon's port at these addresses only. Returns the
+    /// number of addresses at the end of the list that do not fit into the map.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -204,7 +203,7 @@ impl HostMaps {
         Ok(addresses.len() - wanted.len())
     }
 
-    /// The number of datagrams that programs have processed, by result, in the order of
+    /// The number of datagrams that programs have processed, for each result in the order of
     /// [`NAMES`](lb_report::receive::Reception::NAMES).
     ///
     /// # Errors
@@ -252,7 +251,7 @@ impl HostMaps {
     }
 }
 
-/// The words of a backend, which the kernel program writes as well.
+/// The words of a backend's [`LastReport`], which a kernel program also writes.
 ///
 /// # Panics
 /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
@@ -298,7 +297,7 @@ impl Verdicts {
         Self { map: Some(map) }
     }
 
-    /// Until when the backend with this report id is a lame duck, in nanoseconds of
+    /// The time until which the backend with this report id is a lame duck, in nanoseconds of
     /// `CLOCK_MONOTONIC`; 0 if the backend is not a lame duck, or if there is no such id.
     pub fn lame_until_ns(&self, id: u32) -> u64 {
         let map = self.map.as_ref().filter(|map| (id as usize) < map.length());
@@ -341,7 +340,7 @@ fn remove(pins: &Path) -> Result<(), DatapathError> {
     Ok(())
 }
 
-/// Locks the directory for sharing, which prevents the removal of the maps.
+/// Takes a shared lock on the directory, which prevents the removal of the maps.
 fn lock(path: &Path) -> Result<File, DatapathError> {
     let fail = |source| DatapathError::PinDirectory { path: path.to_owned(), source };
     let directory = File::open(path).map_err(fail)?;

@@ -68,8 +68,8 @@ pub fn create(directory: &Path) -> Result<(), DatapathError> {
         .mode(0o750)
         .create(directory)
         .map_err(|source| DatapathError::PinDirectory { path: directory.to_owned(), source })?;
-    // An existing directory is checked as well, because the pins of other users in it would be
-    // mistaken for socklb's own.
+    // An existing directory is also checked, because socklb would mistake other users' pins in it
+    // for its own.
     Ok(trust::check_pins(directory)?)
 }
 

@@ -1,10 +1,10 @@
-//! The program of network interfaces (XDP) that receives reports. The program is attached to the
-//! interfaces that the daemon's configuration names.
+//! The XDP program that receives reports. It is attached to the network interfaces that the
+//! daemon's configuration names.
 //!
 //! The program's links are pinned beside the maps of the host and outlive the daemon. Each start of
 //! the daemon loads the program again and replaces the attached program in a single step, so that
-//! no report is lost. An interface accepts only one such program; a program of another owner is
-//! never replaced.
+//! no report is lost. An interface accepts only one XDP program; the daemon never replaces another
+//! owner's program.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,7 +33,7 @@ pub struct Receiver {
     directory: PathBuf,
 }
 
-/// The attachments of the program according to the pins, usually those that an earlier daemon made.
+/// The attachments of the program according to the pins. Usually, an earlier daemon has made them.
 ///
 /// # Errors
 /// If the pins cannot be read.
@@ -69,7 +69,7 @@ pub fn detach_others(pins: &Path, interfaces: &BTreeSet<u32>) -> Result<Vec<Atta
     Ok(left)
 }
 
-/// Opens and reads a pinned link; `None` if nothing is pinned there.
+/// Opens and reads a pinned link; `None` if nothing is pinned at `path`.
 fn look(path: &Path) -> Result<Option<(OwnedFd, XdpLinkInfo)>, DatapathError> {
     pins::look_at_link(path, sys::xdp_link_info)
 }

@@ -1,5 +1,5 @@
-//! The program of network interfaces (XDP) that answers requests in an agent's place, and its maps,
-//! which contain the answers that the agent has prepared.
+//! The XDP program that answers requests in an agent's place, and the maps with the answers that
+//! the agent has prepared.
 //!
 //! Nothing is pinned: when an agent ends for any reason, the kernel also removes its program, links
 //! and maps, so that no program answers in the agent's place any longer.
@@ -139,8 +139,8 @@ impl Responder {
         others
     }
 
-    /// Makes the program answer requests at these addresses, and at no others. Returns the number
-    /// of addresses at the end of the list for which the map is too small.
+    /// Makes the program answer requests at these addresses only. Returns the number of addresses
+    /// at the end of the list that do not fit into the map.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -191,9 +191,9 @@ impl Answers {
         removed.map(drop).map_err(|error| fail(map::ANSWERS, "write", error))
     }
 
-    /// Removes at most one batch (4,096) of the subscribers that the program has recorded from the
-    /// map, and calls `each` for each removed subscriber. Returns `true` if the map has no further
-    /// subscribers. If the result is `false`, call the function again.
+    /// Removes at most one batch (4,096) of recorded subscribers from the map, and calls `each` for
+    /// each removed subscriber. Returns `true` if the map has no further subscribers. If the result
+    /// is `false`, call the function again.
     ///
     /// # Errors
     /// If the kernel refuses.

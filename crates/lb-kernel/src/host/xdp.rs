@@ -19,7 +19,7 @@ use super::interfaces::{Changes, Interface, interfaces};
 use crate::error::DatapathError;
 use crate::sys::{self, XdpMode};
 
-/// The work that the thread does after every change.
+/// The work that the thread does after every change of interfaces or of the wanted state.
 pub trait Work: Send + 'static {
     /// The wanted state.
     type Wanted: Clone + Send;
@@ -32,16 +32,16 @@ pub trait Work: Send + 'static {
     fn log_findings(&mut self, news: Found);
 }
 
-/// The state of the named interfaces.
+/// The state of the interfaces that the configuration names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// One entry per named interface.
+    /// One entry for each of these interfaces.
     pub interfaces: Vec<Named>,
     /// An error that does not concern a particular interface.
     pub error: Option<String>,
 }
 
-/// A named interface.
+/// An interface that the configuration names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     pub name: String,
@@ -76,14 +76,14 @@ impl Found {
 /// The prefix of the names of the receiver's pins.
 const PREFIX: &str = "receive-";
 
-/// A network interface to which the receiver is attached, and how.
+/// A network interface to which the receiver is attached, and the mode in which the receiver runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attachment {
     pub interface: u32,
     pub mode: XdpMode,
 }
 
-/// The name of the pin of an attachment, in the directory of the host's maps.
+/// The name of an attachment's pin in the directory with the host's maps.
 pub(crate) fn pin_name(attachment: Attachment) -> String {
     format!("{PREFIX}{}@{}", attachment.mode.name(), attachment.interface)
 }
@@ -95,7 +95,7 @@ pub(crate) fn of_pin(name: &str) -> Option<Attachment> {
     Some(Attachment { interface: interface.parse().ok()?, mode })
 }
 
-/// Whether the name of a pin in the directory of the host's maps is that of a link.
+/// Whether the pin with this name, in the directory with the host's maps, is a link.
 pub(crate) fn is_link(name: &str) -> bool {
     of_pin(name).is_some()
 }
@@ -220,7 +220,7 @@ pub struct Place {
 const NO_INTERFACE: &str = "no such interface; the program is attached when the interface appears";
 
 impl Place {
-    /// The named interfaces among `all`.
+    /// The configured interfaces among `all`.
     pub fn named<'a>(&self, all: &'a [Interface]) -> impl Iterator<Item = &'a Interface> {
         all.iter().filter(|interface| self.interfaces.contains(&interface.name))
     }
@@ -399,13 +399,13 @@ mod tests {
     #[test]
     fn addresses_of_named_interfaces_come_first_and_each_once() {
         let with = |name, addresses: &[&str]| Interface {
-            addresses: addresses.iter().map(|text| text.parse().expect("an address")).collect(),
+            addresses: addresses.iter().map(|text| text.parse().expect("the text is an address")).collect(),
             ..interface(name, None, None)
         };
         let all =
             [with("lo", &["127.0.0.1", "::1"]), with("eth0", &["192.0.2.1", "2001:db8::1", "192.0.2.1"])];
         let of = |ip: &str| {
-            let found = addresses_of(ip.parse().expect("an address"), &["eth0".to_owned()], &all);
+            let found = addresses_of(ip.parse().expect("the text is an address"), &["eth0".to_owned()], &all);
             found.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(of("0.0.0.0"), "192.0.2.1 127.0.0.1");

@@ -27,8 +27,8 @@ const COMPARED: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientNamespace {
     pub id: NamespaceId,
-    /// The number by which kernel programs identify the namespace. `None` before Linux 5.14, and if
-    /// the namespace is not that of this process and CAP_SYS_ADMIN is missing.
+    /// The number by which kernel programs identify the namespace. `None` before Linux 5.14, and
+    /// for a namespace other than this process's if CAP_SYS_ADMIN is missing.
     pub cookie: Option<u64>,
     /// Whether this process is in the namespace.
     pub is_ours: bool,
@@ -36,7 +36,7 @@ pub struct ClientNamespace {
     oldest: Process,
 }
 
-/// A process, ordered by age: the older process is the smaller one.
+/// A process. Processes are ordered by age: an older process is less than a younger one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Process {
     /// The start of the process, in clock ticks since the boot.
@@ -168,12 +168,12 @@ mod tests {
         /// that is started later is younger.
         fn and_wait(flags: UnshareFlags) -> Self {
             let started = Self::new(flags);
-            let before = start_of(started.0.id()).expect("it runs");
+            let before = start_of(started.0.id()).expect("the process is running");
             let is_younger =
                 |_| start_of(Self::new(UnshareFlags::empty()).pid()).is_some_and(|now| now > before);
             // Starting a process takes a fraction of a millisecond, and a tick is 10 ms long at
             // most.
-            assert!((0..10_000).any(is_younger), "the kernel's clock stands still");
+            assert!((0..10_000).any(is_younger), "the kernel's clock did not advance");
             started
         }
 
@@ -191,17 +191,17 @@ mod tests {
 
     /// A directory that lists processes as a cgroup does, with one subdirectory.
     fn listing(here: &[u32], below: &[u32]) -> tempfile::TempDir {
-        let cgroup = tempfile::tempdir().expect("a directory");
-        std::fs::create_dir(cgroup.path().join("below")).expect("a directory in it");
+        let cgroup = tempfile::tempdir().expect("a temporary directory can be created");
+        std::fs::create_dir(cgroup.path().join("below")).expect("the subdirectory can be created");
         for (path, pids) in [("cgroup.procs", here), ("below/cgroup.procs", below)] {
             let lines: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
-            std::fs::write(cgroup.path().join(path), lines).expect("write it");
+            std::fs::write(cgroup.path().join(path), lines).expect("the file can be written");
         }
         cgroup
     }
 
     fn find(here: &[u32], below: &[u32], known: Option<ClientNamespace>) -> Option<ClientNamespace> {
-        ClientNamespace::find(listing(here, below).path(), known).expect("root may look")
+        ClientNamespace::find(listing(here, below).path(), known).expect("root may read the namespace")
     }
 
     #[test]
@@ -214,21 +214,22 @@ mod tests {
             find(&[others.clone(), vec![first.pid()]].concat(), &[], None),
             find(&others, &[first.pid()], None),
         ] {
-            let found = found.expect("a process");
+            let found = found.expect("a process was found");
             assert_eq!((found.id, found.pid(), found.is_ours), (there, first.pid(), false));
         }
-        assert_eq!(find(&[0, u32::MAX], &[], None), None, "no process");
-        let ours = find(&[others[0], std::process::id()], &[], None).expect("this process is older");
+        assert_eq!(find(&[0, u32::MAX], &[], None), None, "there is no process");
+        let ours = find(&[others[0], std::process::id()], &[], None).expect("a process was found");
         assert_eq!((ours.id, ours.is_ours), (NamespaceId::ours().unwrap(), true));
     }
 
     #[test]
     fn the_cookie_matches_that_of_sockets_in_the_namespace() {
         let there = Started::new(UnshareFlags::NEWNET);
-        let found = find(&[there.pid()], &[], None).expect("a process");
-        let lists = crate::read::namespaces::open_in_namespace_of(there.pid()).expect("root enters it");
+        let found = find(&[there.pid()], &[], None).expect("a process was found");
+        let lists =
+            crate::read::namespaces::open_in_namespace_of(there.pid()).expect("root may enter the namespace");
         assert_eq!(found.cookie, lists.namespace().ok());
-        let ours = find(&[std::process::id()], &[], None).expect("a process");
+        let ours = find(&[std::process::id()], &[], None).expect("a process was found");
         assert_eq!(ours.cookie, SocketLists::open().and_then(|lists| lists.namespace()).ok());
         assert!(!ours.is_namespace_of(&found) && NamespaceId::ours().unwrap() == ours.id);
     }
@@ -243,7 +244,7 @@ mod tests {
         let known = find(&both, &[], None).map(|found| ClientNamespace { cookie: Some(u64::MAX), ..found });
         assert_eq!(find(&both, &[], known), known);
         drop(first);
-        let found = find(&both, &[], known).expect("a process");
+        let found = find(&both, &[], known).expect("a process was found");
         assert_eq!(found.id, NamespaceId::of(second.pid()).unwrap());
         assert_ne!(found.cookie, Some(u64::MAX));
         drop(second);

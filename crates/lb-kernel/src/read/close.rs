@@ -37,7 +37,7 @@ pub struct CloseRequest {
 /// The result for one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
-    /// The flow's connection was closed; in a dry run: would have been closed.
+    /// The flow's connection was closed or, in a dry run, was selected.
     Closed,
     /// The flow's connection had ended, or its process had closed it.
     Gone,
@@ -75,12 +75,11 @@ pub fn try_close() -> Result<(), DatapathError> {
     }
 }
 
-/// Closes the connections of those flows of a client that the request selects, and returns the
-/// results. Before the function closes a connection, it calls `turn`, which may block. If `turn`
-/// returns `false`, the remaining connections are not closed.
+/// Closes the connections of the client's flows that `request` selects, and returns the results.
+/// Before the function closes a connection, it calls `turn`, which may block. If `turn` returns
+/// `false`, the remaining connections are not closed.
 ///
-/// May enter network namespaces and take as long as `turn` does: do not call this in the event
-/// loop.
+/// May enter network namespaces, and waits for `turn`: do not call this in the event loop.
 ///
 /// # Errors
 /// If the lists of sockets or the flow records cannot be read.
@@ -114,7 +113,7 @@ struct Wanted {
 
 struct Closing<'r> {
     request: &'r CloseRequest,
-    /// The flows, by the cookie of the socket.
+    /// The flows to close, keyed by the cookie of the socket.
     wanted: BTreeMap<u64, Wanted>,
     /// The cookies of the namespaces that were examined.
     examined: BTreeSet<u64>,
@@ -219,8 +218,8 @@ impl<'r> Closing<'r> {
             .unwrap_or_else(|error: std::io::Error| Fate::Failed(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
-    /// The connection of a socket with a wanted cookie if the connection is to be closed; otherwise
-    /// the flow's fate.
+    /// The connection of a socket with a wanted cookie if the connection must be closed, else the
+    /// flow's fate.
     fn select(&self, protocol: Protocol, socket: &SocketEntry) -> Result<Connection, Fate> {
         let Some(connection) = socket.connection.filter(|_| socket.peer == self.request.backend) else {
             return Err(if protocol == Protocol::Udp { Fate::Unconnected } else { Fate::Unlisted });
@@ -275,7 +274,7 @@ mod tests {
     }
 
     fn cookie(socket: impl std::os::fd::AsFd) -> u64 {
-        rustix::net::sockopt::socket_cookie(socket).expect("an open socket")
+        rustix::net::sockopt::socket_cookie(socket).expect("the socket is open")
     }
 
     fn closing<'r>(request: &'r CloseRequest, wanted: &[(Protocol, u64)]) -> Closing<'r> {
@@ -287,7 +286,7 @@ mod tests {
     }
 
     fn is_open(stream: &TcpStream) -> bool {
-        stream.set_nonblocking(true).expect("an open socket");
+        stream.set_nonblocking(true).expect("the socket is open");
         stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 
@@ -314,7 +313,7 @@ mod tests {
         let counted = |fate, count| fates([(Protocol::Tcp, fate, count), others[0], others[1]]);
         let dry = request(to, None, true);
         let mut job = closing(&dry, &wanted);
-        job.close_in(&lists, &mut || panic!("a dry run closes nothing"));
+        job.close_in(&lists, &mut || panic!("a dry run must close nothing"));
         assert_eq!(job.fates, counted(Fate::Closed, 5));
         assert!(recorded.iter().all(is_open));
         // The third turn is the last one.
@@ -325,7 +324,7 @@ mod tests {
         assert_eq!((job.fates, job.wanted.len()), (counted(Fate::Closed, 3), 0));
         assert_eq!(recorded.iter().filter(|stream| is_open(stream)).count(), 2);
         assert!(is_open(&direct) && is_open(&moved));
-        datagrams.send_to(b"x", to).expect("it still has its port");
+        datagrams.send_to(b"x", to).expect("the UDP socket can still send");
     }
 
     #[test]
@@ -362,7 +361,7 @@ mod tests {
             }
         };
         SocketLists::open().unwrap().each_tcp(&mut each).unwrap();
-        let idle = SocketEntry { queued: 0, idle: Some(HOUR), ..listed.expect("in the list") };
+        let idle = SocketEntry { queued: 0, idle: Some(HOUR), ..listed.expect("the socket is in the list") };
         let (backend, later) = (idle.peer, HOUR + Duration::from_millis(1));
         let fate = |socket: SocketEntry, limit| {
             let request = request(backend, limit, false);

@@ -116,7 +116,7 @@ fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
         };
         let whole = length - length % COOKIE;
         for cookie in buffer[..whole].chunks_exact(COOKIE) {
-            each(u64::from_ne_bytes(cookie.try_into().expect("eight bytes")));
+            each(u64::from_ne_bytes(cookie.try_into().expect("each chunk has eight bytes")));
         }
         buffer.copy_within(whole..length, 0);
         filled = length - whole;

@@ -20,7 +20,8 @@ use crate::sys::network_namespace::{NamespaceId, enter, open};
 /// namespaces, and entering a namespace takes about 0.2 ms.
 pub const MOST: usize = 1024;
 /// Maximum number of processes that are stored per namespace. Through each of these processes, the
-/// namespace can be entered. Several are needed because a process may end meanwhile.
+/// namespace can be entered. Several are needed because a process may end before the search uses
+/// it.
 const WAYS: usize = 4;
 
 /// Opens the lists of sockets of a process's network namespace. Requires CAP_SYS_ADMIN.
@@ -56,7 +57,7 @@ pub struct List {
     pub datagrams: bool,
 }
 
-/// The cookies of wanted sockets, by the list that would contain them.
+/// The cookies of wanted sockets, keyed by the list that must contain the sockets.
 pub type SocketsByList = BTreeMap<List, BTreeSet<u64>>;
 
 /// The result of a search of lists.
@@ -106,8 +107,8 @@ pub struct Namespaces {
     /// The number of the search: if there are more namespaces than one search enters, each search
     /// begins at another namespace.
     turn: usize,
-    /// Some processes of each namespace other than that of this process; determined when these
-    /// processes are first needed.
+    /// Some processes of each namespace other than this process's namespace; read when they are
+    /// first needed.
     others: OnceCell<Vec<Vec<u32>>>,
 }
 

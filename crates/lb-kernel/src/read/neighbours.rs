@@ -31,8 +31,7 @@ pub struct Neighbour {
     /// The program's name, if it has one and the kernel reports it (only with CAP_SYS_ADMIN).
     pub name: Option<String>,
     /// Whether the program belongs to another socklb, according to its name. If the kernel reports
-    /// no names, this is assumed to be the case if there are nameless programs on every hook that
-    /// socklb needs.
+    /// no names, the value is `true` if every hook that socklb needs has a nameless program.
     pub is_socklb: bool,
     /// Whether the program runs after the client's program. Such a program reads the destination
     /// that the client's program has written, and may write another one.
@@ -99,7 +98,7 @@ pub fn neighbours(pins: &Pins, pinned: &Pinned<'_>, cgroup: &Path) -> Result<Vec
     Ok(neighbours)
 }
 
-/// The hooks of socklb's programs, by the names that other tools use.
+/// The hooks of socklb's programs, with the names that other tools use.
 fn hooks() -> impl Iterator<Item = (&'static str, AttachType)> {
     HOOKS.iter().map(|hook| (if hook.name == FOLLOWS { SOCK_OPS } else { hook.name }, hook.attach_type))
 }

@@ -1,4 +1,5 @@
-//! Reclaims the flow records of sockets that are gone, if no program saw the end of the flow.
+//! Reclaims the flow records of sockets that are gone, if no program has processed the end of the
+//! flow.
 //!
 //! If the kernel programs miss the end of a flow, its record remains, and the active count never
 //! returns to zero. Causes are a lost link, callback flags that another program has cleared, and a
@@ -63,7 +64,7 @@ impl ReclaimTarget {
     }
 }
 
-/// The state that remains from one pass to the next.
+/// The state that is stored between passes.
 #[derive(Debug, Default)]
 pub struct Suspects {
     clients: BTreeMap<String, Remembered>,
@@ -81,7 +82,7 @@ struct Remembered {
     mptcp: BTreeSet<Key>,
 }
 
-/// The results of a pass by client, and the error if the query for open sockets failed.
+/// The results of a pass for each client, and the error if the query for open sockets failed.
 pub struct Pass {
     pub clients: Vec<(String, Result<ReclaimCounts, DatapathError>)>,
     pub holders: Result<(), DatapathError>,

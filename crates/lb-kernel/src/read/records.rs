@@ -159,9 +159,9 @@ impl Records {
         Ok(now.filter(|now| (now.key(), now.version()) == (record.key(), record.version())))
     }
 
-    /// Ends flows as the kernel programs do: removes a record, and subtracts its flows from the
-    /// active count. Returns the keys of the reclaimed records, each with the record's number of
-    /// flows.
+    /// Ends flows as the kernel programs do: removes each record, and subtracts its flows from the
+    /// active count of its backend. Returns the keys of the reclaimed records, each with the
+    /// record's number of flows.
     ///
     /// A socket may dial again at any moment, and a program that runs for that call may just have
     /// found the record. So the function first claims records in the table, by replacing the cookie

@@ -62,7 +62,7 @@ pub fn made_elsewhere(pid: u32, cgroups: &BTreeSet<u64>) -> Sockets {
     found
 }
 
-/// The lists of sockets by network namespace; `None` for a list that cannot be read.
+/// The lists of sockets, keyed by network namespace; `None` for a list that cannot be read.
 #[derive(Default)]
 struct Lists {
     by_namespace: BTreeMap<NamespaceId, Option<Vec<(SocketEntry, bool)>>>,

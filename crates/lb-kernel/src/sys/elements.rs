@@ -205,7 +205,7 @@ impl Element {
     }
 }
 
-/// A map of the kernel, by its descriptor.
+/// A map of the kernel, identified by its descriptor.
 impl Elements for OwnedFd {
     fn get(&self, key: &[u8], value: &mut [u8]) -> io::Result<bool> {
         let mut attr = Element::of(self, key);

@@ -61,7 +61,7 @@ fn first_ns<const N: usize>(length_ns: u64, readings: [(u64, u64); N]) -> u64 {
     // Kernel fact: the count begins five minutes before 2^32, so most of these times are negative
     // numbers modulo 2^64.
     let after_some = |first: &u64| first.wrapping_sub(firsts[0]).cast_signed();
-    firsts.into_iter().max_by_key(after_some).expect("at least one reading")
+    firsts.into_iter().max_by_key(after_some).expect("there is at least one reading")
 }
 
 /// The whole count of ticks. The high half was read both before and after the low half, because it

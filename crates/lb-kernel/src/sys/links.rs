@@ -1,4 +1,5 @@
-//! Links: a program attached to a cgroup or to a network interface, by bpf(2).
+//! Creates and changes links with bpf(2). A link attaches a program to a cgroup or to a network
+//! interface.
 //!
 //! aya also creates links, but it can neither replace the program of a link to a cgroup nor detach
 //! a link that remains pinned. This module must not depend on the names or the owners of links.
@@ -78,7 +79,7 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const XDP: u32 = 37;
 
-/// The mode in which a program of a network interface runs, as a flag of `linux/if_link.h`.
+/// The mode in which an XDP program runs, as a flag of `linux/if_link.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum XdpMode {

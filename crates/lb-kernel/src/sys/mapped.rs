@@ -82,7 +82,11 @@ impl<T: bytemuck::Pod> Mapped<T> {
     }
 
     fn word<W>(&self, index: usize, offset: usize) -> *mut W {
-        assert!(index < self.length(), "element {index} of {}", self.length());
+        assert!(
+            index < self.length(),
+            "there is no element {index}; the array has {} elements",
+            self.length()
+        );
         assert!(offset + size_of::<W>() <= size_of::<T>() && offset.is_multiple_of(size_of::<W>()));
         // SAFETY: within the mapping by the checks above; the mapping is page-aligned and `T` a
         // multiple of a word.
@@ -147,7 +151,7 @@ impl<T: bytemuck::Pod> Mapped<T> {
     pub fn set_part<P: bytemuck::Pod>(&mut self, index: usize, offset: usize, part: &P) {
         assert!(self.writable, "the array was opened for reading only");
         for (i, bytes) in bytemuck::bytes_of(part).chunks_exact(4).enumerate() {
-            let word = u32::from_ne_bytes(bytes.try_into().expect("four bytes"));
+            let word = u32::from_ne_bytes(bytes.try_into().expect("each chunk has four bytes"));
             // SAFETY: `word` checks bounds and alignment.
             unsafe { self.word::<u32>(index, offset + 4 * i).write_volatile(word) };
         }

@@ -1,5 +1,5 @@
-//! Maps, by bpf(2): their properties, and the update of a map of maps, for which the kernel waits
-//! for readers.
+//! Reads the properties of maps with bpf(2), and updates a map of maps, for which the kernel waits
+//! until running programs have ended.
 //!
 //! aya opens a pin without checking that it is a map. This module must not depend on the purpose of
 //! any map.

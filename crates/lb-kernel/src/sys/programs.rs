@@ -1,5 +1,5 @@
-//! Programs, by bpf(2): their ids and names, the programs of a cgroup, and small programs that
-//! probe the kernel.
+//! Reads the ids and names of programs with bpf(2), lists the programs of a cgroup, and runs small
+//! programs that probe the kernel.
 //!
 //! aya loads the programs of the objects. The small programs here are lists of instructions. A
 //! small program is closed as soon as the verifier has accepted or rejected the program, or a run

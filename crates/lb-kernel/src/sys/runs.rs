@@ -1,4 +1,4 @@
-//! How often and how long a program has run, from `struct bpf_prog_info` (`linux/bpf.h`).
+//! The number and the total time of a program's runs, from `struct bpf_prog_info` (`linux/bpf.h`).
 
 use std::io;
 use std::os::fd::BorrowedFd;

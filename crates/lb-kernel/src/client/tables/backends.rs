@@ -53,8 +53,8 @@ pub struct SlotView {
     /// The backend's report id; [`NO_REPORT`](lb_common::abi::host::NO_REPORT) if the daemon
     /// receives no reports of it.
     pub report: u32,
-    /// Until when the backend is a lame duck by its own report, in nanoseconds of
-    /// `CLOCK_MONOTONIC`; 0 if it is not a lame duck.
+    /// The time until which the backend is a lame duck according to its own report, in nanoseconds
+    /// of `CLOCK_MONOTONIC`; 0 if the backend is not a lame duck.
     pub lame_until_ns: u64,
 }
 
@@ -135,11 +135,10 @@ impl Tables {
     /// may have no next trial, because the backend of its next trial was removed or was readmitted
     /// by an operator. In this case the function selects the backend whose ejection ends first.
     ///
-    /// The function also selects another backend if the present backend of the next trial cannot
-    /// have a trial now and the ejection of the other backend is over. (The programs select the
-    /// next trial whenever they judge a flow, but the next judgement may be far in the future.) If
-    /// the rules of a service no longer eject backends, the function readmits the service's ejected
-    /// backends.
+    /// The function also replaces the backend of the next trial if this backend cannot have a trial
+    /// now and the ejection of another backend is over. (The programs select the next trial
+    /// whenever they judge a flow, but the next judgement may be far in the future.) If the rules
+    /// of a service no longer eject backends, the function readmits the service's ejected backends.
     pub(crate) fn renew_trials(&mut self, ejected: &[Slot], now_ns: u64) {
         let now = tick(now_ns);
         // The ejected backends of each service: the ticks until the ejection is over, the slot, and
@@ -342,8 +341,8 @@ impl Tables {
         self.maps.backends.store16(slot.index(), offset_of!(Backend, state), state.to_word());
     }
 
-    /// Readmits a slot's backend if it is ejected, and clears its run of failures. A program that
-    /// is ejecting the backend at the same moment may still eject it.
+    /// Readmits a slot's backend if it is ejected, and resets its count of consecutive failures. A
+    /// program that is ejecting the backend at the same moment may still eject it.
     pub(crate) fn readmit(&mut self, slot: Slot) {
         // The order matters: after the first store no trial of the backend begins, so the second
         // store does not overwrite the state of a trial.

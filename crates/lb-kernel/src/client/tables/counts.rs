@@ -72,9 +72,9 @@ impl Tables {
         Counts { sums, active, reclaimed }
     }
 
-    /// The number of started flows of a slot minus its flows that have ended, are untracked or are
-    /// open, as far as flows that begin and end during the reading cannot explain the difference.
-    /// Any result but 0 is a fault.
+    /// The number of a slot's started flows minus the sum of its ended, untracked and open flows.
+    /// The result is 0 if flows that begin or end during the reading can explain the difference.
+    /// Any other result is a fault.
     ///
     /// A flow is counted as chosen before it is counted as open, and its end is counted before it
     /// is subtracted from the open flows. So counts that are read before the open flows may be too

@@ -15,9 +15,9 @@ pub struct Fullness {
 }
 
 impl Tables {
-    /// The use and the capacity of the maps that limit a client task. Reads every bucket of the
-    /// flow table, which takes about a millisecond for the default number: do not call this in the
-    /// event loop.
+    /// The number of used elements and the capacity of each map that limits a client task. Reads
+    /// every bucket of the flow table, which takes about a millisecond for the default number of
+    /// buckets: do not call this in the event loop.
     ///
     /// # Errors
     /// If a map cannot be read.

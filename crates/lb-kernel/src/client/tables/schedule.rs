@@ -72,7 +72,7 @@ impl Tables {
         }
     }
 
-    /// Copies a service's table to another region and makes it current there.
+    /// Copies a service's table to another region and makes the copy current.
     pub(crate) fn move_schedule(&mut self, Move { service, from, to }: Move) {
         let entries = self.schedule(from);
         self.write_entries(to.base, &entries);
@@ -89,7 +89,7 @@ impl Tables {
         slots: impl ExactSizeIterator<Item = Slot>,
         replaced: &[Slot],
     ) {
-        let number = |count: usize| u32::try_from(count).expect("at most MAX_LISTED");
+        let number = |count: usize| u32::try_from(count).expect("a list has at most MAX_LISTED slots");
         let (count, listed) = (number(slots.len()), number(slots.len() + replaced.len()));
         let mut members = Members { count, listed, ..bytemuck::Zeroable::zeroed() };
         for (member, slot) in members.slots.iter_mut().zip(slots.chain(replaced.iter().copied())) {
@@ -100,7 +100,7 @@ impl Tables {
 
     fn write_entries(&mut self, base: u32, entries: &[u16]) {
         for (cell, slots) in entries.chunks_exact(ENTRIES_PER_CELL as usize).enumerate() {
-            let slots: [u16; 4] = slots.try_into().expect("chunks of four");
+            let slots: [u16; 4] = slots.try_into().expect("each chunk has four slots");
             let cell = (base / ENTRIES_PER_CELL) as usize + cell;
             self.maps.schedule.set(cell, &ScheduleCell { slots });
         }

@@ -249,7 +249,7 @@ impl Tables {
         // The rest of the word is the service's port and protocol, which do not change.
         let word = bytemuck::bytes_of(&row);
         let at = offset_of!(Service, state) & !3;
-        let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("four bytes"));
+        let word = u32::from_ne_bytes(word[at..at + 4].try_into().expect("the range has four bytes"));
         self.maps.services.store32(index.index(), at, word);
     }
 }

@@ -1,4 +1,4 @@
-//! The VIP table of a client task in its map.
+//! Reads and changes the VIP table of a client task: the map from service addresses to services.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,8 +20,8 @@ impl Tables {
         u16::try_from(index).ok().map(ServiceIndex)
     }
 
-    /// Directs connects to `address` to the service with this index. If connects are directed to
-    /// another service, this service replaces it.
+    /// Makes the service with this index balance connects to `address`. If another service did this
+    /// before, this service replaces it.
     pub(super) fn direct(
         &mut self,
         address: SocketAddr,
@@ -36,7 +36,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Stops directing connects to `address` to a service.
+    /// Removes `address` from the table, so that connects to it are not balanced.
     pub(super) fn undirect(&mut self, address: SocketAddr, protocol: Protocol) {
         let stores: Vec<Store> = remove(self, destination(address, protocol)).collect();
         stores.into_iter().for_each(|store| self.store(store));

@@ -2,8 +2,8 @@
 //!
 //! Kernel fact: below Linux 5.15 a socket stores either its cgroup of version 2 or its classes of
 //! the version 1 controllers net_cls and net_prio. Once any process has used one of these
-//! controllers, new sockets get the classes until the next boot, and programs see such sockets in
-//! the root cgroup only.
+//! controllers, new sockets get the classes until the next boot, and only programs that are
+//! attached to the root cgroup run for these sockets.
 
 use std::net::TcpListener;
 
@@ -24,8 +24,8 @@ pub fn sockets_have_theirs() -> Option<bool> {
     theirs(&cgroups, seen.cgroup?)
 }
 
-/// `cgroups`: the id of the process's cgroup, and the ids of the cgroups above it. `made_in`: the
-/// id of the socket's cgroup.
+/// Whether `made_in`, the id of the socket's cgroup, is the first of `cgroups`: the ids of the
+/// process's cgroup and of the cgroups above it. `None` if the process is in the root cgroup.
 fn theirs(cgroups: &[u64], made_in: u64) -> Option<bool> {
     match cgroups {
         [] | [_] => None,

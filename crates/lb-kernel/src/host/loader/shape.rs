@@ -1,4 +1,4 @@
-//! The shapes of maps: of those that an object declares, and of those that are pinned.
+//! The shapes of maps that an object declares, and of pinned maps.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -67,7 +67,8 @@ pub fn declared(object: &[u8]) -> BTreeMap<String, Shape> {
         max_entries: map.max_entries(),
         flags: map.map_flags(),
     };
-    // The result does not contain the maps of sections and the map of the programs' log lines.
+    // The result omits the maps of sections such as `.rodata`, and the map for the programs' log
+    // lines.
     let declared = object.maps.iter().filter(|(name, _)| !name.starts_with('.') && *name != "AYA_LOGS");
     declared.map(|(name, map)| (name.clone(), shape(map))).collect()
 }

@@ -38,16 +38,16 @@ pub enum InUse {
     NotNow,
 }
 
-/// A suspected record: since when the observations suggest that its flow has ended. `T` is a time
-/// of any clock.
+/// A suspected record, and the times since which the observations suggest that its flow has ended.
+/// `T` is a time of any clock.
 #[derive(Debug)]
 pub struct Suspect<T = Instant> {
     /// Distinguishes the suspected flow from a later flow of the same socket.
     pub version: Version,
-    /// Since when no list has contained the socket and no process has been known to have the socket
-    /// open.
+    /// The time since which no list has contained the socket and no process has been known to have
+    /// it open.
     pub missed_since: Option<T>,
-    /// Since when no process has had the socket open.
+    /// The time since which no process has had the socket open.
     pub unused_since: Option<T>,
 }
 
@@ -112,8 +112,8 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(60);
 
-    /// The verdicts on a record after passes, one per minute, with these observations: `is_missed`,
-    /// `is_connection` and `in_use`.
+    /// The verdicts of passes on a record, one pass per minute, with these observations:
+    /// `is_missed`, `is_connection` and `in_use`.
     fn verdicts<const PASSES: usize>(seen: [(bool, bool, InUse); PASSES]) -> [Verdict; PASSES] {
         let mut suspect =
             Suspect::<Duration> { version: Version::default(), missed_since: None, unused_since: None };

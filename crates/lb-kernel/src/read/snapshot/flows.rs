@@ -52,8 +52,8 @@ impl FlowSnapshot {
     }
 
     /// Removes those flows whose slot has another backend and that are no longer open, because they
-    /// ended during the reading. If a flow whose slot has another backend is still open, that is a
-    /// fault, and the flow remains in the snapshot.
+    /// ended during the reading. A flow that is still open although its slot has another backend is
+    /// a fault, and remains in the snapshot.
     fn drop_ended(&mut self, open_now: &[OpenFlow]) {
         let open_now: BTreeSet<(u64, u64)> = open_now.iter().map(identity).collect();
         let Self { slots, flows, .. } = self;
