@@ -1,4 +1,4 @@
-//! Instances of a service in Consul's catalogue, by blocking queries of
+//! The provider of lists from Consul. It reads the instances of a service with blocking queries of
 //! `/v1/health/service/NAME` (Consul 1.8 and later).
 //!
 //! The server answers when the instances have changed, or after [`WAIT`]. This file decides which
@@ -21,9 +21,10 @@ use crate::http::{self, Get};
 use crate::tls::{Stream, Tls};
 use crate::{Again, DiscoveredList, Failure, Finding, Listed, Queried, render};
 
-/// How long the server may wait for a change. After a restore from a backup, the server's index can
-/// be smaller than the index in the query, and the server then answers only after this time.
-/// Therefore the time is shorter than Consul's default of 5 minutes.
+/// The longest time for which the server may wait for a change before it answers. After a restore
+/// from a backup, the server's index can be smaller than the index in the query, and the server
+/// then answers only after this time. Therefore the time is shorter than Consul's default of 5
+/// minutes.
 const WAIT: Duration = Duration::from_secs(60);
 
 /// The pause after an answer that equals the previous one. The server also answers while the list
@@ -86,7 +87,7 @@ impl Consul {
             again = Again::After(PAUSE_AFTER_EQUAL);
             // An equal list retains the version of the previous list, so that both findings are
             // equal.
-            finding.clone_from(self.last.as_ref().expect("it was compared"));
+            finding.clone_from(self.last.as_ref().expect("the last finding equals this finding"));
         }
         self.last = Some(finding.clone());
         Queried { finding, again }

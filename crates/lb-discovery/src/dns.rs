@@ -7,9 +7,9 @@
 //!   becomes 1, because the RFC gives such a target a small share instead of none. If several
 //!   records lead to the same address and port, their weights are added, because under the RFC
 //!   their shares add up.
-//! * The time until the next question is the shortest TTL, within `min_ttl` and `max_ttl`. A record
+//! * The time until the next query is the shortest TTL, within `min_ttl` and `max_ttl`. A record
 //!   remains in use after its TTL has ended.
-//! * If the question for a target's addresses fails, or its answer contains no address, the target
+//! * If the query for a target's addresses fails, or its answer contains no address, the target
 //!   retains its previous addresses as long as an SRV record names it. A target that never had
 //!   addresses is left out.
 
@@ -39,9 +39,9 @@ use crate::{Again, DiscoveredList, Failure, Finding, Listed, ProviderContext, Qu
 /// The largest number of different targets in the SRV records of a name.
 const MAX_TARGETS: usize = 1000;
 
-/// The time limit for all questions for the addresses of a name's targets. A host can send
-/// [`MAX_TARGETS`] questions in a third of this time ([`QueryLimits`]). Questions without an answer
-/// by then are treated as failed.
+/// The time limit for all queries for the addresses of a name's targets. A host can send
+/// [`MAX_TARGETS`] queries in a third of this time ([`QueryLimits`]). Queries without an answer by
+/// then are treated as failed.
 const TARGETS_TIME: Duration = Duration::from_secs(60);
 
 /// The largest number of targets that a note names.
@@ -52,7 +52,7 @@ pub struct Dns {
     origin: DnsOrigin,
     is_ipv6: bool,
     resolver: Arc<Resolver>,
-    /// The addresses of the targets that the last SRV records named, by target.
+    /// The addresses of the targets that the last SRV records named, keyed by target.
     known: BTreeMap<String, Known>,
 }
 
@@ -64,8 +64,8 @@ struct Known {
 }
 
 impl Known {
-    /// Whether the addresses need no new question. The SRV records may be requested again a tenth
-    /// before the end of their TTL. Therefore the addresses are requested again after three
+    /// Whether the addresses need not be queried again. The SRV records may be requested again a
+    /// tenth before the end of their TTL. Therefore the addresses are requested again after three
     /// quarters of the addresses' TTL.
     fn is_fresh(&self, now: Instant) -> bool {
         now < self.learnt + self.ttl * 3 / 4
@@ -143,7 +143,7 @@ impl Dns {
         Ok((used.list(&known, &missing, records.serial), ttl))
     }
 
-    /// Requests the addresses of targets, at most [`IN_FLIGHT`] at a time, so that questions for
+    /// Requests the addresses of targets, at most [`IN_FLIGHT`] at a time, so that queries for
     /// other names need not wait for all of them. Returns the targets without addresses.
     async fn ask_for(
         &mut self,
@@ -177,7 +177,7 @@ impl Dns {
                 Ok((target, Err(failure))) => {
                     missing.insert(target, UnresolvedTarget::Failed(failure));
                 }
-                // If the task of a question panics, its target remains in `missing`.
+                // If the task of a query panics, its target remains in `missing`.
                 Err(_) => {}
             }
         }
@@ -193,7 +193,7 @@ fn clamp(ttl: Duration, settings: &DnsSettings) -> Duration {
     ttl.min(settings.max_ttl).max(settings.min_ttl)
 }
 
-/// Reads one answer of a server as a list, without questions for addresses that the answer does not
+/// Reads one answer of a server as a list, without queries for addresses that the answer does not
 /// contain.
 pub fn read_list(message: &[u8], origin: &DnsOrigin, is_ipv6: bool) -> Finding {
     read_answer(message, origin, is_ipv6).unwrap_or_else(Finding::Failed)
@@ -258,7 +258,7 @@ impl Used {
         Ok(Self { records, targets, unused: (unused.len(), lowest) })
     }
 
-    /// The addresses that the answer itself contains, by target.
+    /// The addresses that the answer itself contains, keyed by target.
     fn added(&self, records: &RecordSet<Srv>, is_ipv6: bool) -> BTreeMap<String, BTreeSet<IpAddr>> {
         let added = self.targets.iter().filter_map(|target| {
             let all = &records.additional.get(target)?.addresses;

@@ -1,4 +1,5 @@
-//! Reads small files, such as tokens and certificates, on a thread outside of the runtime.
+//! Reads small files, such as tokens and certificates, on a thread outside of the asynchronous
+//! runtime.
 //!
 //! A read from a file system may never return. Therefore a query waits for its files for a limited
 //! time, and at most one thread waits for the files of a provider.
@@ -45,7 +46,7 @@ impl FileReader {
     }
 
     async fn finish(&mut self, deadline: Instant) -> Result<Contents, Failure> {
-        let pending = self.pending.as_mut().expect("a reading has begun");
+        let pending = self.pending.as_mut().expect("a read is in progress");
         let Ok(contents) = timeout_at(deadline, pending).await else {
             let why = format!("the file system has not returned the files within {PATIENCE:?}");
             return Err(Failure::Unreachable(why));

@@ -1,10 +1,10 @@
 //! Resolves the host names in lists, all of them in one task.
 //!
 //! A name is queried once, even if several lists contain it. A name retains the addresses of its
-//! last answer with addresses, so an empty or missing answer removes no address. If an earlier run
-//! has stored addresses of a name, they are used until the name's first answer with addresses. At
-//! most [`IN_FLIGHT`] questions are in flight, so that the questions of other providers are sent
-//! between them.
+//! last answer with addresses, so an empty or missing answer removes no address. If an earlier
+//! daemon has stored addresses of a name, they are used until the name's first answer with
+//! addresses. At most [`IN_FLIGHT`] queries are in flight, so that the queries of other providers
+//! are sent between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use crate::running::SPREAD;
 use crate::{Failure, ProviderContext};
 
 /// The shortest time until a name is queried again after an answer. A host has up to [`MAX_HOSTS`]
-/// names, which take 20 s at 50 questions per second.
+/// names, which take 20 s at 50 queries per second.
 const MIN_TTL: Duration = Duration::from_secs(30);
 
 /// The longest time until a name is queried again after an answer.
@@ -32,8 +32,8 @@ const MAX_TTL: Duration = Duration::from_mins(5);
 /// queries need only one connection.
 const TOGETHER: Duration = Duration::from_secs(3);
 
-/// The maximum number of names that are queried: the names of lists, the names that an earlier run
-/// has stored, and the names of a new list, which are queried before the list is accepted.
+/// The maximum number of names that are queried: the names of lists, the names that an earlier
+/// daemon has stored, and the names of a new list, which are queried before the list is accepted.
 const MOST: usize = 3 * MAX_HOSTS;
 
 /// The largest number of addresses of a name.
@@ -47,17 +47,17 @@ pub struct HostName {
     pub is_ipv6: bool,
 }
 
-/// The results of the questions for a host name.
+/// The results of the queries for a host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostState {
     /// The addresses in the last answer with addresses; empty if there was no such answer.
     pub addresses: Arc<[IpAddr]>,
-    /// When an earlier run received the addresses; `None` if there are none, or if this run
-    /// received them.
+    /// When an earlier daemon received the addresses; `None` if there are no addresses, or if this
+    /// daemon received them.
     pub stored: Option<SystemTime>,
-    /// When the last question ended; `None` before the end of the first one.
+    /// When the last query ended; `None` before the end of the first one.
     pub answered: Option<Instant>,
-    /// Why the last question returned no addresses; `None` if the question returned addresses.
+    /// Why the last query returned no addresses; `None` if the query returned addresses.
     pub missing: Option<MissingAddresses>,
 }
 
@@ -69,14 +69,14 @@ pub struct MissingAddresses {
 }
 
 impl HostState {
-    /// Whether a list with this name can be computed: the name has addresses, or its first question
+    /// Whether a list with this name can be computed: the name has addresses, or its first query
     /// has ended.
     pub fn is_known(&self) -> bool {
         self.answered.is_some() || !self.addresses.is_empty()
     }
 }
 
-/// The addresses that an earlier run has stored, and when that run received them.
+/// The addresses that an earlier daemon has stored, and when that daemon received them.
 pub type StoredAddresses = BTreeMap<HostName, (Arc<[IpAddr]>, SystemTime)>;
 
 /// The states of all host names of the lists.
@@ -96,7 +96,7 @@ impl HostTable {
         self.0.get(host).is_some_and(HostState::is_known)
     }
 
-    /// Whether a question for this name has ended, with or without addresses.
+    /// Whether a query for this name has ended, with or without addresses.
     pub fn is_answered(&self, host: &HostName) -> bool {
         self.0.get(host).is_some_and(|state| state.answered.is_some())
     }
@@ -110,12 +110,13 @@ struct Schedule(BTreeMap<HostName, ScheduledHost>);
 struct ScheduledHost {
     state: HostState,
     retry: Retry,
-    /// When the next question is due; `None` while a question is in flight.
+    /// When the next query is due; `None` while a query is in flight.
     due: Option<Instant>,
 }
 
 impl Schedule {
-    /// Adds names until there are [`MOST`]. The first questions of the new names are due at once.
+    /// Adds names, up to [`MOST`] names in total. The first queries for the new names are due
+    /// immediately.
     fn add(&mut self, hosts: BTreeSet<HostName>, now: Instant) {
         for host in hosts {
             if self.0.len() < MOST {
@@ -127,7 +128,7 @@ impl Schedule {
     }
 
     /// Adds the names in the same way as [`Schedule::add`]. Names without addresses get the
-    /// addresses that an earlier run has stored.
+    /// addresses that an earlier daemon has stored.
     fn adopt(&mut self, stored: StoredAddresses, now: Instant) {
         self.add(stored.keys().cloned().collect(), now);
         for (host, (addresses, at)) in stored {
@@ -139,14 +140,13 @@ impl Schedule {
         }
     }
 
-    /// Starts the question that is due first, and returns its name; `None` if no question is due.
-    /// While other questions are in flight (`has_others`), a question starts up to [`TOGETHER`]
-    /// early.
+    /// Starts the query that is due first, and returns the queried name; `None` if no query is due.
+    /// While other queries are in flight (`has_others`), a query starts up to [`TOGETHER`] early.
     fn begin(&mut self, now: Instant, has_others: bool) -> Option<HostName> {
         let due = |(_, entry): &(&HostName, &mut ScheduledHost)| entry.due;
         let first = self.0.iter_mut().filter(|(_, entry)| entry.due.is_some()).min_by_key(due);
         let (host, entry) = first?;
-        // After a question without addresses, the next question does not start early.
+        // After a query without addresses, the next query does not start early.
         let early = if has_others && entry.state.missing.is_none() { TOGETHER } else { Duration::ZERO };
         if entry.due.is_none_or(|due| due > now + early) {
             return None;
@@ -155,12 +155,12 @@ impl Schedule {
         Some(host.clone())
     }
 
-    /// When the next question is due.
+    /// When the next query is due.
     fn due(&self) -> Option<Instant> {
         self.0.values().filter_map(|entry| entry.due).min()
     }
 
-    /// Stores the result of a question, and decides when the next one is due. `draw` is a random
+    /// Stores the result of a query, and decides when the next one is due. `draw` is a random
     /// number in 0..1.
     fn answered(
         &mut self,
@@ -211,9 +211,9 @@ impl Schedule {
     }
 }
 
-/// The time until the next question for a name. This time includes [`TOGETHER`], because the
-/// question may start earlier by this time, and a random part, so that the questions of many hosts
-/// spread out. `draw` is a random number in 0..1.
+/// The time until the next query for a name. This time includes [`TOGETHER`], because the query may
+/// start earlier by this time, and a random part, so that the queries of many hosts spread out.
+/// `draw` is a random number in 0..1.
 fn later(ttl: Duration, draw: f64) -> Duration {
     ttl.mul_f64(1.0 + SPREAD * draw) + TOGETHER
 }
@@ -228,7 +228,7 @@ pub struct Hosts {
 struct Inner {
     shared: Arc<ProviderContext>,
     state: Mutex<ResolutionState>,
-    /// Notified when questions may have become due.
+    /// Notified when queries may have become due.
     wake: Notify,
     table: watch::Sender<Arc<HostTable>>,
     /// Notified after each result.
@@ -289,7 +289,7 @@ impl Hosts {
         self.inner.news.notify_one();
     }
 
-    /// Queries these names at once, except the names with a question in flight.
+    /// Queries these names at once, except the names with a query in flight.
     pub fn resolve_again(&self, hosts: &BTreeSet<HostName>) {
         let now = tokio::time::Instant::now().into_std();
         let mut state = self.inner.state();
@@ -338,7 +338,7 @@ impl Inner {
 
 async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
     let mut questions = JoinSet::new();
-    // While this guard exists, the connection is not closed between consecutive questions.
+    // While this guard exists, the connection is not closed between consecutive queries.
     let mut hold = None;
     loop {
         let due = begin(&inner, &mut questions);
@@ -347,11 +347,11 @@ async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
         } else if hold.is_none() {
             hold = inner.state().resolver.clone().map(|(_, resolver)| ConnectionGuard::of(resolver));
         }
-        // If the maximum number is in flight, the next question starts after another one has ended.
+        // If the maximum number is in flight, the next query starts after another one has ended.
         let is_full = questions.len() >= IN_FLIGHT;
         tokio::select! {
             Some(result) = questions.join_next() => {
-                // A panic in a question ends the process.
+                // A panic in a query ends the process.
                 let Ok((host, answer)) = result else { continue };
                 let mut state = inner.state();
                 let now = tokio::time::Instant::now().into_std();
@@ -366,8 +366,8 @@ async fn run(inner: Arc<Inner>, mut random: fastrand::Rng) {
     }
 }
 
-/// Begins the questions that are due, up to the maximum number in flight. Returns when the next
-/// question is due.
+/// Begins the queries that are due, up to the maximum number in flight. Returns when the next query
+/// is due.
 fn begin(
     inner: &Inner,
     questions: &mut JoinSet<(HostName, Result<Lookup<IpAddr>, Failure>)>,

@@ -29,7 +29,7 @@ use crate::Failure;
 /// The time limit of a TCP connect.
 pub const CONNECT: Duration = Duration::from_secs(1);
 
-/// The longest time until the head of an answer, for questions that do not wait for a change.
+/// The longest time until the head of an answer, for queries that do not wait for a change.
 pub const HEAD: Duration = Duration::from_secs(5);
 
 /// The longest time from the head of an answer to the end of its body.
@@ -57,7 +57,7 @@ pub async fn connect(server: SocketAddr) -> Result<TcpStream, Failure> {
 /// A request with the method GET.
 #[derive(Clone, Debug)]
 pub struct Get<'a> {
-    /// Host and port: the header `Host`, and the name of the server in failures.
+    /// The server's host and port, for the header `Host` and for the texts of failures.
     pub server: &'a str,
     /// The path, and after `?` the query, both percent-encoded. Failures contain only the path, so
     /// that the text of a failure does not change with the query.

@@ -67,7 +67,7 @@ const SETTLED: Duration = Duration::from_secs(1);
 /// a server that has stopped sends nothing either.
 const SILENCE: Duration = Duration::from_secs(65);
 
-/// After this many bytes of events, a question returns even if further events have arrived.
+/// After this many bytes of events, a query returns even if further events have arrived.
 const MAX_DRAINED: usize = 4 << 20;
 
 /// The longest time to resolve the server's name, and the largest number of its addresses that are
@@ -87,7 +87,7 @@ struct WatchStream {
     is_new: bool,
 }
 
-/// The subject of a question about a service, like `role` in Prometheus.
+/// The requested objects of a service, like `role` in Prometheus.
 #[derive(Clone)]
 pub enum DiscoveryRole {
     /// The endpoints of the service, of one address family.
@@ -211,7 +211,7 @@ impl Kubernetes {
         self.tls.as_ref()?.expires()
     }
 
-    /// Makes the next question list the objects, so that it returns at once.
+    /// Makes the next query list the objects, so that it returns at once.
     pub fn forget(&mut self) {
         self.drop_objects();
     }
@@ -241,12 +241,12 @@ impl Kubernetes {
         self.finding().await
     }
 
-    /// The beginning of the text of each failure, in the same form as in [`Get`].
+    /// The prefix of each failure's text, in the format of [`Get`].
     fn place(&self) -> String {
         format!("{}: GET {}", self.settings.server, self.path)
     }
 
-    /// Drops the objects, so that the next question lists them.
+    /// Drops the objects, so that the next query lists them.
     fn drop_objects(&mut self) {
         self.watch = None;
         self.dropped = self.objects.take().map(|objects| objects.version().to_owned());
@@ -364,7 +364,7 @@ impl Kubernetes {
             }
             match timeout(Duration::ZERO, watch.lines.next()).await {
                 Ok(Ok(Some(line))) => next = Some(line),
-                // The watch has ended. The next question opens it again.
+                // The watch has ended. The next query opens it again.
                 Ok(_) => return Ok(event),
                 Err(_) => {}
             }
@@ -379,7 +379,7 @@ impl Kubernetes {
         if let Some(current) = &self.current {
             return Ok(current.clone());
         }
-        let objects = self.objects.take().expect("they have been listed");
+        let objects = self.objects.take().expect("the objects have been listed");
         let role = self.role.clone();
         let (finding, objects) = beside(move || (role.finding(&objects), objects)).await;
         self.objects = Some(objects);

@@ -43,7 +43,7 @@ pub use self::tls::date_of;
 
 use thiserror::Error;
 
-/// The result of one question.
+/// The result of one query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// The complete list. It has at least one endpoint.
@@ -54,7 +54,7 @@ pub enum Finding {
     Failed(Failure),
 }
 
-/// Why a question has no usable answer. The text names the server.
+/// Why a query has no usable answer. The text names the server.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
     /// No server answered in time, or the server reported a temporary error.
@@ -72,7 +72,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Puts `place`, such as the server and the question, before the text.
+    /// Puts `place`, such as the server and the query, before the text.
     fn at(self, place: &str) -> Self {
         self.map(|why| format!("{place}: {why}"))
     }

@@ -10,7 +10,7 @@ const FIRST: Duration = Duration::from_millis(100);
 /// 30 s.
 const LONGEST: Duration = Duration::from_secs(25);
 
-/// Each delay is varied by up to this part, so that many hosts do not query a returning server at
+/// Each delay varies by up to this fraction, so that many hosts do not query a returning server at
 /// the same time.
 const JITTER: f64 = 0.2;
 
@@ -18,7 +18,7 @@ const JITTER: f64 = 0.2;
 /// delay, up to 25 s; each varied by up to 20 %.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retry {
-    /// The number of failures in a row.
+    /// The number of consecutive failures.
     failures: u32,
 }
 

@@ -10,15 +10,15 @@ use tokio::task::AbortHandle;
 use crate::retry::{Retry, varied};
 use crate::{Failure, Finding, consul, dns, kubernetes};
 
-/// The shortest time between two questions to a server. Even a server that always answers at once
-/// receives at most five questions per second.
+/// The shortest time between two queries to a server. Even a server that always answers at once
+/// receives at most five queries per second.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The part by which the time until the next question varies, so that the questions of many hosts
+/// The fraction by which the time until the next query varies, so that the queries of many hosts
 /// spread out.
 pub const SPREAD: f64 = 0.1;
 
-/// The question that a provider sends to its server, for one service.
+/// The query that a provider sends to its server, for one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoveryRequest {
     /// The list of the service's endpoints. `is_ipv6`: whether the service has an IPv6 address.
@@ -28,7 +28,7 @@ pub enum DiscoveryRequest {
     Address(ClusterIpOrigin),
 }
 
-/// The result of one question, and when to query again. After a failure, [`Retry`] decides instead
+/// The result of one query, and when to query again. After a failure, [`Retry`] decides instead
 /// when to query again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queried {
@@ -54,11 +54,11 @@ pub enum Again {
 /// The newest finding of a provider.
 #[derive(Clone, Debug, Default)]
 pub struct Latest {
-    /// The number of questions with a result so far.
+    /// The number of queries with a result so far.
     pub answers: u64,
     /// A number that grows whenever the finding changes.
     pub number: u64,
-    /// The result of the last question; `None` before the first.
+    /// The result of the last query; `None` before the first.
     pub finding: Option<Finding>,
     /// When the server last answered with a list, changed or not. `None` if it has not sent a list
     /// yet.
@@ -66,9 +66,9 @@ pub struct Latest {
     /// When the first answer without endpoints after the last list arrived; `None` if the last
     /// answer was a list.
     pub empty_since: Option<Instant>,
-    /// The number of questions that have failed so far.
+    /// The number of queries that have failed so far.
     pub failures: u64,
-    /// When the next question is due; `None` while a question is in flight.
+    /// When the next query is due; `None` while a query is in flight.
     pub next: Option<Instant>,
     /// The earliest expiry time of the certificates for connections to the server: the daemon's own
     /// certificate and the CA certificates. `None` without TLS, or before the first connection.
@@ -76,7 +76,7 @@ pub struct Latest {
 }
 
 impl Latest {
-    /// Stores the result of a question. `next` is when the next question is due.
+    /// Stores the result of a query. `next` is when the next query is due.
     pub fn take(&mut self, finding: Finding, next: Option<Instant>, now: Instant) {
         self.answers += 1;
         self.next = next;
@@ -112,7 +112,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Queries the server at once. A question that waits for a change is cancelled.
+    /// Queries the server at once. A query that waits for a change is cancelled.
     pub fn refresh(&self) {
         self.refresh.notify_one();
     }
@@ -168,7 +168,7 @@ impl Provider {
         }
     }
 
-    /// Makes the next question return at once.
+    /// Makes the next query return at once.
     fn forget(&mut self) {
         match self {
             Self::Dns(_) => {}
@@ -233,7 +233,7 @@ async fn run(
             () = refresh.notified() => true,
         };
         if is_refreshed {
-            // Without this call, the next question could wait for a change.
+            // Without this call, the next query could wait for a change.
             provider.forget();
             is_waiting = false;
             tokio::time::sleep_until(began + PAUSE).await;
@@ -254,8 +254,8 @@ mod tests {
 
     /// A provider without a server.
     pub enum Script {
-        /// The answers to the next questions, and the answer that each `forget` appends. Without an
-        /// answer, a question never ends.
+        /// The answers to the next queries, and the answer that each `forget` appends. Without an
+        /// answer, a query never ends.
         Answers(VecDeque<Queried>, Option<Queried>),
         /// A host that queries this server, and whether the host has a list.
         Host(Arc<Restarting>, bool),
@@ -279,16 +279,16 @@ mod tests {
         }
     }
 
-    /// A server that answers the first question of a host at once. Further questions wait until the
-    /// server stops, because there is no change. All questions fail while the server is down.
+    /// A server that answers the first query of a host at once. Further queries wait until the
+    /// server stops, because there is no change. All queries fail while the server is down.
     pub struct Restarting {
         down: std::ops::Range<Virtual>,
-        /// The times at which hosts sent questions.
+        /// The times at which hosts sent queries.
         questions: Mutex<Vec<Virtual>>,
     }
 
     impl Restarting {
-        /// `is_known`: whether the host has a list, so that its question waits for a change.
+        /// `is_known`: whether the host has a list, so that its query waits for a change.
         async fn query(&self, is_known: &mut bool) -> Queried {
             let now = Virtual::now();
             self.questions.lock().unwrap().push(now);
@@ -301,13 +301,13 @@ mod tests {
                 }
                 sleep_until(self.down.start).await;
             }
-            // The next question after a failure requests the complete list.
+            // The next query after a failure requests the complete list.
             *is_known = false;
             failed()
         }
     }
 
-    /// The largest number of questions within a second, after `begin`.
+    /// The largest number of queries within a second, after `begin`.
     fn most_in_a_second(questions: &[Virtual], begin: Virtual) -> usize {
         let after = &questions[questions.partition_point(|at| *at < begin)..];
         let until = |at: &Virtual| after.partition_point(|other| *other < *at + Duration::from_secs(1));
@@ -315,8 +315,8 @@ mod tests {
     }
 
     /// Simulates a thousand hosts with a server that is down for `seconds`. Returns the largest
-    /// numbers of questions in a second, during the outage after its first two seconds, and after
-    /// the outage. Also returns the time from the end of the outage until all hosts have a list.
+    /// numbers of queries in a second, during the outage after its first two seconds, and after the
+    /// outage. Also returns the time from the end of the outage until all hosts have a list.
     async fn outage(seconds: u64) -> (usize, usize, Duration) {
         const HOSTS: u64 = 1000;
         let start = Virtual::now() + Duration::from_secs(10);
@@ -338,7 +338,7 @@ mod tests {
             latest.wait_for(is_recovered).await.unwrap();
         }
         let recovered = end.elapsed();
-        // The questions of the first seconds after the recovery are counted, too.
+        // The queries of the first seconds after the recovery are counted, too.
         sleep(Duration::from_secs(5)).await;
         hosts.iter().for_each(|(_, task)| task.abort());
         let questions = server.questions.lock().unwrap();
@@ -368,7 +368,7 @@ mod tests {
         Queried { finding, again: Again::After(Duration::from_secs(5)) }
     }
 
-    /// Runs the script in virtual time. Returns the result of each question, with the seconds since
+    /// Runs the script in virtual time. Returns the result of each query, with the seconds since
     /// the start.
     async fn results(script: Vec<Queried>) -> Vec<(f64, Latest)> {
         let start = tokio::time::Instant::now();
@@ -428,8 +428,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_refresh_gives_up_a_question_that_waits_for_a_change() {
-        // The refresh is requested while the question waits, or within the pause before the
-        // question.
+        // The refresh is requested while the query waits, or within the pause before the query.
         for silence in [Duration::from_mins(1), PAUSE / 2] {
             let (publish, mut latest) = watch::channel(Latest::default());
             let at_once = |text: &str| Queried { finding: list(text), again: Again::AtOnce };
@@ -451,11 +450,11 @@ mod tests {
     /// docs/guide/remote-sources.md states these numbers.
     #[tokio::test(start_paused = true)]
     async fn the_questions_of_a_thousand_hosts_to_a_server_that_restarts_are_bounded() {
-        // The seconds of the outage, the maximum number of questions in a second, and the maximum
+        // The seconds of the outage, the maximum number of queries in a second, and the maximum
         // number of seconds after the outage.
         for (seconds, most, within) in [(1, 2000, 1.0), (10, 850, 5.0), (60, 250, 30.0), (600, 120, 30.0)] {
             let (during, after, recovered) = outage(seconds).await;
-            println!("{seconds} s: {during} questions in a second, then {after} for {recovered:?}");
+            println!("{seconds} s: {during} queries in a second, then {after} for {recovered:?}");
             assert!(during <= 1000, "{seconds} s: {during}");
             assert!(after <= most, "{seconds} s: {after}");
             assert!(recovered.as_secs_f64() <= within, "{seconds} s: {recovered:?}");

@@ -44,7 +44,7 @@ fn consul() -> Option<PathBuf> {
     let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
     // The drivers of the tests count such lines. The test harness would capture the output of
     // `print!`.
-    std::io::stdout().lock().write_all(line.as_bytes()).expect("print a line");
+    std::io::stdout().lock().write_all(line.as_bytes()).expect("the line can be printed");
     None
 }
 
@@ -63,10 +63,10 @@ impl Agent {
         // A process ID has at most 22 bits, so no other process uses this address. Therefore a port
         // that was free remains free.
         let ip = Ipv4Addr::from_bits(0x7f40_0000 | (std::process::id() & 0x3f_ffff));
-        let folder = tempfile::tempdir().expect("make a folder");
+        let folder = tempfile::tempdir().expect("a folder can be created");
         let acl = json!({ "enabled": true, "default_policy": "deny", "tokens": { "master": MASTER, "agent": MASTER } });
         std::fs::write(folder.path().join("acl.json"), json!({ "acl": acl }).to_string())
-            .expect("write the configuration");
+            .expect("the configuration can be written");
         let ports = std::array::from_fn(|_| free_port(ip));
         let child = run(&program, ip, ports, &folder, options).await;
         Self { program, ip, ports, folder, options, child }
@@ -83,11 +83,11 @@ impl Agent {
 
     fn signal(&self, signal: Signal) {
         let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?));
-        let pid = pid.expect("Consul runs");
-        kill_process(pid, signal).expect("send a signal");
+        let pid = pid.expect("Consul is running");
+        kill_process(pid, signal).expect("the signal can be sent");
         if signal == Signal::STOP {
             // The kernel reports the stop after all threads have stopped.
-            let status = waitpid(Some(pid), WaitOptions::UNTRACED).expect("wait for Consul");
+            let status = waitpid(Some(pid), WaitOptions::UNTRACED).expect("Consul stops");
             assert!(status.is_some_and(|(_, status)| status.stopped()), "{status:?}");
         }
     }
@@ -105,8 +105,9 @@ impl Agent {
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await.map(|_| answer)
         };
-        let answer = timeout(PATIENCE, answer).await.expect("an answer in time").expect("an answer");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let answer =
+            timeout(PATIENCE, answer).await.expect("Consul answers in time").expect("the answer can be read");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("the answer has a head");
         assert!(head.starts_with("HTTP/1.0 200 "), "{path}: {answer}");
         body.to_owned()
     }
@@ -136,8 +137,8 @@ fn free_port(ip: Ipv4Addr) -> u16 {
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut held = Vec::new();
     loop {
-        let listener = TcpListener::bind((ip, 0)).expect("bind a port");
-        let port = listener.local_addr().expect("an address").port();
+        let listener = TcpListener::bind((ip, 0)).expect("a port is free");
+        let port = listener.local_addr().expect("the listener has an address").port();
         held.push(listener);
         // Gossip also uses the UDP port with this number.
         if UdpSocket::bind((ip, port)).is_ok() && given.insert(port) {
@@ -163,8 +164,8 @@ async fn run(
     command.args([format!("-serf-lan-port={gossip}"), format!("-server-port={rpc}")]);
     command.args(options).current_dir(folder.path());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn().expect("start Consul");
-    let mut log = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+    let mut child = command.spawn().expect("Consul can be started");
+    let mut log = BufReader::new(child.stdout.take().expect("the output is a pipe")).lines();
     let (ready, is_ready) = oneshot::channel();
     // The log is read until its end, because Consul blocks while the pipe is full.
     tokio::spawn(async move {
@@ -177,7 +178,7 @@ async fn run(
             }
         }
     });
-    timeout(PATIENCE, is_ready).await.expect("a start in time").expect("Consul has ended: see its log");
+    timeout(PATIENCE, is_ready).await.expect("Consul starts in time").expect("Consul has ended: see its log");
     child
 }
 
@@ -185,7 +186,7 @@ async fn run(
 /// panics with `what`.
 async fn wait(running: &mut Running, what: &str, fits: impl Fn(&Latest) -> bool) -> Latest {
     if let Ok(latest) = timeout(PATIENCE, running.latest.wait_for(fits)).await {
-        return latest.expect("the provider runs").clone();
+        return latest.expect("the provider is running").clone();
     }
     panic!("{what}: {:?}", running.latest.borrow());
 }
@@ -207,7 +208,7 @@ fn list(latest: &Latest) -> Option<BTreeMap<u8, (u16, String)>> {
         let label = |name: &str, default| group["labels"][name].as_str().unwrap_or(default).to_owned();
         Some((n, (label("weight", "1").parse().ok()?, label("state", "healthy"))))
     };
-    Some(groups.iter().map(|group| endpoint(group).expect("an endpoint")).collect())
+    Some(groups.iter().map(|group| endpoint(group).expect("each group is an endpoint")).collect())
 }
 
 fn is_failed(latest: &Latest, part: &str) -> bool {
@@ -216,7 +217,7 @@ fn is_failed(latest: &Latest, part: &str) -> bool {
 
 fn version(latest: &Latest) -> u64 {
     let Some(Finding::List(snapshot)) = &latest.finding else { panic!("{latest:?}") };
-    snapshot.version.parse().expect("an index")
+    snapshot.version.parse().expect("the version is an index")
 }
 
 #[tokio::test]
@@ -297,7 +298,7 @@ async fn a_server_that_stops_for_a_while_is_followed() {
     assert_eq!(
         (list(&now), now.failures),
         (list(&before), 0),
-        "a question that waits for a change has not failed"
+        "a query that waits for a change must not fail"
     );
     agent.signal(Signal::CONT);
     agent.register("users", 2, "blue").await;

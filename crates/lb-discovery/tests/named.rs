@@ -69,13 +69,13 @@ impl Named {
 
     /// Returns `None` if another process listens at the port.
     async fn start_at(port: u16, records_per_type: u32) -> Option<Self> {
-        let folder = tempfile::tempdir().expect("make a folder");
+        let folder = tempfile::tempdir().expect("a folder can be created");
         // AppArmor permits the installed program to read only its own folders, so a copy runs. The
         // copy is written by `cp`, not by this process. If this process wrote the copy, a child
         // that another test starts at the same time would inherit the descriptor for the copy, and
         // the copy could not be executed (ETXTBSY).
         let copied = Command::new("cp").arg(NAMED).arg(folder.path().join("named")).status().await;
-        assert!(copied.expect("start cp").success(), "copy named");
+        assert!(copied.expect("cp can be started").success(), "cp cannot copy named");
         let config = format!(
             "options {{
                listen-on port {port} {{ 127.0.0.1; }};
@@ -95,9 +95,9 @@ impl Named {
              }};
              zone \"broken.example\" {{ type secondary; primaries port 1 {{ 127.0.0.1; }}; }};"
         );
-        std::fs::write(folder.path().join("named.conf"), config).expect("write a file");
+        std::fs::write(folder.path().join("named.conf"), config).expect("the file can be written");
         let zone = "$TTL 60\n@ SOA ns root 1 3600 600 86400 60\n@ NS ns\nns A 127.0.0.1\n";
-        std::fs::write(folder.path().join("example.com"), zone).expect("write a file");
+        std::fs::write(folder.path().join("example.com"), zone).expect("the file can be written");
         let log = Arc::default();
         let child = run(folder.path(), &log).await;
         let named = Self { folder, address: (Ipv4Addr::LOCALHOST, port).into(), child, log };
@@ -117,12 +117,13 @@ impl Named {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = self.child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?)).expect("it runs");
-        kill_process(pid, signal).expect("send a signal");
+        let pid =
+            self.child.id().and_then(|pid| Pid::from_raw(pid.try_into().ok()?)).expect("named is running");
+        kill_process(pid, signal).expect("the signal can be sent");
     }
 
     async fn kill(&mut self) {
-        self.child.kill().await.expect("kill named");
+        self.child.kill().await.expect("named can be killed");
     }
 
     /// Changes records. Each line is an update such as `add users 60 A 10.0.0.1`, with a name
@@ -141,10 +142,19 @@ impl Named {
         text += "send\n";
         let mut command = Command::new("nsupdate");
         command.arg("-v").stdin(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().expect("run nsupdate");
-        child.stdin.take().expect("a pipe").write_all(text.as_bytes()).await.expect("write");
-        let status = timeout(DEADLINE, child.wait()).await.expect("nsupdate ends").expect("wait");
-        assert!(status.success(), "nsupdate: {lines:.200}");
+        let mut child = command.spawn().expect("nsupdate can be started");
+        child
+            .stdin
+            .take()
+            .expect("the input is a pipe")
+            .write_all(text.as_bytes())
+            .await
+            .expect("nsupdate reads its input");
+        let status = timeout(DEADLINE, child.wait())
+            .await
+            .expect("nsupdate ends in time")
+            .expect("nsupdate has a status");
+        assert!(status.success(), "nsupdate failed: {lines:.200}");
     }
 
     /// Starts a provider, which queries five times a second.
@@ -152,7 +162,7 @@ impl Named {
         let (min_ttl, max_ttl) = (Duration::from_millis(200), Duration::from_millis(200));
         let settings = DnsSettings { servers: vec![self.address], transport, min_ttl, max_ttl };
         let origin = Origin::Dns(DnsOrigin { name: name.to_owned(), port, settings });
-        // The rate of questions is not limited, so that the addresses of 1,000 targets take about a
+        // The rate of queries is not limited, so that the addresses of 1,000 targets take about a
         // second.
         let limits = QueryLimits { whole: Duration::from_secs(1), per_second: 1_000_000 };
         let shared = Arc::new(ProviderContext { dns: Resolvers::new(Path::new("/nonexistent"), limits) });
@@ -177,8 +187,8 @@ async fn run(folder: &Path, log: &Arc<Mutex<String>>) -> Child {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "./named", "-g", "-n", "1", "-c", "named.conf"]);
     command.current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn().expect("run named");
-    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let mut child = command.spawn().expect("named can be started");
+    let mut lines = BufReader::new(child.stderr.take().expect("the log is a pipe")).lines();
     let log = Arc::clone(log);
     let (ready, is_ready) = oneshot::channel();
     tokio::spawn(async move {
@@ -194,7 +204,7 @@ async fn run(folder: &Path, log: &Arc<Mutex<String>>) -> Child {
             }
         }
     });
-    timeout(DEADLINE, is_ready).await.expect("named starts in time").expect("named starts");
+    timeout(DEADLINE, is_ready).await.expect("named starts in time").expect("named is ready");
     child
 }
 
@@ -203,7 +213,7 @@ async fn run(folder: &Path, log: &Arc<Mutex<String>>) -> Child {
 async fn until(running: &mut Running, claim: &str, holds: impl Fn(&Finding) -> bool) -> Finding {
     let is_so = |latest: &Latest| latest.finding.as_ref().is_some_and(&holds);
     let found = timeout(DEADLINE, running.latest.wait_for(is_so)).await.ok();
-    let found = found.and_then(|latest| latest.expect("the provider runs").finding.clone());
+    let found = found.and_then(|latest| latest.expect("the provider is running").finding.clone());
     found.unwrap_or_else(|| panic!("{claim}: {:?}", running.latest.borrow().finding))
 }
 
@@ -221,9 +231,10 @@ async fn until_unreachable(running: &mut Running, why: &str) {
 }
 
 fn addresses(list: &DiscoveredList) -> BTreeSet<String> {
-    let groups: serde_json::Value = serde_json::from_slice(&list.text).expect("JSON");
-    let target = |group: &serde_json::Value| group["targets"][0].as_str().expect("an address").to_owned();
-    groups.as_array().expect("groups").iter().map(target).collect()
+    let groups: serde_json::Value = serde_json::from_slice(&list.text).expect("the list is JSON");
+    let target =
+        |group: &serde_json::Value| group["targets"][0].as_str().expect("a target exists").to_owned();
+    groups.as_array().expect("the list is an array of groups").iter().map(target).collect()
 }
 
 /// Updates that create a service with three endpoints.

@@ -257,13 +257,13 @@ async fn consul_is_asked_by_tls_if_there_are_settings_for_it() {
 #[tokio::test(start_paused = true)]
 async fn a_question_waits_for_changes_after_the_last_index() {
     let consul = &mut offline();
-    // The index of the answer, and the index of the next question.
+    // The index of the answer, and the index of the next query.
     let script =
         [(7, 0), (7, 7), (9, 7), (3, 9), (3, 0), (0, 3), (0, 0), (0, 1), (u64::MAX, 1), (4, u64::MAX)];
     for (n, (index, asked_for)) in script.into_iter().enumerate() {
         let (queried, request) = query(consul, good(index, &at(&format!("10.0.0.{n}")))).await;
         assert_eq!(query_of(&request), format!("index={asked_for}&wait=60s&stale"), "{n}");
-        assert_eq!(queried.again, Again::AtOnce, "the list has changed");
+        assert_eq!(queried.again, Again::AtOnce, "a changed list needs no pause");
         assert_eq!(expect_list(queried.finding).version, index.to_string());
     }
 }
@@ -272,7 +272,7 @@ async fn a_question_waits_for_changes_after_the_last_index() {
 async fn an_answer_that_says_the_same_is_followed_by_a_pause() {
     let consul = &mut offline();
     let pause = Again::After(PAUSE_AFTER_EQUAL);
-    assert!(PAUSE_AFTER_EQUAL.mul_f64(0.9) >= Duration::from_secs(1), "running.rs varies it by 10 %");
+    assert!(PAUSE_AFTER_EQUAL.mul_f64(0.9) >= Duration::from_secs(1), "running.rs varies the pause by 10 %");
     let (one, two) = (at("10.0.0.1"), at("10.0.0.2"));
     let script = [
         (1, &*one, Again::AtOnce),
@@ -297,7 +297,7 @@ async fn the_server_may_use_its_wait_but_no_more() {
         (Duration::from_millis(4999), None),
         (longest - Duration::from_millis(1), None),
         (longest + Duration::from_millis(1), Some("68.75s")),
-        // After a failure, the time limit is that of a question that does not wait for a change.
+        // After a failure, the time limit is that of a query that does not wait for a change.
         (Duration::from_millis(5001), Some("5s")),
         (Duration::from_millis(4999), None),
     ];
@@ -322,7 +322,7 @@ async fn an_answer_that_may_be_old_or_incomplete_is_a_failure() {
         let (queried, _) = query(consul, answer(status, headers, body)).await;
         assert!(
             !matches!(queried.finding, Finding::Failed(_)) || consul.index == 0,
-            "the next question must not wait"
+            "the next query must not wait"
         );
         queried.finding
     };

@@ -20,7 +20,7 @@ const MAX_ALIASES: usize = 16;
 /// The longest TTL; a longer TTL is treated as 0 (RFC 2181, section 8).
 const MAX_TTL: u32 = i32::MAX as u32;
 
-/// The subject of a question: the records of one type that belong to one name.
+/// A DNS question: the name and the type of the requested records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     name: Name<Vec<u8>>,
@@ -57,7 +57,7 @@ impl Question {
         message.header_mut().set_rd(true);
         let mut message = message.question();
         message.push((&self.name, self.rtype)).expect("a vector has room for one question");
-        RequestMessage::new(message).expect("it is not a zone transfer")
+        RequestMessage::new(message).expect("the question is not a zone transfer")
     }
 }
 
@@ -86,8 +86,8 @@ pub struct RecordSet<T> {
     pub ttl: Duration,
     /// The serial number of the zone, if the answer contains it.
     pub serial: Option<u32>,
-    /// With SRV records: the addresses in the additional section of the answer, by name in lower
-    /// case. For each name and family, a server adds all addresses or none.
+    /// With SRV records: the addresses in the additional section of the answer, keyed by the name
+    /// in lower case. For each name and family, a server adds all addresses or none.
     pub additional: BTreeMap<String, Additional>,
 }
 

@@ -1,7 +1,7 @@
-//! Queries DNS servers: chooses the server and the transport, and limits the number of questions at
-//! a time and per second. A host has one resolver for each different [`DnsSettings`].
+//! Queries DNS servers: chooses the server and the transport, and limits the number of queries at a
+//! time and per second. A host has one resolver for each different [`DnsSettings`].
 //!
-//! The crate `domain` implements messages and transports, and matches the ids of questions and
+//! The crate `domain` implements messages and transports, and matches the ids of queries and
 //! answers. Its TCP transport does not end while a server sends without pause. Therefore each
 //! connection has a limit of bytes, and the transport is aborted when its [`ServerConnection`] is
 //! dropped.
@@ -34,7 +34,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::message::{self, Lookup, Question, RecordData, Srv};
 use crate::Failure;
 
-/// The largest number of questions that a resolver has in flight.
+/// The largest number of queries that a resolver has in flight.
 pub const IN_FLIGHT: usize = 8;
 
 /// The largest number of servers in resolv.conf that are used; the C library has the same limit.
@@ -48,13 +48,13 @@ const MAX_CONNECTION_BYTES: u64 = 64 << 20;
 
 const CLOSED: &str = "the server closed the connection";
 
-/// The limits of a host's DNS questions.
+/// The limits of a host's DNS queries.
 #[derive(Clone, Copy, Debug)]
 pub struct QueryLimits {
-    /// The longest time for a question, over all servers. The time starts when the question is in
-    /// flight ([`IN_FLIGHT`]).
+    /// The longest time for a query, over all servers. The time starts when the query is in flight
+    /// ([`IN_FLIGHT`]).
     pub whole: Duration,
-    /// The largest number of questions per second, over all resolvers.
+    /// The largest number of queries per second, over all resolvers.
     pub per_second: usize,
 }
 
@@ -117,12 +117,12 @@ pub struct Resolver {
     whole: Duration,
     pace: Arc<RateLimiter>,
     permits: Semaphore,
-    /// The number of [`ConnectionGuard`]s. Each question has one.
+    /// The number of [`ConnectionGuard`]s. Each query has one.
     users: AtomicUsize,
-    /// The server that sent the last usable answer. This server is queried first, so that questions
+    /// The server that sent the last usable answer. This server is queried first, so that queries
     /// do not wait for an unreachable server before it in the list.
     answered_last: Mutex<Option<SocketAddr>>,
-    /// The connection that all questions use; `None` while there is no question. Servers permit few
+    /// The connection that all queries use; `None` while there is no query. Servers permit few
     /// connections; BIND permits 150 by default.
     link: tokio::sync::Mutex<Option<Arc<ServerConnection>>>,
 }
@@ -131,7 +131,7 @@ pub struct Resolver {
 pub struct ConnectionGuard<R: Deref<Target = Resolver>>(R);
 
 impl<R: Deref<Target = Resolver>> ConnectionGuard<R> {
-    /// Creates a guard, so that the connection remains open between consecutive questions.
+    /// Creates a guard, so that the connection remains open between consecutive queries.
     pub fn of(resolver: R) -> Self {
         resolver.users.fetch_add(1, Ordering::AcqRel);
         Self(resolver)
@@ -141,8 +141,8 @@ impl<R: Deref<Target = Resolver>> ConnectionGuard<R> {
 impl<R: Deref<Target = Resolver>> Drop for ConnectionGuard<R> {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // If another task holds the lock, a new question has begun; the `ConnectionGuard` of
-            // that question closes the connection.
+            // If another task holds the lock, a new query has begun; the `ConnectionGuard` of that
+            // query closes the connection.
             if let Ok(mut link) = self.0.link.try_lock() {
                 *link = None;
             }
@@ -158,7 +158,7 @@ struct ServerConnection {
     connection: Connection,
     /// The number of bytes that the server has sent.
     received: Arc<AtomicU64>,
-    /// A question got no answer on this connection, so no new question uses the connection.
+    /// A query got no answer on this connection, so no new query uses the connection.
     is_over: AtomicBool,
     transport: AbortHandle,
 }
@@ -193,8 +193,8 @@ impl AsyncRead for BoundedReader {
     }
 }
 
-/// A question on a connection. If it is dropped without an answer, because of an error or a
-/// timeout, later questions use another connection.
+/// A query on a connection. If it is dropped without an answer, because of an error or a timeout,
+/// later queries use another connection.
 struct PendingQuery {
     link: Arc<ServerConnection>,
     is_answered: bool,
@@ -229,7 +229,7 @@ impl Resolver {
 
     async fn query<T: RecordData>(&self, question: &Question) -> Result<Lookup<T>, Failure> {
         let _hold = ConnectionGuard::of(self);
-        let _permit = self.permits.acquire().await.expect("nothing closes it");
+        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         let start = Instant::now();
         let servers = self.servers().await.map_err(|failure| of(question, failure))?;
         // A datagram can be lost, so each server is queried twice by UDP.
@@ -277,7 +277,7 @@ impl Resolver {
         self.pace.wait().await;
         let mut config = dgram::Config::new();
         config.set_max_retries(0);
-        // The timeout of the whole question ends the wait earlier.
+        // The timeout of the whole query ends the wait earlier.
         config.set_read_timeout(2 * self.whole);
         let transport = dgram::Connection::with_config(UdpConnect::new(server), config);
         let answer = transport.send_request(question.request()).get_response().await;
@@ -301,10 +301,10 @@ impl Resolver {
                 }
                 Err(error) => error,
             };
-            // Some servers close a connection after one or more answers, while other questions are
-            // in flight on the connection. These questions are sent again. Even if a server answers
-            // only one question per connection, the last of `IN_FLIGHT` questions is answered in
-            // its last attempt.
+            // Some servers close a connection after one or more answers, while other queries are in
+            // flight on the connection. These queries are sent again. Even if a server answers only
+            // one query per connection, the last of `IN_FLIGHT` queries is answered in its last
+            // attempt.
             let has_received = pending.link.received.load(Ordering::Relaxed) > 0;
             match failure(&error) {
                 Failure::Unreachable(_) if has_received && attempt < IN_FLIGHT => attempt += 1,
@@ -323,7 +323,7 @@ impl Resolver {
         }
         let socket = TcpStream::connect(server).await;
         let socket = socket.map_err(|error| Failure::Unreachable(format!("cannot connect: {error}")))?;
-        // A question is one small segment, which must not wait for an acknowledgement.
+        // A query is one small segment, which must not wait for an acknowledgement.
         let _ = socket.set_nodelay(true);
         let (read, write) = socket.into_split();
         let mut config = stream::Config::new();
@@ -339,10 +339,10 @@ impl Resolver {
     }
 }
 
-/// Permits at most `per_second` questions in any second.
+/// Permits at most `per_second` queries in any second.
 struct RateLimiter {
     per_second: usize,
-    /// The times at which the last `per_second` questions were due, in order.
+    /// The times at which the last `per_second` queries were due, in order.
     last: Mutex<VecDeque<Instant>>,
 }
 
@@ -352,8 +352,8 @@ impl RateLimiter {
         sleep_until(due).await;
     }
 
-    /// Returns the time at which the next question may be sent. The limit includes the question
-    /// even if it is never sent.
+    /// Returns the time at which the next query may be sent. The limit includes the query even if
+    /// it is never sent.
     fn due(&self, now: Instant) -> Instant {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let first = if last.len() < self.per_second { None } else { last.pop_front() };

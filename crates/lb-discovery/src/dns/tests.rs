@@ -299,7 +299,9 @@ fn a_cut_message_is_refused_wherever_it_is_cut() {
     for length in 0..bytes.len() {
         malformed(read_list(&bytes[..length], &srv(), false));
     }
-    let Finding::List(list) = read_list(&bytes, &srv(), false) else { panic!("the whole message is good") };
+    let Finding::List(list) = read_list(&bytes, &srv(), false) else {
+        panic!("the complete message was rejected")
+    };
     assert_eq!(list.version, "7");
 }
 

@@ -36,10 +36,10 @@ fn a_name_is_asked_again_after_its_ttl_but_not_before_30_s_or_after_5_min() {
         for draw in [0.0, 0.5, 1.0] {
             let mut schedule = schedule(&["a"], now);
             assert_eq!(schedule.begin(now, false), Some(host("a")));
-            assert_eq!(schedule.due(), None, "a question is under way");
+            assert_eq!(schedule.due(), None, "a query is in flight");
             schedule.answered(&host("a"), records(&["10.0.0.1"], ttl), now, draw);
             let wait = schedule.due().unwrap() - now;
-            // A question can start `TOGETHER` early, so that it shares a connection.
+            // A query can start `TOGETHER` early, so that it shares a connection.
             assert!(wait - TOGETHER >= Duration::from_secs(least), "{ttl}: {wait:?}");
             assert!(wait <= Duration::from_secs(most), "{ttl}: {wait:?}");
         }
@@ -83,7 +83,7 @@ fn failed_questions_are_repeated_with_growing_pauses_and_never_earlier() {
         pauses.push((due - now).as_millis());
         assert_eq!(schedule.begin(due - Duration::from_millis(1), true), None);
         now = due;
-        // Moves the question for `b` to a later time, so that only `a` is due.
+        // Moves the query for `b` to a later time, so that only `a` is due.
         schedule.0.get_mut(&host("b")).unwrap().due = Some(now + Duration::from_mins(1));
     }
     assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_000, 25_000]);

@@ -81,7 +81,7 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
     let port = match (&wanted.port, &ports[..]) {
         (None, [port]) => port,
         (Some(name), ports) if ports.iter().any(|port| is_named(port, name)) => {
-            ports.iter().find(|port| is_named(port, name)).expect("there is one")
+            ports.iter().find(|port| is_named(port, name)).expect("a port has this name")
         }
         (wanted, ports) => {
             let which = wanted.as_ref().map_or(String::new(), |name| format!(" {}", quote(name)));

@@ -168,7 +168,7 @@ pub struct Objects {
     kind: ObjectKind,
     namespace: String,
     service: String,
-    /// The text of each object, by name.
+    /// The text of each object, keyed by name.
     texts: BTreeMap<String, Box<str>>,
     /// The number of bytes of the texts and names in `texts`.
     bytes: usize,

@@ -136,7 +136,9 @@ impl Server {
         let requests = std::mem::take(&mut *self.requests.lock().unwrap());
         let first = |request: &String| {
             let line = request.lines().next().unwrap().strip_prefix(&prefix);
-            line.and_then(|line| line.strip_suffix(" HTTP/1.1")).expect("a request for slices").to_owned()
+            line.and_then(|line| line.strip_suffix(" HTTP/1.1"))
+                .expect("the request is for slices")
+                .to_owned()
         };
         requests.iter().map(first).collect()
     }
@@ -248,7 +250,7 @@ fn place() -> String {
 
 /// The time of the watch in a query, in seconds, and the rest of the query.
 fn split_time(query: &str) -> (u64, &str) {
-    let (rest, seconds) = query.rsplit_once("&timeoutSeconds=").expect("a watch");
+    let (rest, seconds) = query.rsplit_once("&timeoutSeconds=").expect("the query opens a watch");
     (seconds.parse().unwrap(), rest)
 }
 
@@ -284,7 +286,9 @@ async fn all_pages_are_read_and_then_all_events() {
 #[tokio::test(start_paused = true)]
 async fn a_list_has_the_addresses_zones_and_versions_of_its_slices() {
     let (_server, mut kubernetes) = provider(vec![answer(LIST_1), answer(LIST_2)]);
-    let Finding::List(snapshot) = kubernetes.query().await.finding else { panic!("a list") };
+    let Finding::List(snapshot) = kubernetes.query().await.finding else {
+        panic!("the finding is not a list")
+    };
     let text: Value = serde_json::from_slice(&snapshot.text).unwrap();
     assert_eq!(
         text,
@@ -357,7 +361,7 @@ async fn a_silent_watch_is_opened_again_within_about_a_minute() {
     assert_eq!(failure(&mut kubernetes).await, Failure::Unreachable(why));
     assert_eq!(began.elapsed().as_secs(), 200);
     server.then(vec![silent()]);
-    assert_eq!(kubernetes.query().await, first, "it has not been listed again");
+    assert_eq!(kubernetes.query().await, first, "the slices must not be listed again");
     assert_eq!(server.queries().iter().filter(|query| query.starts_with("watch")).count(), 5);
 }
 
@@ -480,14 +484,14 @@ async fn a_watch_that_is_cut_within_a_line_continues_without_loss() {
     let (server, mut kubernetes) =
         provider(vec![list_one(), vec![Send(cut)], vec![Send(watch(&[event])), Hang]]);
     assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.1:8080"]);
-    assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.1:8080"], "the bookmark");
+    assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.1:8080"], "a bookmark changes nothing");
     assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.2:8080"]);
     server.queries()[1..].iter().for_each(|query| is_watch_from(query, 10));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_cut_is_malformed_wherever_it_is_cut() {
-    let Send(whole) = list_one().remove(0) else { panic!("it is sent at once") };
+    let Send(whole) = list_one().remove(0) else { panic!("the script does not begin with an answer") };
     let head = whole.windows(4).position(|part| part == b"\r\n\r\n").unwrap() + 4;
     let lengths = [head, head + 1, usize::midpoint(head, whole.len()), whole.len() - 1];
     let scripts = lengths.iter().map(|length| answer(&whole[..*length])).chain([list_one()]);
@@ -617,10 +621,12 @@ async fn a_wrong_slice_is_refused_until_it_is_corrected() {
     let scripts = vec![list_one(), vec![Send(watch(&[wrong])), Pause(SETTLED), Send(chunk(&right)), Hang]];
     let (server, mut kubernetes) = provider(scripts);
     kubernetes.query().await;
-    let Failure::Malformed(text) = failure(&mut kubernetes).await else { panic!("it is wrong") };
+    let Failure::Malformed(text) = failure(&mut kubernetes).await else {
+        panic!("a wrong slice was accepted")
+    };
     assert!(text.starts_with(&format!("{}: slice a:1:", place())), "{text}");
     assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.2:8080"]);
-    assert_eq!(server.queries().len(), 2, "the watch goes on");
+    assert_eq!(server.queries().len(), 2, "the watch must continue");
 }
 
 /// The addresses of the 100 endpoints of a slice.
@@ -634,7 +640,9 @@ async fn ten_thousand_endpoints_are_listed_and_change() {
     let gone = event("DELETED", &items[99]);
     let (_server, mut kubernetes) = provider(vec![list_of(&items), vec![Send(watch(&[gone])), Hang]]);
     for expected in [10_000, 9_900] {
-        let Finding::List(snapshot) = kubernetes.query().await.finding else { panic!("a list") };
+        let Finding::List(snapshot) = kubernetes.query().await.finding else {
+            panic!("the finding is not a list")
+        };
         assert_eq!(snapshot.endpoints, expected);
         assert!(snapshot.text.len() < endpoints::MAX_FILE_BYTES, "{}", snapshot.text.len());
     }
@@ -654,7 +662,7 @@ async fn a_hundred_changes_a_second_need_five_questions_a_second() {
     let mut answers = 0;
     while addresses(&mut kubernetes).await != ["10.0.1.199:8080"] {
         answers += 1;
-        // `running` makes the same pause between two questions.
+        // `running` makes the same pause between two queries.
         sleep(Duration::from_millis(200)).await;
     }
     assert!(began.elapsed() < Duration::from_millis(2300), "{:?}", began.elapsed());
@@ -767,7 +775,7 @@ async fn an_expired_client_certificate_fails_and_a_renewed_one_continues_with_th
         folder.path("client.pem").display()
     );
     assert!(matches!(&failure, Failure::Refused(why) if why.contains(&expired)), "{failure:?}");
-    assert!(kubernetes.expires() < Some(SystemTime::now()), "the metric shows it");
+    assert!(kubernetes.expires() < Some(SystemTime::now()), "the expired certificate must be reported");
 
     folder.client(&signed(&ca, &["host-7"], 2090));
     assert_eq!(addresses(&mut kubernetes).await, ["10.0.0.2:8080"]);

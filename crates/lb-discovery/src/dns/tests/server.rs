@@ -16,12 +16,11 @@ use super::*;
 
 mod hosts;
 
-/// How a test server reacts to a question.
+/// How a test server reacts to a query.
 #[derive(Clone)]
 enum Then {
     Answer(Reply),
-    /// Answers, then shuts down its sending side. The client may already have written more
-    /// questions.
+    /// Answers, then shuts down its sending side. The client may already have written more queries.
     Last(Reply),
     /// Answers with another id. Over UDP, an answer with the right id follows.
     Forged(Reply),
@@ -29,17 +28,17 @@ enum Then {
     Bytes(Vec<u8>),
     Close,
     Nothing,
-    /// Sends answers that belong to no question, without end.
+    /// Sends answers that belong to no query, without end.
     Flood,
 }
 
 /// The time limit of each test.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The time limit of a question to a server that does not answer.
+/// The time limit of a query to a server that does not answer.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// A question that a test server has received.
+/// A query that a test server has received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     name: String,
@@ -164,7 +163,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), message].concat()
 }
 
-/// A provider that shares no state with another one. `whole` is the time limit of a question.
+/// A provider that shares no state with other providers. `whole` is the time limit of a query.
 fn provider(origin: DnsOrigin, servers: &[SocketAddr], transport: DnsTransport, whole: Duration) -> Dns {
     let limits = QueryLimits { whole, ..QueryLimits::default() };
     let shared = ProviderContext { dns: Resolvers::new(Path::new("/nonexistent"), limits) };
@@ -172,7 +171,7 @@ fn provider(origin: DnsOrigin, servers: &[SocketAddr], transport: DnsTransport, 
 }
 
 async fn query(provider: &mut Dns) -> Queried {
-    tokio::time::timeout(2 * DEADLINE, provider.query()).await.expect("a question ends")
+    tokio::time::timeout(2 * DEADLINE, provider.query()).await.expect("the query ends in time")
 }
 
 fn after(queried: &Queried) -> u64 {
@@ -186,15 +185,14 @@ fn good() -> Reply {
 
 const GOOD: [&str; 2] = ["10.0.0.1:8080 1", "10.0.0.2:8080 1"];
 
-/// Queries a new server that reacts to every question with `then`.
+/// Queries a new server that reacts to every query with `then`.
 async fn ask_one(then: Then, whole: Duration) -> (Finding, Server) {
     let server = Server::answering(then).await;
     let queried = query(&mut provider(host(), &[server.address], DnsTransport::Tcp, whole)).await;
     (queried.finding, server)
 }
 
-/// Checks that a query over TCP has failed, with a text that begins with the question and the
-/// server.
+/// Checks that a query over TCP has failed, with a text that begins with the query and the server.
 #[track_caller]
 fn failed_with((finding, server): (Finding, Server), expected: &str) {
     let Finding::Failed(failure) = finding else { panic!("{finding:?}") };
@@ -238,7 +236,7 @@ async fn bad_answers_fail_at_once_with_the_reason() {
     failed_with(ask_one(Then::Close, DEADLINE).await, "the server closed the connection");
     let short = Then::Bytes(framed(b"hello"));
     failed_with(ask_one(short, DEADLINE).await, "the answer is shorter than a header");
-    // The id of the first question on a connection is 0.
+    // The id of the first query on a connection is 0.
     let mut garbage = vec![0; 70_000];
     fastrand::Rng::with_seed(5).fill(&mut garbage);
     garbage[..4].copy_from_slice(&[0xff, 0xff, 0, 0]);
@@ -266,7 +264,7 @@ async fn a_server_that_sends_without_end_costs_a_question_and_then_nothing() {
     let (finding, mut server) = ask_one(Then::Flood, SHORT).await;
     assert!(matches!(finding, Finding::Failed(Failure::Unreachable(_))), "{finding:?}");
     let none_is_open = server.connections.wait_for(|(open, _)| *open == 0);
-    tokio::time::timeout(DEADLINE, none_is_open).await.expect("the connection is closed").unwrap();
+    tokio::time::timeout(DEADLINE, none_is_open).await.expect("the connection is closed in time").unwrap();
 }
 
 /// A port at which nothing listens.
@@ -443,8 +441,8 @@ async fn targets_have_at_most_8_questions_in_flight_on_one_connection() {
     let server = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut waiting = Vec::new();
-        // The server answers only when 8 questions are waiting. A client with fewer in flight gets
-        // no answer.
+        // The server answers only when 8 queries are waiting. A client with fewer in flight gets no
+        // answer.
         for number in 0..=40 {
             let mut query = vec![0; usize::from(stream.read_u16().await.unwrap())];
             stream.read_exact(&mut query).await.unwrap();
@@ -452,10 +450,10 @@ async fn targets_have_at_most_8_questions_in_flight_on_one_connection() {
             let reply = if number == 0 { srv_for(0..40, &[]) } else { address(&seen) };
             waiting.push(framed(&Reply { id, ..reply }.bytes()));
             if number == 0 || waiting.len() == 8 {
-                // A ninth question would be in this stream, or on another connection.
+                // A ninth query would be in this stream, or on another connection.
                 let mut more = [0; 1];
-                assert!(stream.try_read(&mut more).is_err(), "8 in flight");
-                // The answers are in the reverse order of the questions.
+                assert!(stream.try_read(&mut more).is_err(), "more than 8 queries are in flight");
+                // The answers are in the reverse order of the queries.
                 waiting.reverse();
                 stream.write_all(&waiting.concat()).await.unwrap();
                 waiting.clear();

@@ -150,7 +150,9 @@ fn a_wrong_value_refuses_the_list_and_names_the_slice() {
         assert!(text.starts_with("slice b:1:") && text.contains(why), "{text}");
     }
     // Port 0, which Kubernetes itself does not accept, is refused by the reader of lists.
-    let Ok(Finding::List(list)) = finding(&listed(&[with_port(0)])) else { panic!("a list") };
+    let Ok(Finding::List(list)) = finding(&listed(&[with_port(0)])) else {
+        panic!("the finding is not a list")
+    };
     let (path, hosts) = (Path::new("users.json"), &NO_HOSTS);
     let context = ListContext { path, port_name: None, service: None, services: &[], hosts };
     let faults = endpoints::parse(&list.text, &context).unwrap_err().to_string();
@@ -229,7 +231,11 @@ fn no_more_than_the_limits_is_retained() {
         }
         added += 1;
     }
-    assert_eq!(added, MAX_BYTES / (MAX_SLICE_BYTES / 2) - 1, "each takes a little more than its padding");
+    assert_eq!(
+        added,
+        MAX_BYTES / (MAX_SLICE_BYTES / 2) - 1,
+        "each object takes a little more than its padding"
+    );
     // Replaced and deleted objects are not included in the limit.
     half["metadata"]["name"] = json!("slice-0");
     assert_eq!(slices.apply(&event("MODIFIED", &half)), Ok(WatchOutcome::Changed));

@@ -35,16 +35,16 @@ fn documents(text: &str) -> Vec<Value> {
                 open.push((Value::Object(Map::new()), None));
                 continue;
             }
-            Event::SequenceEnd | Event::MappingEnd => open.pop().expect("it has begun").0,
-            Event::Alias(_) => panic!("the manifest has no aliases"),
+            Event::SequenceEnd | Event::MappingEnd => open.pop().expect("a list or mapping is open").0,
+            Event::Alias(_) => panic!("the manifest contains an alias"),
             _ => continue,
         };
         match open.last_mut() {
             None => documents.push(done),
             Some((Value::Array(list), _)) => list.push(done),
             Some((Value::Object(map), key)) => match key.take() {
-                None => *key = Some(done.as_str().expect("keys are texts").to_owned()),
-                Some(key) => assert_eq!(map.insert(key.clone(), done), None, "{key} occurs once"),
+                None => *key = Some(done.as_str().expect("a key is a text").to_owned()),
+                Some(key) => assert_eq!(map.insert(key.clone(), done), None, "key {key} occurs twice"),
             },
             Some(_) => unreachable!("only lists and mappings are open"),
         }
@@ -54,13 +54,18 @@ fn documents(text: &str) -> Vec<Value> {
 
 fn document(kind: &str) -> Value {
     let mut all = documents(MANIFEST).into_iter().filter(|document| document["kind"] == kind);
-    let one = all.next().unwrap_or_else(|| panic!("the manifest has a {kind}"));
-    assert!(all.next().is_none(), "one {kind}");
+    let one = all.next().unwrap_or_else(|| panic!("the manifest has no {kind}"));
+    assert!(all.next().is_none(), "the manifest has several documents of kind {kind}");
     one
 }
 
 fn texts(value: &Value) -> Vec<&str> {
-    value.as_array().expect("a list").iter().map(|text| text.as_str().expect("a text")).collect()
+    value
+        .as_array()
+        .expect("the value is a list")
+        .iter()
+        .map(|text| text.as_str().expect("the element is a text"))
+        .collect()
 }
 
 /// The environment of a pod of the DaemonSet.
@@ -86,7 +91,7 @@ impl ProcessEnvironment for Pod {
 
 fn config() -> lb_config::Config {
     let map = document("ConfigMap");
-    let text = map["data"]["socklb.toml"].as_str().expect("a configuration");
+    let text = map["data"]["socklb.toml"].as_str().expect("the ConfigMap contains socklb.toml");
     let parsed = lb_config::parse(text, Path::new("/etc/socklb/socklb.toml"), &Pod);
     parsed.unwrap_or_else(|faults| panic!("{faults}"))
 }
@@ -151,22 +156,28 @@ fn the_configuration_is_valid_and_its_directories_are_mounted() {
     let config = config();
     assert_eq!(config.clients.len(), 1);
     assert_eq!(config.clients[0].cgroup, Path::new("kubepods.slice"));
-    let [configured] = &config.clients[0].services[..] else { panic!("one service") };
-    let EndpointSource::Remote(source) = &configured.source else { panic!("a remote source") };
+    let [configured] = &config.clients[0].services[..] else {
+        panic!("the client does not have exactly one service")
+    };
+    let EndpointSource::Remote(source) = &configured.source else { panic!("the source is not remote") };
     assert_eq!(source.origin.to_string(), "kubernetes shop/users");
     assert_eq!(config.lookups.len(), 1);
 
     let daemons = document("DaemonSet");
     let pod = &daemons["spec"]["template"]["spec"];
-    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let list = |value: &Value| value.as_array().expect("the value is a list").clone();
     let container = &pod["containers"][0];
     let (mounts, volumes) = (list(&container["volumeMounts"]), list(&pod["volumes"]));
-    // The path on the host that a path of the container leads to, and whether it is writable.
+    // The host's path for a path in the container, and whether the path is writable.
     let place = |path: &Path| {
-        let within = |mount: &&Value| path.starts_with(mount["mountPath"].as_str().expect("a path"));
-        let mount = mounts.iter().find(within).unwrap_or_else(|| panic!("{} is mounted", path.display()));
-        let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("a volume");
-        let below = path.strip_prefix(mount["mountPath"].as_str().expect("a path")).expect("it begins so");
+        let within =
+            |mount: &&Value| path.starts_with(mount["mountPath"].as_str().expect("the mount has a path"));
+        let mount = mounts.iter().find(within).unwrap_or_else(|| panic!("{} is not mounted", path.display()));
+        let volume =
+            volumes.iter().find(|volume| volume["name"] == mount["name"]).expect("the mount has a volume");
+        let below = path
+            .strip_prefix(mount["mountPath"].as_str().expect("the mount has a path"))
+            .expect("the path is below the mount");
         let at = volume["hostPath"]["path"].as_str().map(|on_host| Path::new(on_host).join(below));
         (at, mount["readOnly"] != "true")
     };
@@ -176,7 +187,7 @@ fn the_configuration_is_valid_and_its_directories_are_mounted() {
     assert_eq!(place(&paths.state), on_host("/var/lib/socklb/"));
     assert_eq!(place(&paths.run), on_host("/run/socklb/"));
     assert_eq!(place(Path::new("/host/cgroup/x")), (Some("/sys/fs/cgroup/x".into()), false));
-    assert_eq!(place(&config.path), (None, false), "the ConfigMap");
+    assert_eq!(place(&config.path), (None, false), "the ConfigMap contains the configuration");
     assert_eq!((&pod["hostNetwork"], &pod["hostPID"]), (&"true".into(), &"true".into()));
 }
 
@@ -202,19 +213,20 @@ fn the_image_has_what_the_manifest_starts_and_what_the_guide_builds() {
     assert_eq!(texts(&container["command"]), [start.clone(), arguments].concat());
     assert_eq!(container["args"], Value::Null);
     let program = Path::new(&start[0]);
-    let path = format!("PATH={}", program.parent().expect("an absolute path").display());
+    let path = format!("PATH={}", program.parent().expect("the path is absolute").display());
     assert_eq!(instruction("ENV"), path, "`kubectl exec` finds the program by its name");
 
     // The guide's build writes the program to the path from which the Dockerfile copies it.
     let built = instruction("ARG");
-    let built: Vec<&str> = built.strip_prefix("PROGRAM=").expect("the program").split('/').collect();
+    let built: Vec<&str> =
+        built.strip_prefix("PROGRAM=").expect("the argument is PROGRAM").split('/').collect();
     let ["target", triple, "release", name] = built[..] else { panic!("{built:?}") };
     assert!(GUIDE.contains(&format!("--bin {name} --target {triple}\n")), "{triple}");
     assert!(GUIDE.contains("docker build --file packaging/kubernetes/Dockerfile "));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut copied = Vec::new();
     for copy in instructions("COPY") {
-        let (from, to) = copy.rsplit_once(' ').expect("sources and a destination");
+        let (from, to) = copy.rsplit_once(' ').expect("COPY has sources and a destination");
         if from == "${PROGRAM}" {
             copied.push(to.to_owned());
         } else {
@@ -227,7 +239,7 @@ fn the_image_has_what_the_manifest_starts_and_what_the_guide_builds() {
     let version = env!("CARGO_PKG_VERSION");
     let label = format!("org.opencontainers.image.version=\"{version}\"");
     assert!(instruction("LABEL").contains(&label), "{label}");
-    let image = container["image"].as_str().expect("a name");
+    let image = container["image"].as_str().expect("the container has an image");
     assert_eq!(image, format!("registry.example.com/socklb:{version}"));
     for command in [format!("image={image} "), format!("s|{image}|$image|")] {
         assert!(GUIDE.contains(&command), "{command}");

@@ -25,8 +25,8 @@ fn resolving(per_second: usize) -> Hosts {
 async fn known(hosts: &Hosts, wanted: &BTreeSet<HostName>, at: &DnsSettings) -> Arc<HostTable> {
     let mut table = hosts.resolve_too(wanted.clone(), at);
     let is_known = |table: &Arc<HostTable>| wanted.iter().all(|host| table.is_known(host));
-    let known = timeout(4 * DEADLINE, table.wait_for(is_known)).await.expect("all names have an answer");
-    Arc::clone(&known.expect("it runs"))
+    let known = timeout(4 * DEADLINE, table.wait_for(is_known)).await.expect("all names are known in time");
+    Arc::clone(&known.expect("the table still exists"))
 }
 
 fn why(state: &HostState) -> String {
@@ -94,7 +94,8 @@ async fn a_name_whose_question_fails_keeps_its_addresses_and_other_names_change(
     let is_over = |table: &Arc<HostTable>| {
         table.0[&first].missing.is_some() && table.0[&second].addresses != before.0[&second].addresses
     };
-    let after = timeout(DEADLINE, table.wait_for(is_over)).await.expect("in time").unwrap().clone();
+    let after =
+        timeout(DEADLINE, table.wait_for(is_over)).await.expect("the table changes in time").unwrap().clone();
     assert_eq!(after.0[&first].addresses, before.0[&first].addresses);
     assert!(why(&after.0[&first]).contains("SERVFAIL"), "{}", why(&after.0[&first]));
 }
@@ -105,7 +106,10 @@ async fn names_share_the_questions_per_second_of_the_host() {
     let (hosts, wanted) = (resolving(100), names(0..150));
     let start = Instant::now();
     let table = known(&hosts, &wanted, &settings(&[server.address], DnsTransport::Tcp)).await;
-    assert!(start.elapsed() >= Duration::from_secs(1), "150 names at 100 questions per second");
+    assert!(
+        start.elapsed() >= Duration::from_secs(1),
+        "150 names must take more than a second at 100 queries per second"
+    );
     assert_eq!((table.0.len(), server.seen().len(), server.connections.borrow().1), (150, 150, 1));
 }
 
@@ -134,5 +138,5 @@ async fn other_servers_are_asked_at_once() {
     assert!(bad.0[host].addresses.is_empty());
     let mut table = hosts.resolve_too(BTreeSet::new(), &settings(&[servers[0].address], DnsTransport::Tcp));
     let has_any = |table: &Arc<HostTable>| !table.0[host].addresses.is_empty();
-    timeout(DEADLINE, table.wait_for(has_any)).await.expect("in time").unwrap();
+    timeout(DEADLINE, table.wait_for(has_any)).await.expect("the table changes in time").unwrap();
 }
