@@ -131,8 +131,8 @@ impl Dns {
                     if let UnresolvedTarget::Failed(failure) = missing { Some(failure) } else { None }
                 })
                 .collect();
-        // If the server fails after it has answered with SRV records, a list of the few resolved
-        // targets would look like the complete list.
+        // If the server fails after its answer with SRV records, only few targets are resolved. A
+        // list of these targets would look like the complete list.
         if let Some(failure) = lost.first().filter(|_| lost.len() >= self.known.len()) {
             return Err((*failure).clone());
         }

@@ -61,7 +61,7 @@ pub struct HostState {
     pub missing: Option<MissingAddresses>,
 }
 
-/// Why a host name does not resolve, and since when.
+/// The reason why a host name does not resolve, and when this began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingAddresses {
     pub why: Arc<str>,
@@ -127,8 +127,8 @@ impl Schedule {
         }
     }
 
-    /// Adds the names in the same way as [`Schedule::add`]. Names without addresses get the
-    /// addresses that an earlier daemon has stored.
+    /// Adds the names like [`Schedule::add`]. Names without addresses get the addresses that an
+    /// earlier daemon has stored.
     fn adopt(&mut self, stored: StoredAddresses, now: Instant) {
         self.add(stored.keys().cloned().collect(), now);
         for (host, (addresses, at)) in stored {
@@ -211,9 +211,9 @@ impl Schedule {
     }
 }
 
-/// The time until the next query for a name. This time includes [`TOGETHER`], because the query may
-/// start earlier by this time, and a random part, so that the queries of many hosts spread out.
-/// `draw` is a random number in 0..1.
+/// The time until the next query for a name: the TTL, a random part, and [`TOGETHER`]. The random
+/// part spreads the queries of many hosts. [`TOGETHER`] is added because a query may start earlier
+/// by this time. `draw` is a random number in 0..1.
 fn later(ttl: Duration, draw: f64) -> Duration {
     ttl.mul_f64(1.0 + SPREAD * draw) + TOGETHER
 }

@@ -28,8 +28,8 @@ pub enum DiscoveryRequest {
     Address(ClusterIpOrigin),
 }
 
-/// The result of one query, and when to query again. After a failure, [`Retry`] decides instead
-/// when to query again.
+/// The result of one query, and when to query again. After a failure, `again` is ignored, because
+/// [`Retry`] determines the delay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queried {
     pub finding: Finding,
@@ -455,9 +455,12 @@ mod tests {
         for (seconds, most, within) in [(1, 2000, 1.0), (10, 850, 5.0), (60, 250, 30.0), (600, 120, 30.0)] {
             let (during, after, recovered) = outage(seconds).await;
             println!("{seconds} s: {during} queries in a second, then {after} for {recovered:?}");
-            assert!(during <= 1000, "{seconds} s: {during}");
-            assert!(after <= most, "{seconds} s: {after}");
-            assert!(recovered.as_secs_f64() <= within, "{seconds} s: {recovered:?}");
+            assert!(during <= 1000, "outage of {seconds} s: {during} queries in a second");
+            assert!(after <= most, "outage of {seconds} s: {after} queries in a second");
+            assert!(
+                recovered.as_secs_f64() <= within,
+                "outage of {seconds} s: recovered after {recovered:?}"
+            );
         }
     }
 }

@@ -58,8 +58,8 @@ impl Tls {
         Self { settings: settings.clone(), files: FileReader::default(), loaded: None }
     }
 
-    /// The earliest expiry time of the certificates in the files: those of the CA, and the client's
-    /// own. `None` before the files have been read.
+    /// The earliest expiry time of the CA certificates and the client's certificate. `None` before
+    /// the files have been read.
     pub fn expires(&self) -> Option<SystemTime> {
         self.loaded.as_ref()?.expires
     }
@@ -172,8 +172,7 @@ fn not_after(certificate: &[u8]) -> der::Result<SystemTime> {
     let mut outside = SliceReader::new(certificate)?;
     let mut certificate = inside(&mut outside)?;
     let mut to_be_signed = inside(&mut certificate)?;
-    // The version is optional. The version is the only one of these fields with a context-specific
-    // tag.
+    // The version is optional, and is the only one of these fields with a context-specific tag.
     if Tag::peek(&to_be_signed)?.is_context_specific() {
         AnyRef::decode(&mut to_be_signed)?;
     }

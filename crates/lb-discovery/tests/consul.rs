@@ -42,8 +42,8 @@ fn consul() -> Option<PathBuf> {
     let why = why.unwrap_or_else(|_| "`cargo xtask setup` has not fetched Consul 1.8.7".to_owned());
     let thread = std::thread::current();
     let line = format!("skipped: {}: {why}\n", thread.name().unwrap_or("a test"));
-    // The drivers of the tests count such lines. The test harness would capture the output of
-    // `print!`.
+    // The drivers of the tests count these lines. The test harness captures the output of `print!`,
+    // so this code does not use it.
     std::io::stdout().lock().write_all(line.as_bytes()).expect("the line can be printed");
     None
 }
@@ -201,7 +201,7 @@ async fn wait_for_list(running: &mut Running, expected: &[(u8, u16, &str)]) -> L
 fn list(latest: &Latest) -> Option<BTreeMap<u8, (u16, String)>> {
     let Some(Finding::List(snapshot)) = &latest.finding else { return None };
     assert_eq!(snapshot.notes, [""; 0]);
-    let groups: Vec<Value> = serde_json::from_slice(&snapshot.text).expect("groups");
+    let groups: Vec<Value> = serde_json::from_slice(&snapshot.text).expect("the list is an array of groups");
     let endpoint = |group: &Value| {
         let address = group["targets"][0].as_str()?;
         let n = address.strip_prefix("10.41.0.")?.strip_suffix(":8080")?.parse().ok()?;

@@ -42,7 +42,7 @@ fn is_installed() -> bool {
 fn ports() -> impl Iterator<Item = u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = || std::process::id() * 16 + NEXT.fetch_add(1, Ordering::Relaxed);
-    std::iter::repeat_with(move || 10_000 + u16::try_from(next() % 20_000).expect("below 20,000"))
+    std::iter::repeat_with(move || 10_000 + u16::try_from(next() % 20_000).expect("it is below 20,000"))
 }
 
 /// A running server. The server is killed when this value is dropped, or when this process is
@@ -70,10 +70,9 @@ impl Named {
     /// Returns `None` if another process listens at the port.
     async fn start_at(port: u16, records_per_type: u32) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder can be created");
-        // AppArmor permits the installed program to read only its own folders, so a copy runs. The
-        // copy is written by `cp`, not by this process. If this process wrote the copy, a child
-        // that another test starts at the same time would inherit the descriptor for the copy, and
-        // the copy could not be executed (ETXTBSY).
+        // AppArmor permits the installed program to read only its own folders, so the test runs a
+        // copy. `cp` writes the copy: if this process wrote it, a child of another test could
+        // inherit the open descriptor, and the kernel could not execute the copy (ETXTBSY).
         let copied = Command::new("cp").arg(NAMED).arg(folder.path().join("named")).status().await;
         assert!(copied.expect("cp can be started").success(), "cp cannot copy named");
         let config = format!(
@@ -281,7 +280,10 @@ async fn a_thousand_endpoints_are_one_list() {
     for transport in [DnsTransport::Tcp, DnsTransport::Udp] {
         let mut users = named.provider("users.example.com", Some(8080), transport);
         let list = until_list_of(&mut users, 1000).await;
-        assert!(addresses(&list).contains(&format!("{}:8080", address(777))), "over {transport:?}");
+        assert!(
+            addresses(&list).contains(&format!("{}:8080", address(777))),
+            "an address is missing over {transport:?}"
+        );
     }
     named.update(&lines(&|n| format!("add b{n} 60 A {}", address(n)))).await;
     named.update(&lines(&|n| format!("add _users._tcp 60 SRV 0 1 8080 b{n}.example.com."))).await;
@@ -303,7 +305,7 @@ async fn an_answer_that_does_not_fit_into_a_message_is_refused() {
     for transport in [DnsTransport::Tcp, DnsTransport::Udp] {
         let is_refused = |finding: &Finding| matches!(finding, Finding::Failed(Failure::Malformed(_)));
         let finding = until(&mut named.srv(transport), "refused", is_refused).await;
-        let Finding::Failed(failure) = finding else { unreachable!("it is refused") };
+        let Finding::Failed(failure) = finding else { unreachable!("`until` returns only refusals") };
         assert!(failure.to_string().ends_with(": the answer is truncated"), "{failure}");
     }
 }

@@ -107,7 +107,7 @@ impl Diagnostic {
     }
 }
 
-/// The part of a source line that is shown, without characters on which a terminal would act.
+/// The shown part of a source line, without characters that control a terminal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Excerpt {
     text: String,
@@ -132,7 +132,7 @@ impl Excerpt {
     }
 }
 
-// Replaces a character on which a terminal would act: escape sequences in a file must not reach the
+// Replaces a character that controls a terminal: escape sequences in a file must not reach the
 // terminal, and a tab would move the caret.
 fn printable(character: char) -> char {
     match character {
@@ -149,8 +149,8 @@ fn is_obeyed(character: char) -> bool {
         || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Escapes those characters of a message on which a terminal would act, because messages contain
-/// names and keys from a file.
+/// Escapes the characters of a message that control a terminal, because messages contain names and
+/// keys from a file.
 fn escaped(text: String) -> String {
     if !text.contains(is_obeyed) {
         return text;

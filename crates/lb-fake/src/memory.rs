@@ -28,7 +28,7 @@ impl Array {
         Ok(Self { words: Arc::new(words), length: bytes / 8, faults: Arc::clone(faults) })
     }
 
-    /// A word of an element, by its offset in bytes.
+    /// Reads the word of an element at `offset`, in bytes.
     pub fn load(&self, index: u32, offset: usize) -> u64 {
         self.words.load64(index as usize * self.length + offset / 8, 0)
     }
@@ -74,7 +74,11 @@ impl Elements for Array {
             return Err(io::Error::from_raw_os_error(libc::E2BIG));
         }
         for (number, bytes) in value.chunks_exact(8).enumerate() {
-            self.store(index, 8 * number, u64::from_ne_bytes(bytes.try_into().expect("eight bytes")));
+            self.store(
+                index,
+                8 * number,
+                u64::from_ne_bytes(bytes.try_into().expect("each chunk has eight bytes")),
+            );
         }
         Ok(())
     }

@@ -54,7 +54,7 @@ pub struct FakeFlow {
 impl FakeKernel {
     /// Connects a TCP socket of a process in a cgroup to an address. If the programs of several
     /// clients are attached to the cgroup, they run in the order of attachment, and each client's
-    /// programs receive the destination that the previous ones have written.
+    /// programs receive the destination that the previous client's programs have written.
     pub fn connect(&self, from: FakeCgroup, process: u32, to: SocketAddr) -> Connect {
         let host = self.host();
         let mut attached: Vec<(u64, &FakePinnedClient)> = host

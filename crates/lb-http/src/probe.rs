@@ -46,7 +46,7 @@ pub enum ProbeError {
     #[error("the server answered {0}")]
     Status(StatusCode),
     /// The status of a redirect, and its target.
-    #[error("the server answered {0}, to {1:?}; redirects are not followed")]
+    #[error("the server redirects ({0}) to {1:?}; redirects are not followed")]
     Redirect(StatusCode, String),
 }
 
@@ -146,11 +146,13 @@ mod tests {
             (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", Err("the server answered 503 Service Unavailable")),
             (
                 b"HTTP/1.1 302 Found\r\nlocation: /login\r\n\r\n",
-                Err("the server answered 302 Found, to \"/login\"; redirects are not followed"),
+                Err("the server redirects (302 Found) to \"/login\"; redirects are not followed"),
             ),
             (
                 b"HTTP/1.1 301 Moved Permanently\r\n\r\n",
-                Err("the server answered 301 Moved Permanently, to \"nowhere\"; redirects are not followed"),
+                Err(
+                    "the server redirects (301 Moved Permanently) to \"nowhere\"; redirects are not followed",
+                ),
             ),
             (b"", Err("connection closed before message completed")),
             (b"SSH-2.0-OpenSSH\r\n\r\n", Err("invalid HTTP version parsed")),

@@ -2,7 +2,7 @@
 //! plan.
 //!
 //! [`Datapath`] stores the contents of the maps as a plan, and the positions of the tables. If a
-//! step fails, the next comparison with the wanted plan results in the same step. A failed step
+//! step fails, the next comparison with the wanted plan yields this step again. A failed step
 //! leaves the arena consistent: a table is retired in the arena before the row with its reference
 //! is overwritten, and a new table is published in the arena only when no later write can fail.
 //! [`Datapath`] makes no decisions: `lb-core` computes plans, and its arena determines the
@@ -114,8 +114,8 @@ impl Datapath {
     }
 
     /// Changes the contents of the maps to those of `plan`. Returns whether all steps are done. If
-    /// the schedule map has no free region for a new table, that table must wait for
-    /// [`Datapath::readers_are_gone`], while all other steps are carried out.
+    /// the schedule map has no free region for a new table, the new table must wait for
+    /// [`Datapath::readers_are_gone`]. All other steps are carried out.
     ///
     /// # Errors
     /// If the kernel refuses a step. The steps before it remain done, and the next call repeats the
@@ -199,7 +199,7 @@ impl Datapath {
         let Some(service) = self.applied.services.get(&index) else { return false };
         for slot in entries_by_slot(&schedule).keys() {
             let is_own = self.applied.backends.get(slot).is_some_and(|backend| backend.service == index);
-            assert!(is_own, "service {index}: schedule names slot {slot}");
+            assert!(is_own, "service {index}: the schedule contains slot {slot} of another service");
         }
         let replaced = service.replaced.clone();
         let is_done = self.publish(index, &schedule, &replaced);

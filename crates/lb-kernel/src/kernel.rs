@@ -31,7 +31,7 @@ pub trait Kernel: Send + Sync {
     /// The errors of [`ClientKernel::cgroup`].
     fn cgroup(&self, path: &Path) -> Result<Cgroup, DatapathError>;
 
-    /// Every client that is pinned below `pins`, of any ABI version, by name and version.
+    /// The pins of all clients below `pins`, of any ABI version, sorted by name and version.
     ///
     /// # Errors
     /// If the directory exists and cannot be read.

@@ -120,7 +120,7 @@ fn no_chain_of_calls_exceeds_the_stack_of_old_kernels() {
         assert!(!programs.is_empty(), "{path}");
         for program in programs {
             let (stack, chain) = deepest(&functions, program);
-            assert!(stack <= MOST, "{name}.o: {stack} bytes of stack: {chain}");
+            assert!(stack <= MOST, "{name}.o needs {stack} bytes of stack: {chain}");
         }
     }
 }

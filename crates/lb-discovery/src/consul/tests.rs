@@ -310,7 +310,7 @@ async fn the_server_may_use_its_wait_but_no_more() {
         };
         let why = format!("10.0.0.9:8500: GET /v1/health/service/users: no answer within {limit}");
         assert_eq!(queried, Failure::Unreachable(why).into());
-        assert!(began.elapsed() >= delay, "the server's task has ended too");
+        assert!(began.elapsed() >= delay, "the server's task must have ended");
     }
 }
 

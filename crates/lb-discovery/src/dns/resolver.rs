@@ -407,8 +407,8 @@ fn failure(error: &Error) -> Failure {
     Failure::Unreachable(text)
 }
 
-/// The failures of all servers as one failure; equal failures of a server appear once. The kind of
-/// the result is that of the last failure.
+/// Joins the failures of all servers into one failure. Equal failures of a server appear once. The
+/// result has the kind of the last failure.
 fn joined(failures: Vec<(SocketAddr, Failure)>) -> Failure {
     let mut texts: Vec<String> = Vec::new();
     let mut last = Failure::Unreachable(String::new());

@@ -40,8 +40,8 @@ fn a_name_is_asked_again_after_its_ttl_but_not_before_30_s_or_after_5_min() {
             schedule.answered(&host("a"), records(&["10.0.0.1"], ttl), now, draw);
             let wait = schedule.due().unwrap() - now;
             // A query can start `TOGETHER` early, so that it shares a connection.
-            assert!(wait - TOGETHER >= Duration::from_secs(least), "{ttl}: {wait:?}");
-            assert!(wait <= Duration::from_secs(most), "{ttl}: {wait:?}");
+            assert!(wait - TOGETHER >= Duration::from_secs(least), "TTL {ttl}: wait {wait:?}");
+            assert!(wait <= Duration::from_secs(most), "TTL {ttl}: wait {wait:?}");
         }
     }
 }

@@ -43,8 +43,8 @@ struct ServicePort {
 /// address.
 ///
 /// # Errors
-/// If the Service has no cluster IP of the wanted family or not exactly one matching port, or if
-/// the address cannot be the address of a balanced service.
+/// If the Service has no cluster IP of the wanted family, if not exactly one port matches, or if
+/// the address cannot be balanced.
 pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Finding, Failure> {
     let Object { spec } = read("the Service", text)?;
     let refuse =

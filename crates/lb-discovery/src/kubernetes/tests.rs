@@ -248,7 +248,7 @@ fn place() -> String {
     format!("{SERVER}: GET {PATH}")
 }
 
-/// The time of the watch in a query, in seconds, and the rest of the query.
+/// Splits the query of a watch into its timeout in seconds and the text before the timeout.
 fn split_time(query: &str) -> (u64, &str) {
     let (rest, seconds) = query.rsplit_once("&timeoutSeconds=").expect("the query opens a watch");
     (seconds.parse().unwrap(), rest)

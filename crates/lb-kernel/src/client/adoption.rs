@@ -144,7 +144,7 @@ mod tests {
         let pinned = BTreeSet::from([1, 2, 3]);
         assert_eq!(only_other(&[1, 9, 3], &pinned), Some(9));
         assert_eq!(only_other(&[9], &pinned), Some(9));
-        assert_eq!(only_other(&[1, 9, 10], &pinned), None, "two maps that are not pinned");
+        assert_eq!(only_other(&[1, 9, 10], &pinned), None, "two maps are not pinned");
         assert_eq!(only_other(&[1, 2], &pinned), None);
         assert_eq!(only_other(&[], &pinned), None);
     }
@@ -157,6 +157,6 @@ mod tests {
         for other in [&[1, 3][..], &[1], &[1, 2, 0]] {
             assert!(attached(&[1, 2]).with(other).is_none());
         }
-        assert_eq!(attached(&[1, 2]).jiffies(MEASURED), MEASURED, "constants without a mark");
+        assert_eq!(attached(&[1, 2]).jiffies(MEASURED), MEASURED, "constants without a mark are ignored");
     }
 }

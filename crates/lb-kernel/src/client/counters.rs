@@ -53,8 +53,8 @@ impl Counters {
     pub fn visit(&self, slots: &[Slot], mut each: impl FnMut(Slot, SlotCounters)) -> io::Result<()> {
         let numbers: Vec<u32> = slots.iter().map(|slot| slot.number()).collect();
         let mut slots = slots.iter();
-        // Backends get the lowest free slots, so there are only few unwanted slots between wanted
-        // ones.
+        // Backends are assigned to the lowest free slots, so only few other slots are between the
+        // wanted slots.
         for batch in self.counts.batches(&numbers) {
             let counts = self.counts.get_some(batch)?;
             let chosen = self.chosen.get_some(batch)?;
@@ -67,7 +67,8 @@ impl Counters {
         Ok(())
     }
 
-    /// The number of flows ever sent to each of these slots, which must be in ascending order.
+    /// For each of these slots, the number of flows ever sent to it. The slots must be in ascending
+    /// order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.

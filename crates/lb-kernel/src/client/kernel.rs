@@ -81,7 +81,7 @@ pub trait ClientKernel: Send + Sync {
     fn attach(&self, cgroup: &Cgroup) -> Result<(), DatapathError>;
 
     /// Whether all loaded programs are attached to the cgroup with this id, and no link remains
-    /// that only another kind of accounting needs.
+    /// that the present kind of accounting does not need.
     ///
     /// # Errors
     /// If the links cannot be read.

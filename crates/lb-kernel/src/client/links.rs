@@ -156,9 +156,8 @@ fn rename(from: &Path, to: &Path) -> Result<(), DatapathError> {
     std::fs::rename(from, to).map_err(|source| DatapathError::Pin { path: to.to_owned(), source })
 }
 
-/// Whether every program is attached to a cgroup and there is no link that only another kind of
-/// accounting needs, so that [`attach`] has nothing to do. The result is false if an error has
-/// interrupted an attachment.
+/// Whether every program is attached to a cgroup and every link is needed, so that [`attach`] has
+/// nothing to do. The result is `false` if an error has interrupted an attachment.
 ///
 /// # Errors
 /// If a link cannot be read.
@@ -212,8 +211,8 @@ pub fn only_program_of(pins: &Pins, hook: &Hook) -> Option<u32> {
 /// The ids of the programs of a client's pinned links.
 ///
 /// # Errors
-/// If a link cannot be read. (If the error were ignored, one of the client's programs would be
-/// mistaken for a foreign one.)
+/// If a link cannot be read. (If the error were ignored, the caller would treat a program of the
+/// client as a foreign program.)
 pub fn programs_of(pins: &Pins) -> Result<Vec<u32>, DatapathError> {
     let mut programs = Vec::new();
     for name in pins.link_names()? {

@@ -87,9 +87,8 @@ pub fn memory_of_client(limits: &Limits) -> u64 {
     shapes(limits).values().map(|shape| shape.bytes(cpus)).sum()
 }
 
-/// Checks pinned maps before they are adopted. The kernel does not check the shape of pinned maps:
-/// the kernel would load the programs with maps of another shape, and the programs would read and
-/// write wrong data.
+/// Checks pinned maps before they are adopted. The kernel does not check the shapes of pinned maps.
+/// With maps of another shape, programs read and write wrong data.
 ///
 /// # Errors
 /// If a pin is not socklb's, or has another shape, or if a map is missing although programs are

@@ -39,8 +39,8 @@ pub struct Offsets {
     pub socket_filter: u32,
     pub socket_flags: u32,
     pub unicast_ttl: u32,
-    /// The data with which programs get pointers to the kernel's own structures without a helper,
-    /// if the kernel has the function that returns such pointers.
+    /// The numbers with which programs get pointers to the kernel's own structures without a
+    /// helper; `None` if the kernel lacks the function `bpf_rdonly_cast`.
     pub casts: Option<Casts>,
 }
 

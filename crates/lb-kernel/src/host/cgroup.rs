@@ -108,7 +108,7 @@ pub fn each_process(cgroup: &Path) -> impl Iterator<Item = u32> {
         Some(directory)
     });
     directories.flat_map(|directory| {
-        // If the cgroup is removed meanwhile, it has no processes.
+        // A cgroup that cannot be read was removed, and has no processes.
         let procs = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
         procs.lines().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
     })
@@ -179,9 +179,8 @@ fn of_version_2(text: &str) -> Option<&str> {
 /// The mount point of cgroup2, found by file system type: `/sys/fs/cgroup` on a unified host,
 /// another path on a hybrid host.
 ///
-/// If there are several mounts, the result is a mount that shows the whole tree, if such a mount
-/// exists: a mount that was made in a cgroup namespace shows only the part below the root of the
-/// namespace.
+/// If there are several mounts, the function prefers a mount that shows the whole tree. A mount
+/// that was made in a cgroup namespace shows only the part below the root of the namespace.
 ///
 /// # Errors
 /// If cgroup2 is not mounted.

@@ -181,8 +181,8 @@ fn dump(
         let mut rest = buffer.get(..length).unwrap_or_default();
         while let Some(length) = rest.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes) as usize) {
             let Some(one) = rest.get(..length).filter(|_| length > 0) else { break };
-            // A message that does not parse is an error, because the caller would treat an object
-            // that is missing in the list as removed.
+            // A message that cannot be parsed is an error: if the function omitted its object, the
+            // caller would treat the object as removed.
             let message =
                 NetlinkMessage::<RouteNetlinkMessage>::deserialize(one).map_err(io::Error::other)?;
             if message.header.flags & NLM_F_DUMP_INTR != 0 {

@@ -325,7 +325,7 @@ mod tests {
                     }
                     Some(Placeholder::DoubleWord(name)) => {
                         found.insert(name);
-                        assert_eq!(u64::from(after[at + 1].2), value(name), "the upper half of {name}");
+                        assert_eq!(u64::from(after[at + 1].2), value(name), "wrong upper half of {name}");
                         (code, source, u32::try_from(value(name)).unwrap())
                     }
                     Some(Placeholder::Cast) => casts.map_or((MOVE, 0, 0), |_| (CALL, OF_KERNEL, 70_001)),
@@ -339,7 +339,7 @@ mod tests {
                     }
                     None => *old,
                 };
-                assert_eq!(*new, expected, "instruction {at}");
+                assert_eq!(*new, expected, "wrong instruction {at}");
             }
             assert_eq!(
                 found.len(),

@@ -141,7 +141,7 @@ impl HostMaps {
     /// of `CLOCK_MONOTONIC`. The next connect already uses the new value.
     ///
     /// # Panics
-    /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
+    /// If `id` is out of range, or is [`NO_REPORT`](host::NO_REPORT).
     pub fn set_lame_until_ns(&self, id: u32, ns: u64) {
         self.verdicts.store_atomic64(index_of(id), 0, ns);
     }
@@ -152,7 +152,7 @@ impl HostMaps {
     /// earlier requests are no longer accepted: they may be older than the stored report.
     ///
     /// # Panics
-    /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
+    /// If `id` is out of range, or is [`NO_REPORT`](host::NO_REPORT).
     pub fn replace_base(&self, id: u32, before: ReportBase, base: ReportBase) -> bool {
         let index = index_of(id);
         let [nonce, highest] = [NONCE, HIGHEST].map(|offset| self.last_reports.load64(index, offset));
@@ -168,7 +168,7 @@ impl HostMaps {
     /// Clears the last report, the nonce and the verdict of a backend.
     ///
     /// # Panics
-    /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
+    /// If `id` is out of range, or is [`NO_REPORT`](host::NO_REPORT).
     pub fn forget(&self, id: u32) {
         let index = index_of(id);
         for offset in [NONCE, BASE, HIGHEST] {
@@ -181,7 +181,7 @@ impl HostMaps {
     /// expected.
     ///
     /// # Panics
-    /// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
+    /// If `id` is out of range, or is [`NO_REPORT`](host::NO_REPORT).
     pub fn set_nonce(&self, id: u32, nonce: u64) {
         self.last_reports.store_atomic64(index_of(id), NONCE, nonce);
     }
@@ -254,7 +254,7 @@ impl HostMaps {
 /// The words of a backend's [`LastReport`], which a kernel program also writes.
 ///
 /// # Panics
-/// If there is no such id, or if it is [`NO_REPORT`](host::NO_REPORT).
+/// If `id` is out of range, or is [`NO_REPORT`](host::NO_REPORT).
 impl Words for HostMaps {
     fn base(&self, id: u32) -> ReportBase {
         ReportBase::from_word(self.last_reports.load64(id as usize, BASE))
@@ -298,7 +298,7 @@ impl Verdicts {
     }
 
     /// The time until which the backend with this report id is a lame duck, in nanoseconds of
-    /// `CLOCK_MONOTONIC`; 0 if the backend is not a lame duck, or if there is no such id.
+    /// `CLOCK_MONOTONIC`; 0 if the backend is not a lame duck, or if `id` is out of range.
     pub fn lame_until_ns(&self, id: u32) -> u64 {
         let map = self.map.as_ref().filter(|map| (id as usize) < map.length());
         map.map_or(0, |map| map.load64(id as usize, 0))
@@ -356,10 +356,10 @@ pub fn map_pins(directory: &Path) -> impl Iterator<Item = (&'static str, PathBuf
     map::ALL.into_iter().map(|name| (name, directory.join(name)))
 }
 
-/// Creates the maps that are not pinned. If another process pins a map meanwhile, that map is used.
+/// Creates the maps that are not pinned. If another process pins a map at the same time, the other
+/// process's map is used.
 fn make_missing(path: &Path) -> Result<(), DatapathError> {
-    // Several attempts, because an attempt fails at the first map that another process pins
-    // meanwhile.
+    // Several attempts are needed: an attempt fails if another process pins a missing map first.
     for _ in map::ALL {
         if map_pins(path).all(|(_, pin)| pin.exists()) {
             break;

@@ -3,8 +3,8 @@
 //!
 //! The layout is `<pins>/v<ABI>/<client>/maps/<map>` and `.../links/<hook>@<cgroup id>`. Pinned
 //! programs and maps remain in the kernel and continue to work while no daemon runs. There may be
-//! directories of other ABI versions: those of previous versions, until their last flows have
-//! ended, or those of another build of socklb.
+//! directories of other ABI versions: of previous versions until their last flows have ended, or of
+//! another build of socklb.
 
 mod removal;
 
@@ -95,7 +95,7 @@ impl Pins {
         Self { client: client.to_owned(), version, base: pins.to_owned(), directory }
     }
 
-    /// Every client that has pins of any ABI version, by name and version.
+    /// The pins of all clients, of any ABI version, sorted by name and version.
     ///
     /// # Errors
     /// If the directory exists and cannot be read.

@@ -253,8 +253,8 @@ pub fn attach_to(
         let is_allowed = place.allows_generic || !carries_a_device(interface);
         let modes: &[XdpMode] = if is_allowed { &XdpMode::ALL } else { &[XdpMode::Native] };
         attach(interface, modes).map_err(|error| {
-            // The interfaces are listed again, because another program may have been attached
-            // meanwhile.
+            // The interfaces are listed again, because another program may have been attached since
+            // `all` was read.
             let now = interfaces().unwrap_or_default().into_iter().find(|one| one.index == interface.index);
             let others = now.map(|now| names_of_others(&now, Some(ours))).unwrap_or_default();
             explain(&error, interface, all, &others, (!is_allowed).then_some(place.generic_key))

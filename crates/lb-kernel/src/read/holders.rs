@@ -3,8 +3,9 @@
 //!
 //! Kernel facts: the iterator exists since Linux 5.8 and requires CAP_BPF and CAP_PERFMON. The
 //! iterator shows only the processes of the PID namespace in which it is opened, so this module
-//! returns an error unless that is the host's namespace. Sockets that are in transit in a message
-//! (SCM_RIGHTS), or are only registered with io_uring, are not in any process's list of open files.
+//! returns an error if this process is in another namespace than the host's. Sockets that are in
+//! transit in a message (SCM_RIGHTS), or are only registered with io_uring, are not in any
+//! process's list of open files.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};

@@ -63,8 +63,8 @@ pub type SocketsByList = BTreeMap<List, BTreeSet<u64>>;
 /// The result of a search of lists.
 #[derive(Debug, Default)]
 pub struct SocketSnapshot {
-    /// For each wanted list that was read completely: the cookies of the wanted sockets in it, and
-    /// whether each is a path of an MPTCP socket.
+    /// For each wanted list that was read completely: the cookies of the wanted sockets in the
+    /// list. The value is whether the socket is a path of an MPTCP socket.
     pub lists: BTreeMap<List, BTreeMap<u64, bool>>,
     /// The cookies of the wanted sockets that any list contains. This set is used if the kernel
     /// does not report the cookies of namespaces (before Linux 5.14), because the list that must
@@ -135,9 +135,8 @@ impl Namespaces {
     }
 
     /// Calls `visit` with the lists of this process's namespace, and then with those of the other
-    /// namespaces that can be entered, until `visit` returns `Break`. Returns whether `visit` was
-    /// called for every namespace, or for every namespace up to the one for which it returned
-    /// `Break`.
+    /// namespaces that can be entered, until `visit` returns `Break`. Returns `false` if a
+    /// namespace was skipped, because it could not be entered or because there are too many.
     ///
     /// # Errors
     /// If the lists of this process's namespace cannot be opened, or no thread can be started for

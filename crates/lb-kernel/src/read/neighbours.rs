@@ -53,8 +53,8 @@ impl<'p> Pinned<'p> {
     fn has(&self, program: u32) -> bool {
         let read = || {
             let clients = Pins::all_versions(self.pins).unwrap_or_default();
-            // If the links of a client cannot be read, its programs are reported as those of
-            // another system.
+            // If the links of a client cannot be read, the client's programs are reported as
+            // programs of another system.
             clients.iter().filter_map(|pins| links::programs_of(pins).ok()).flatten().collect()
         };
         self.programs.get_or_init(read).contains(&program)

@@ -189,9 +189,9 @@ impl<'p> Case<'p> {
                 sight @ Sight::Unknown { .. } => suspects.push((record, sight)),
             }
         }
-        // The kernel returns a list in parts and can miss a socket that moves within the list
-        // meanwhile, so missing sockets are searched again. By this time, most of their flows have
-        // ended.
+        // The kernel returns a list in parts, and can miss a socket that moves within the list
+        // between two parts. So missing sockets are searched again. By this time, most of their
+        // flows have ended.
         let mut still = Vec::new();
         for record in missed {
             still.extend(records.again(&record)?);

@@ -214,8 +214,8 @@ impl Records {
                 self.table.pass_on(index, RECLAIMING, record.cookie);
                 continue;
             }
-            // Either the socket is gone, or it has dialed meanwhile, and a program that found no
-            // record has created a new one in the overflow table.
+            // Either the socket is gone, or it has dialed again after the claim. In the second
+            // case, a program that found no record has created a new record in the overflow table.
             self.give_back(now);
             self.table.pass_on(index, RECLAIMING, 0);
             if !lives {

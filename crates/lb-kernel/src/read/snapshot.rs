@@ -1,9 +1,9 @@
 //! The contents of one client task's maps as one value, which all output about maps uses.
 //!
-//! The daemon's event loop can continue meanwhile, because a snapshot is read from separately
-//! opened maps. Programs and the daemon write to the maps during the reading: a slot that gets
-//! another backend meanwhile is omitted. This module must not depend on earlier counts, or on how a
-//! snapshot is shown.
+//! A snapshot is read from separately opened maps, so the daemon's event loop can continue during
+//! the reading. Programs and the daemon write to the maps during the reading: a slot that gets
+//! another backend during the reading is omitted. This module must not depend on earlier counts, or
+//! on how a snapshot is shown.
 
 mod flows;
 

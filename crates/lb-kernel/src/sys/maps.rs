@@ -29,8 +29,8 @@ pub struct MapInfo {
 
 /// The properties of a map. Fails with EINVAL if `map` is not a map.
 pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
-    // The properties of a program or link would be mistaken for those of a map, because only the
-    // name of the descriptor shows the type.
+    // The kernel also reports properties of programs and links; only the name of the descriptor
+    // shows the type of the object.
     let target = std::fs::read_link(format!("/proc/self/fd/{}", raw(map)))?;
     if target != Path::new("anon_inode:bpf-map") {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a map"));

@@ -382,7 +382,7 @@ async fn addresses_that_the_answer_contains_are_not_asked_for_and_others_once_pe
         (SERVICE, &["b0.example.com", "b2.example.com"].map(str::to_owned)[..])
     );
     assert_eq!((names.len(), names[3].as_str()), (4, SERVICE));
-    assert_eq!(server.connections.borrow().1, 2, "one connection for each time");
+    assert_eq!(server.connections.borrow().1, 2, "the second query opens a new connection");
 }
 
 #[tokio::test]
@@ -402,7 +402,7 @@ async fn a_target_that_loses_its_addresses_retains_them_and_one_that_never_had_a
     rcodes.lock().unwrap().insert("b4.example.com", Rcode::SERVFAIL);
     let first = query(&mut provider).await;
     let (list, notes) = endpoints(&first.finding);
-    assert_eq!((list.len(), after(&first)), (4, 5), "queried again soon because of the failure");
+    assert_eq!((list.len(), after(&first)), (4, 5), "the next query is early because of the failure");
     assert!(
         notes[0].starts_with("1 target without addresses, left out: b4.example.com (dns b4"),
         "{notes:?}"

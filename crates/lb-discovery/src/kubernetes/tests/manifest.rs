@@ -25,7 +25,7 @@ fn documents(text: &str) -> Vec<Value> {
     let mut open: Vec<(Value, Option<String>)> = Vec::new();
     let mut parser = Parser::new_from_str(text);
     while let Some(event) = parser.next_event() {
-        let done = match event.expect("valid YAML").0 {
+        let done = match event.expect("the manifest is valid YAML").0 {
             Event::Scalar(text, ..) => Value::String(text.into_owned()),
             Event::SequenceStart(..) => {
                 open.push((Value::Array(Vec::new()), None));
@@ -121,7 +121,7 @@ fn the_manifest_grants_the_rights_for_the_queries_and_no_others() {
     let needed: BTreeSet<_> = [&lists, &address].map(|one| group_and_resource(&one.path)).into();
     let role = document("ClusterRole");
     let mut granted = BTreeSet::new();
-    for rule in role["rules"].as_array().expect("rules") {
+    for rule in role["rules"].as_array().expect("the role has rules") {
         assert_eq!(texts(&rule["verbs"]), ["list", "watch"]);
         for group in texts(&rule["apiGroups"]) {
             granted.extend(texts(&rule["resources"]).into_iter().map(|resource| (group, resource)));
@@ -233,7 +233,7 @@ fn the_image_has_what_the_manifest_starts_and_what_the_guide_builds() {
             from.split(' ').for_each(|file| assert!(root.join(file).is_file(), "{file}"));
         }
     }
-    assert_eq!(copied, [program.to_str().expect("text")]);
+    assert_eq!(copied, [program.to_str().expect("the path is UTF-8")]);
 
     // The Dockerfile, the manifest and the guide agree on the version and on the name of the image.
     let version = env!("CARGO_PKG_VERSION");

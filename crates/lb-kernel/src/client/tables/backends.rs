@@ -1,5 +1,5 @@
-//! The backends of a client task in its maps, by slot: this module reads them into views, and
-//! writes them step by step.
+//! The backends of a client task in its maps: this module reads the row of each slot into a view,
+//! and writes rows step by step.
 //!
 //! A free slot contains the generation of its next backend. The counts of a backend that leaves are
 //! stored under its service and address (see `retired`), in case the backend returns.
@@ -46,7 +46,7 @@ pub struct SlotView {
     /// Whether the backend has failed often enough to be ejected, but the programs have withheld
     /// the ejection because the backend is the last available one.
     pub is_withheld: bool,
-    /// The backend's recent failures, and until when it is ejected.
+    /// The backend's recent failures, and the time until which it is ejected.
     pub ejection: EjectionState,
     /// The number of the slot's entries in the service's table.
     pub entries: u32,
@@ -103,7 +103,8 @@ impl Tables {
         })
     }
 
-    /// The generation of the next backend of each free slot, except for slots that were never used.
+    /// The generation that the next backend of each free slot gets. Omits slots that were never
+    /// used.
     pub fn next_generations(&self) -> Vec<BackendRef> {
         let next = |slot: Slot| {
             let Backend { state, endpoint, .. } = self.maps.backends.get(slot.index());

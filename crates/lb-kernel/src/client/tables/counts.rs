@@ -55,8 +55,8 @@ impl Tables {
         self.maps.counts.visit(slots, each).map_err(|error| self.fail_io(map::COUNTS, "read", error))
     }
 
-    /// The number of flows sent to the backend of each of these slots, which must be in ascending
-    /// order.
+    /// For each of these slots, the number of flows sent to its backend. The slots must be in
+    /// ascending order.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.
@@ -73,8 +73,8 @@ impl Tables {
     }
 
     /// The number of a slot's started flows minus the sum of its ended, untracked and open flows.
-    /// The result is 0 if flows that begin or end during the reading can explain the difference.
-    /// Any other result is a fault.
+    /// The result omits any part of this difference that may be due to flows that begin or end
+    /// during the reading. Any result but 0 is a fault.
     ///
     /// A flow is counted as chosen before it is counted as open, and its end is counted before it
     /// is subtracted from the open flows. So counts that are read before the open flows may be too
@@ -91,7 +91,8 @@ impl Tables {
         for _ in 0..LOOKS {
             let before = self.counts(slot)?;
             let after = self.counts(slot)?;
-            // The active count of `before` was read after its sums and before those of `after`.
+            // The active count of `before` was read after the sums of `before` and before the sums
+            // of `after`.
             let open = before.active.cast_signed();
             let at_most = after.sums.chosen.wrapping_sub(before.over()).cast_signed().wrapping_sub(open);
             let at_least = before.sums.chosen.wrapping_sub(after.over()).cast_signed().wrapping_sub(open);

@@ -20,8 +20,8 @@ impl Tables {
         u16::try_from(index).ok().map(ServiceIndex)
     }
 
-    /// Makes the service with this index balance connects to `address`. If another service did this
-    /// before, this service replaces it.
+    /// Makes the service with this index balance connects to `address`. If another service has this
+    /// address, it is replaced.
     pub(super) fn direct(
         &mut self,
         address: SocketAddr,
