@@ -75,7 +75,7 @@ impl Known {
 /// Why a target has no addresses now.
 #[derive(Clone, Debug)]
 enum UnresolvedTarget {
-    /// The server answered that the target has no addresses, for this reason.
+    /// The server answered that the target has no addresses. The text is the reason.
     Empty(String),
     Failed(Failure),
 }

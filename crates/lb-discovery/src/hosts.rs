@@ -251,7 +251,7 @@ impl Drop for Hosts {
 }
 
 impl Hosts {
-    /// Notifies `news` after each result.
+    /// Creates a resolver without names. It notifies `news` after each result.
     pub fn new(shared: &Arc<ProviderContext>, news: &Arc<Notify>) -> Self {
         let (shared, news) = (Arc::clone(shared), Arc::clone(news));
         let (state, wake, table) = (Mutex::default(), Notify::new(), watch::Sender::default());

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The first delay after a failure. After an outage of less than a second, the fourth attempt at
-/// the latest succeeds.
+/// The first delay after a failure. After an outage of less than a second, the fourth attempt
+/// succeeds at the latest.
 const FIRST: Duration = Duration::from_millis(100);
 
 /// The longest delay, without the variation by [`JITTER`]. With the variation, a delay is at most

@@ -187,7 +187,8 @@ fn read_time(
     duration
 }
 
-/// One of several words: the values, and a function that returns the word for each value.
+/// A value that is written as one of several words. Contains the values, and a function that
+/// returns the word for a value.
 pub struct Keyword<T: 'static>(pub &'static [T], pub fn(T) -> &'static str);
 
 impl<T: Copy + Sync> ValueKind for Keyword<T> {
@@ -214,7 +215,7 @@ impl<T: Copy + Sync> ValueKind for Keyword<T> {
     }
 }
 
-/// A string that a function can parse without further context, and examples.
+/// A string that a function can parse without further context. Also contains examples.
 pub struct Text<T>(pub &'static [&'static str], pub fn(&str) -> Result<T, Refusal>);
 
 /// The fault of a text and its correction. In a message, the fault follows the name of the key.
@@ -259,7 +260,7 @@ impl ValueKind for Boolean {
     }
 }
 
-/// A value that the key's own reader parses, and examples.
+/// A value that the key's own reader parses. Contains examples.
 pub struct FreeForm(pub &'static [&'static str]);
 
 impl ValueKind for FreeForm {

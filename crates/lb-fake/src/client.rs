@@ -138,8 +138,8 @@ impl FakeKernel {
         };
     }
 
-    /// Attaches a program that permits no further programs to a cgroup, so that no client can be
-    /// attached; or removes this program.
+    /// Attaches to a cgroup a program that permits no further programs, or removes this program.
+    /// While this program is attached, no client can be attached.
     pub fn set_exclusive(&self, cgroup: FakeCgroup, is_exclusive: bool) {
         let mut host = self.host();
         if is_exclusive {

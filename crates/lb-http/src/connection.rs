@@ -30,8 +30,9 @@ use tokio::sync::{Notify, watch};
 pub const HEAD_BYTES: usize = 8 << 10;
 /// Time limit for the request to arrive.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
-/// Time limit for the server to produce the answer. A request that waits for a cgroup to be covered
-/// is answered after at most half of this time. All other requests are answered within seconds.
+/// Time limit for the server to produce the answer. A request that waits until programs are
+/// attached to a cgroup is answered after at most half of this time. All other requests are
+/// answered within seconds.
 const ANSWERING: Duration = Duration::from_secs(60);
 /// Time limit for the peer to read the answer. This limit equals the default scrape timeout of
 /// Prometheus.

@@ -76,8 +76,8 @@ pub enum AttachType {
     SockRelease = 34,
 }
 
-/// The system call. Kernels refuse unknown fields unless they are zero, so every byte of `attr`
-/// must be initialized: a type that is `Pod` has no padding.
+/// Calls bpf(2). Kernels refuse unknown fields unless they are zero, so every byte of `attr` must
+/// be initialized: a type that is `Pod` has no padding.
 fn bpf<A: bytemuck::Pod>(command: i64, attr: &mut A) -> io::Result<i64> {
     // SAFETY: `attr` is a prefix of the kernel's `bpf_attr` for this command, valid for reads and
     // writes of its size; the callers below ensure that pointers in it are valid for the duration

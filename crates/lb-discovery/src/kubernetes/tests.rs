@@ -175,7 +175,7 @@ impl Server {
         let _ = stream.shutdown().await;
     }
 
-    /// Returns a provider that connects to this server in memory, for virtual time.
+    /// Returns a provider that connects to this server in memory, for tests in virtual time.
     fn in_memory(self: &Arc<Self>, seed: u64, settings: impl FnOnce(&mut KubernetesOrigin)) -> Kubernetes {
         let mut origin = origin(SERVER);
         settings(&mut origin);

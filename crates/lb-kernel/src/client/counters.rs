@@ -12,7 +12,7 @@ use crate::sys::per_cpu::PerCpuArray;
 
 /// The counters of all slots.
 pub struct Counters {
-    /// All counters except the number of choices.
+    /// All counters except `chosen`.
     counts: PerCpuArray<SlotCounters>,
     /// Number of flows that were sent to the slot's backend.
     chosen: PerCpuArray<u64>,

@@ -14,7 +14,7 @@ pub struct Hook {
     pub program: &'static str,
     /// The program for kernels without fetching atomics.
     pub without_fetching_atomics: &'static str,
-    /// The kernel's number of the hook.
+    /// The kernel's number for the hook.
     pub attach_type: AttachType,
 }
 

@@ -37,8 +37,8 @@ pub trait ClientKernel: Send + Sync {
         purpose: Purpose,
     ) -> Result<Tables, DatapathError>;
 
-    /// Loads other programs. The next [`ClientKernel::attach`] replaces the previous programs with
-    /// them.
+    /// Loads programs for another [`Purpose`]. The next [`ClientKernel::attach`] replaces the
+    /// attached programs.
     ///
     /// # Errors
     /// If the kernel refuses; the previous programs remain.

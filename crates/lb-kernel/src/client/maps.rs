@@ -1,5 +1,5 @@
-//! The maps of a client task, opened by their pins: memory-mapped arrays, per-CPU arrays, and the
-//! hash of retired counters.
+//! The maps of a client task, opened through their pins: memory-mapped arrays, per-CPU arrays, and
+//! the hash of retired counters.
 
 use std::os::fd::AsFd;
 use std::path::Path;

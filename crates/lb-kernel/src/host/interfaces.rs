@@ -232,8 +232,8 @@ fn interface(link: LinkMessage) -> Option<Interface> {
     (!interface.name.is_empty()).then_some(interface)
 }
 
-/// The ids of an interface's programs. If there are several, the kernel reports one of the ids
-/// twice.
+/// The ids of an interface's programs. If there are several programs, the kernel reports one of the
+/// ids twice.
 fn programs(xdp: &[LinkXdp]) -> Vec<u32> {
     let mut ids: Vec<u32> = Vec::new();
     for attribute in xdp {

@@ -34,7 +34,7 @@ pub const CONSTANTS: &str = ".rodata";
 /// Values of globals by name. The flag states whether an object without this global is rejected.
 pub type Globals<'g> = HashMap<&'g str, (&'g [u8], bool)>;
 
-/// The number of entries of each map for which the object declares another number.
+/// The number of entries for each map that needs another number than the object declares.
 pub type Capacities<'c> = &'c [(&'static str, u32)];
 
 /// A copy of an object in which globals have their values.
@@ -108,11 +108,11 @@ fn double_word(value: &[u8]) -> u64 {
 }
 
 /// Replaces the placeholders in instructions with the values of constants and with calls. A
-/// constant without a value is 0. If the kernel lacks the function, its call is replaced with a
-/// move: the instructions around the call are then dead code, but old verifiers check them
-/// nevertheless, and reject an unknown helper. (Instructions are aligned words that consist of an
-/// operation, registers, an offset and a number. Nothing else in an object looks like a
-/// placeholder, because 16 bits of a placeholder's number are arbitrary, and its offset is 0.)
+/// constant without a value is 0. If `casts` is `None`, each call is replaced with a move. The
+/// instructions around the call are then dead code, but old verifiers still check them, and reject
+/// an unknown helper. (Instructions are aligned words that consist of an operation, registers, an
+/// offset and a number. Nothing else in an object looks like a placeholder, because 16 bits of a
+/// placeholder's number are arbitrary, and its offset is 0.)
 fn put_in_place(words: &mut [u64], values: &HashMap<&str, u64>, casts: Option<Casts>) {
     const NUMBER: u32 = 32;
     const LOW: u64 = u32::MAX as u64;

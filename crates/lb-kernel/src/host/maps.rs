@@ -160,7 +160,7 @@ impl HostMaps {
             return false;
         }
         self.last_reports.replace64(index, HIGHEST, highest, highest.max(base.to_word()));
-        // A nonce that was drawn meanwhile is not cleared.
+        // A nonce that was drawn after the load above is not cleared.
         self.last_reports.replace64(index, NONCE, nonce, 0);
         true
     }

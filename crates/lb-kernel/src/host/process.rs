@@ -50,8 +50,8 @@ impl Process {
     /// The process's name, unless the process began after `ns`, in nanoseconds of
     /// `CLOCK_MONOTONIC`.
     pub fn name_at(&self, ns: u64) -> Option<&str> {
-        /// The sum of the errors of the start time and of `ns`: each time is exact to a tick of the
-        /// kernel's clock, which is 10 ms at most.
+        /// The sum of the errors of the start time and of `ns`: each time is exact to one tick of
+        /// the kernel's clock, and a tick is at most 10 ms long.
         const TICKS_NS: u64 = 20_000_000;
         (self.started_ns <= ns.saturating_add(TICKS_NS)).then_some(self.name.as_str())
     }

@@ -60,7 +60,7 @@ pub struct Answers {
 /// If the kernel refuses, as it does without CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON.
 pub fn load(port: u16, secret: Secret) -> Result<(Responder, Answers), DatapathError> {
     // If a privilege is missing, the error of this probe names the privilege; the error from the
-    // creation of maps would not.
+    // creation of maps does not.
     privileges::probe()?;
     let port = u32::from(port);
     // The programs run on little-endian processors only, and read the secret's halves as

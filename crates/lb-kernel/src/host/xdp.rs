@@ -264,7 +264,8 @@ pub fn attach_to(
 }
 
 /// The addresses at which a socket that listens at `ip` receives datagrams: `ip` itself or, if `ip`
-/// is the unspecified address, all addresses of the host, with those of the named interfaces first.
+/// is the unspecified address, all addresses of the host, beginning with the addresses of the
+/// interfaces in `names`.
 pub fn addresses_of(ip: IpAddr, names: &[String], all: &[Interface]) -> Vec<IpAddr> {
     let (named, others): (Vec<&Interface>, Vec<&Interface>) =
         all.iter().partition(|interface| names.contains(&interface.name));

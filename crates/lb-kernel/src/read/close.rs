@@ -316,7 +316,7 @@ mod tests {
         job.close_in(&lists, &mut || panic!("a dry run must close nothing"));
         assert_eq!(job.fates, counted(Fate::Closed, 5));
         assert!(recorded.iter().all(is_open));
-        // The third turn is the last one.
+        // `turn` permits three closes.
         let (all, mut turns) = (request(to, None, false), 0..3);
         let mut job = closing(&all, &wanted);
         job.close_in(&lists, &mut || turns.next().is_some());

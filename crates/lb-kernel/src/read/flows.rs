@@ -1,8 +1,8 @@
 //! Reads the open flows from a client's pinned maps. The reading needs no daemon and changes
 //! nothing.
 //!
-//! Programs begin and end flows meanwhile: each flow of the result existed at some moment during
-//! the reading, and a flow that is open during the whole reading occurs exactly once.
+//! Programs begin and end flows during the reading. Each flow of the result existed at some moment
+//! of the reading. A flow that is open during the whole reading occurs exactly once.
 
 use lb_common::abi::{Datagrams, Flow, map};
 
@@ -21,7 +21,7 @@ pub struct OpenFlow {
     pub is_connected: bool,
 }
 
-/// A client's open flows, in no order.
+/// A client's open flows, in no particular order.
 ///
 /// # Errors
 /// If a map cannot be read.
@@ -47,7 +47,7 @@ pub fn flows(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
 
 /// The flows of the flow table, in one pass over the mapping.
 fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
-    /// Maximum number of attempts to read a bucket that another socket claims meanwhile.
+    /// Maximum number of attempts to read a bucket that other sockets claim during the reading.
     const LOOKS: usize = 3;
     let table = FlowTable::open(pins, false)?;
     let mut found = Vec::new();

@@ -116,8 +116,8 @@ pub fn reclaim(
             Err(failed) => pass.clients.push((client.clone(), Err(failed.of(client)))),
         }
     }
-    // There is at most one query for all clients, because the kernel reads all open files of the
-    // host for it.
+    // There is at most one query for all clients, because for each query the kernel reads all open
+    // files of the host.
     let queried: BTreeSet<u64> = cases.iter().flat_map(Case::queried).collect();
     let mut holders = Holders::NotQueried;
     if !queried.is_empty() {

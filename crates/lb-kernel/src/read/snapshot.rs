@@ -30,7 +30,7 @@ pub struct Snapshot {
 
 #[derive(Clone, Debug)]
 pub struct ServiceSnapshot {
-    /// The row in the maps.
+    /// The service's row in the maps.
     pub view: ServiceView,
     /// Whether any backend may be chosen.
     pub is_usable: bool,
@@ -42,7 +42,7 @@ pub struct ServiceSnapshot {
 
 #[derive(Clone, Debug)]
 pub struct BackendSnapshot {
-    /// The row in the maps.
+    /// The backend's row in the maps.
     pub slot: SlotView,
     /// The backend's address as text, as in the labels of metrics.
     pub address: String,

@@ -134,9 +134,9 @@ impl Batch {
 }
 
 /// Removes at most one batch (4,096) of the entries of a hash, and calls `each` for each removed
-/// entry. Entries that are written meanwhile are not lost: this call or a later call removes them.
-/// Returns `true` if the hash has no further entries. If the result is `false`, call the function
-/// again.
+/// entry. Entries that are written during the call are not lost: this call or a later call removes
+/// them. Returns `true` if the hash has no further entries. If the result is `false`, call the
+/// function again.
 pub fn take_some<K: bytemuck::Pod, V: bytemuck::Pod>(
     map: BorrowedFd<'_>,
     mut each: impl FnMut(&K, &V),
@@ -226,7 +226,7 @@ impl Elements for OwnedFd {
     fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>> {
         let mut keys = vec![0u32; count];
         let mut attr = Batch::of(self.as_fd(), count, &mut keys, values)?;
-        // The kernel continues after the given element.
+        // The kernel begins with the element after this position.
         let before = first.wrapping_sub(1);
         attr.in_batch = if first == 0 { 0 } else { std::ptr::from_ref(&before).addr() as u64 };
         let mut last = 0u32;

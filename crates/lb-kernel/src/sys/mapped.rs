@@ -93,8 +93,8 @@ impl<T: bytemuck::Pod> Mapped<T> {
         unsafe { self.region.memory.as_ptr().add(index * size_of::<T>() + offset).cast() }
     }
 
-    /// Reads an element in words of 32 bits. If the element is written meanwhile, the result may
-    /// contain old and new words.
+    /// Reads an element in words of 32 bits. If the element is written during the call, the result
+    /// may contain old and new words.
     pub fn get(&self, index: usize) -> T {
         let mut value = T::zeroed();
         let words = bytemuck::bytes_of_mut(&mut value);

@@ -103,8 +103,7 @@ impl Tables {
         })
     }
 
-    /// The generation that the next backend of each free slot gets. Omits slots that were never
-    /// used.
+    /// For each free slot, the generation of its next backend. Omits slots that were never used.
     pub fn next_generations(&self) -> Vec<BackendRef> {
         let next = |slot: Slot| {
             let Backend { state, endpoint, .. } = self.maps.backends.get(slot.index());
@@ -294,8 +293,8 @@ impl Tables {
             && let Err(error) = self.maps.retired.remove(&name)
         {
             // The step has failed, so the stored plan will not contain this row. If the row
-            // remained, the backend could get another slot, and the next daemon would read it
-            // twice.
+            // remained, the backend could get another slot, and the next daemon would read the
+            // backend twice.
             self.set_state(slot, DaemonState::new(Usable::No, BackendState::Free));
             return Err(self.fail_io(map::RETIRED, "write", error));
         }

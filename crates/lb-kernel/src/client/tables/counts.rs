@@ -79,7 +79,7 @@ impl Tables {
     /// A flow is counted as chosen before it is counted as open, and its end is counted before it
     /// is subtracted from the open flows. So counts that are read before the open flows may be too
     /// small, and counts that are read after the open flows may be too large. Flows that begin and
-    /// end meanwhile explain any difference within these bounds.
+    /// end during the reading explain any difference within these bounds.
     ///
     /// # Errors
     /// If the kernel refuses a look-up.

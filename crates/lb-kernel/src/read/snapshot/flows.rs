@@ -22,7 +22,7 @@ pub struct FlowSnapshot {
     pub client: String,
     pub services: BTreeMap<ServiceIndex, ServiceView>,
     pub slots: BTreeMap<Slot, SlotView>,
-    /// The open flows, in no order.
+    /// The open flows, in no particular order.
     pub flows: Vec<OpenFlow>,
 }
 
