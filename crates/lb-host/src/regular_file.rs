@@ -20,7 +20,7 @@ pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
 pub fn open_itself(path: &Path) -> io::Result<(File, Metadata)> {
     open_with(path, libc::O_NOFOLLOW).map_err(|error| match error.raw_os_error() {
         Some(libc::ELOOP) => {
-            io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, which is not followed")
+            io::Error::new(io::ErrorKind::InvalidInput, "the path is a symbolic link, which is not followed")
         }
         _ => error,
     })

@@ -222,7 +222,7 @@ struct DocumentCursor {
 
 impl BufRead for DocumentCursor {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        // Bound: the parts of the document.
+        // Bound: each iteration advances by one part of the document.
         while self.document.parts.get(self.part).is_some_and(|part| self.at >= part.len()) {
             (self.part, self.at) = (self.part + 1, 0);
         }

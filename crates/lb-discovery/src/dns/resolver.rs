@@ -371,7 +371,11 @@ async fn read_resolv_conf(path: &Path) -> Result<Vec<SocketAddr>, Failure> {
     let bytes = bytes.map_err(|error| fault(error.to_string()))?;
     let bytes = bytes.ok_or_else(|| fault(format!("longer than {MAX_FILE_BYTES} bytes")))?;
     let servers = parse_resolv_conf(&String::from_utf8_lossy(&bytes));
-    if servers.is_empty() { Err(fault("it names no server (nameserver)".to_owned())) } else { Ok(servers) }
+    if servers.is_empty() {
+        Err(fault("no `nameserver` line has a valid address".to_owned()))
+    } else {
+        Ok(servers)
+    }
 }
 
 /// Returns the servers in the text of a resolv.conf. Ignores all other lines, and servers with
@@ -469,7 +473,7 @@ mod tests {
         assert_eq!(resolver.servers().await, Ok(server("10.0.0.2:53")));
         let fault = async || resolver.servers().await.unwrap_err().to_string();
         std::fs::write(&path, "search example.com").unwrap();
-        assert!(fault().await.ends_with("resolv.conf: it names no server (nameserver)"));
+        assert!(fault().await.ends_with("resolv.conf: no `nameserver` line has a valid address"));
         std::fs::write(&path, vec![b'\n'; 70_000]).unwrap();
         assert!(fault().await.ends_with("resolv.conf: longer than 65536 bytes"));
         std::fs::remove_file(&path).unwrap();

@@ -57,7 +57,7 @@ fn open(path: &Path) -> Result<(Cgroup, File), DatapathError> {
     }
     let metadata = directory.metadata().map_err(fail)?;
     if !metadata.is_dir() {
-        let source = std::io::Error::new(ErrorKind::NotADirectory, "this is a file in a cgroup");
+        let source = std::io::Error::new(ErrorKind::NotADirectory, "the path leads to a file in a cgroup's directory");
         return Err(DatapathError::OpenCgroup { path: path.to_owned(), source });
     }
     // Kernel fact: the inode number of a cgroup's directory is its id (64-bit kernels, since 5.5).
@@ -75,7 +75,7 @@ pub fn id_at(path: &Path) -> std::io::Result<u64> {
 /// The path of the cgroup with this id, if it exists.
 pub fn path_of(id: u64) -> Option<PathBuf> {
     let mut pending = vec![cgroup2_mount().ok()?];
-    // Bound: cgroups of the host, each read once; a directory tree of cgroups has no cycles.
+    // Bound: each cgroup of the host is read once, because a tree of directories has no cycles.
     while let Some(directory) = pending.pop() {
         if std::fs::metadata(&directory).is_ok_and(|metadata| metadata.ino() == id) {
             return Some(directory);
@@ -101,7 +101,7 @@ pub fn processes(cgroup: &Path) -> Vec<u32> {
 /// iterator reaches it.
 pub fn each_process(cgroup: &Path) -> impl Iterator<Item = u32> {
     let mut pending = vec![cgroup.to_owned()];
-    // Bound: cgroups below this one, each read once.
+    // Bound: each cgroup below this one is read once.
     let directories = std::iter::from_fn(move || {
         let directory = pending.pop()?;
         pending.extend(children(&directory));
@@ -118,7 +118,7 @@ pub fn each_process(cgroup: &Path) -> impl Iterator<Item = u32> {
 pub fn ids_below(cgroup: &Path) -> Vec<u64> {
     let mut ids = Vec::new();
     let mut pending = children(cgroup);
-    // Bound: cgroups below this one, each read once.
+    // Bound: each cgroup below this one is read once.
     while let Some(directory) = pending.pop() {
         ids.extend(std::fs::metadata(&directory).ok().map(|metadata| metadata.ino()));
         pending.extend(children(&directory));

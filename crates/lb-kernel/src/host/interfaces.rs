@@ -37,8 +37,8 @@ pub struct Interface {
 /// # Errors
 /// If the kernel does not list the interfaces.
 pub fn interfaces() -> io::Result<Vec<Interface>> {
-    // Bound: if the list changes during the reading, the function reads the list again, a few
-    // times.
+    // Bound: if the list changes while the function reads it, the function reads it again, at most
+    // eight times.
     for _ in 0..8 {
         match list() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

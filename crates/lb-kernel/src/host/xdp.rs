@@ -334,7 +334,7 @@ fn explain(
 ) -> String {
     if !others.is_empty() {
         return format!(
-            "another program is attached, {}, and an interface accepts only one: the attached program is not replaced; stop \
+            "another program is attached, {}, and is not replaced, because an interface accepts only one program: stop \
              the process that attached it (`ip link show {}`), or remove the interface from the configuration",
             others.join(" and "),
             interface.name

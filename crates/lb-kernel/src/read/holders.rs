@@ -102,7 +102,7 @@ fn read(mut iteration: impl Read, mut each: impl FnMut(u64)) -> io::Result<()> {
     const COOKIE: usize = size_of::<u64>();
     let mut buffer = vec![0u8; 32 << 10];
     let mut filled = 0;
-    // Bound: the open files of the host.
+    // Bound: the host has a limited number of open files.
     loop {
         let length = match iteration.read(&mut buffer[filled..]) {
             Ok(0) if filled == 0 => return Ok(()),
