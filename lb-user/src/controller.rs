@@ -5,8 +5,8 @@
 //! [`Event::Wakeup`] no later than at the time that [`Controller::next_wakeup`] returns. `begin`
 //! and `handle` return effects. The event loop may execute effects in any order and at any time,
 //! and passes the result of each effect as an event. An effect may fail, take forever or never be
-//! executed; then the state that the effect would change remains unchanged. An event may arrive
-//! late, twice, or for an object that no longer exists.
+//! executed; the state that the effect concerns is then unchanged. An event may arrive late, twice,
+//! or for an object that no longer exists.
 //!
 //! The controller reads no clock and no file, starts no thread and draws no random number. It calls
 //! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because it needs the
@@ -166,8 +166,8 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// The newest answers of all servers, and the addresses of all host names. This event follows
-    /// each answer of a server and each resolution of a host name.
+    /// The newest answers of all queried servers ([`Effect::Query`]), and the addresses of all host
+    /// names. This event follows each answer of a server and each resolution of a host name.
     Answered(Vec<(DiscoveryRequest, Latest)>, Arc<HostTable>),
     /// A retry has read files that an earlier daemon stored and that could not be read at the
     /// start.
@@ -182,8 +182,8 @@ pub enum Event {
     Loaded(Box<Loaded>),
     /// Another attempt to start the clients that could not be started has ended.
     Opened(Box<Tried>),
-    /// The wait of [`BackgroundWork::WaitForReaders`] has ended. After `Ok`, no kernel program runs
-    /// any more that was running when the wait began.
+    /// The wait of [`BackgroundWork::WaitForReaders`] has ended. After `Ok`, every kernel program
+    /// that was running when the wait began has ended.
     ReadersGone(Result<(), DatapathError>),
     /// Flow records were compared with the kernel's lists of sockets.
     Reclaimed(Pass, Suspects),
@@ -239,8 +239,8 @@ pub enum BackgroundWork {
         known: Option<Option<Stamp>>,
         purpose: ListPurpose,
     },
-    /// Read these kinds of files that an earlier daemon stored. The settings are for resolving the
-    /// host names in them.
+    /// Read these kinds of files that an earlier daemon stored. The DNS settings apply to the host
+    /// names in these files.
     ReadStored(StoredKinds, DnsSettings),
     /// Store files for later starts.
     Store(StateFiles),
@@ -255,7 +255,7 @@ pub enum BackgroundWork {
     /// Read a configuration and the files that it names, and open clients that do not run yet.
     Load(Box<LoadRequest>),
     Open(Box<OpenRequest>),
-    /// Wait until every program that is running now has ended.
+    /// Wait until every kernel program that is running now has ended.
     WaitForReaders,
     /// Compare flow records with the kernel's lists of sockets.
     Reclaim {
@@ -299,8 +299,8 @@ pub struct Environment {
     pub descriptors: u64,
     /// Why cgroups may be invisible to the daemon; `None` if all cgroups are visible.
     pub namespace_warning: Option<String>,
-    /// The random delay of the first look on this host, in 1/256 of the longest delay. The delay
-    /// differs between hosts.
+    /// The random delay before this host's first probes and polls (`first_look`), in 1/256 of the
+    /// longest delay. The delay differs between hosts.
     pub jitter: u8,
     /// The number of clients that may be opened at the same time.
     pub threads: usize,
@@ -312,7 +312,7 @@ pub struct Controller {
     environment: Environment,
     /// The wall-clock time of the last event.
     wall: SystemTime,
-    /// The time of the last event by CLOCK_BOOTTIME.
+    /// The CLOCK_BOOTTIME time of the last event.
     boot: Duration,
     started: SystemTime,
     /// Whether the first configuration is in force. Until then the controller has no clients and
@@ -333,7 +333,7 @@ pub struct Controller {
     waiters: Vec<Waiter>,
     ticks: u32,
     next_tick: Option<Instant>,
-    /// The random delay of the first look on this host.
+    /// The random delay before this host's first probes and polls (`first_look`).
     first_look_jitter: Duration,
     effects: Vec<Effect>,
 }
@@ -433,8 +433,8 @@ impl Controller {
             Event::Query(query) => self.answer(query, now),
             Event::HealthChanged => {
                 // If a backend becomes healthy while it is ejected, the next connect is its trial.
-                // The programs' verdicts are read first, because the backend may have been ejected
-                // after the last tick.
+                // The verdicts of the kernel programs are read first, because the backend may have
+                // been ejected after the last tick.
                 self.clients.tasks.iter_mut().for_each(|client_task| client_task.apply_kernel_verdicts(now));
                 self.apply_probes(now);
                 self.end_first_looks(now);
@@ -469,8 +469,9 @@ impl Controller {
         }
     }
 
-    /// Whether the daemon answers queries. It answers none before the first look has ended, so that
-    /// commands that wait for the daemon also wait for the first look.
+    /// Whether the daemon answers queries. It answers none before the first probes and polls of new
+    /// clients have ended (`first_look`). So commands that wait for the daemon also wait for these
+    /// results.
     pub fn is_open(&self) -> bool {
         self.is_ready && self.next_end_of_first_look().is_none()
     }
@@ -491,7 +492,7 @@ impl Controller {
             self.files_changed(changes, now);
             self.reload.changed(changes, now);
         }
-        // A change of a parent directory concerns the client, too: if that directory is new, the
+        // A changed parent directory concerns the client, too: if the directory is new, the
         // client's cgroup below it may also be new.
         let concerns =
             |client_task: &ClientTask| changes.iter().any(|path| client_task.path().starts_with(path));
@@ -562,7 +563,7 @@ impl Controller {
         self.follow_envoy_files(now);
         self.store_hosts(now);
         self.reclaim_flows(now);
-        // If the last wait for readers has failed, this retries it.
+        // Retries the last wait for readers if it has failed.
         self.wait_for_readers();
         let status = self.summary();
         self.effects.push(Effect::Notify(Notice::Status(status)));

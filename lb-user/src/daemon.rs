@@ -50,6 +50,6 @@ pub use self::work::Worker;
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
 
-/// Reads the configuration again, with the options of the command line and these addresses of
+/// Reads the configuration again, with the options of the command line and the given addresses of
 /// services.
 pub type Reread = Arc<dyn Fn(&KnownAddresses) -> Result<Config, ReadFailure> + Send + Sync>;

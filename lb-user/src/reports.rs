@@ -68,8 +68,8 @@ pub struct Turn {
 }
 
 impl Exchange {
-    /// An exchange without targets. `nonce` returns numbers that cannot be guessed and are never 0:
-    /// in the map, nonce 0 means that no request is open.
+    /// An exchange that does not poll any backend yet. `nonce` returns numbers that cannot be
+    /// guessed and are never 0: in the map, nonce 0 means that no request is open.
     pub fn new(seed: u64, kernel: ReportStore, nonce: Box<dyn FnMut() -> u64 + Send>) -> Self {
         Self { senders: Senders::new(seed), counts: ExchangeCounts::default(), kernel, nonce }
     }
@@ -84,7 +84,8 @@ impl Exchange {
             self.kernel.store_nonce(request.id, request.datagram.nonce);
         }
         let next = self.senders.next_due().map_or(LONGEST, |due| due.saturating_sub(now).min(LONGEST));
-        let bytes = |request: &Request| request.datagram.bytes().try_into().expect("a datagram's bytes");
+        let bytes =
+            |request: &Request| request.datagram.bytes().try_into().expect("a datagram has `BYTES` bytes");
         let requests = requests.iter().map(|request| (request.to, bytes(request))).collect();
         Turn { requests, next, is_news }
     }
@@ -133,8 +134,8 @@ pub struct ReportExchanger {
     /// Notified when the state of a backend changes, or its agent has restarted.
     news: Arc<Notify>,
     address: SocketAddr,
-    /// Returns the time by CLOCK_MONOTONIC. Each method reads the clock, because a time earlier
-    /// than the thread's last one could make an expired verdict valid again.
+    /// Returns the time by CLOCK_MONOTONIC. Each method reads the clock itself: a time before the
+    /// thread's last reading of the clock could make an expired verdict valid again.
     now: Box<dyn Fn() -> Duration + Send>,
 }
 
@@ -245,7 +246,7 @@ impl ReportThread {
         let mut received = ReceivedBatch::default();
         let mut has_failed = false;
         let mut pace = TokenBucket::new(now());
-        // Bound: the life of the daemon.
+        // Ends when the daemon stops.
         loop {
             let has_rested = self.rest(pace.turn(now()));
             let Some(next) = self.poll_agents() else { return };
@@ -406,7 +407,7 @@ pub fn sender(id: u32, keys: &Keys<BackendKey>) -> Sender {
     sender
 }
 
-/// Whether two entries of a backend belong to one party.
+/// Whether two entries of a backend have a key in common, and therefore belong to one party.
 pub fn share_a_key(one: &Sender, other: &Sender) -> bool {
     one.keys.iter().any(|key| key.id != 0 && other.keys.contains(key))
 }
@@ -420,7 +421,7 @@ fn is_old(base: Base, known: Option<Base>, before: Option<Base>) -> bool {
     of_another.is_some_and(|known| known.incarnation == base.incarnation && known.counter > base.counter)
 }
 
-/// The key of a backend's entry.
+/// The key of a backend's entry in the kernel's map.
 pub fn key_of(name: Name) -> SenderName {
     SenderName {
         address: name.address.ip().into(),
@@ -446,8 +447,8 @@ mod tests {
     use super::*;
 
     fn start() -> (ReportExchanger, Arc<HostMaps>) {
-        let kernel = FakeKernel::new().expect("memory");
-        let maps = Arc::new(kernel.host_maps(Path::new("/")).expect("no fault"));
+        let kernel = FakeKernel::new().expect("memory is available");
+        let maps = Arc::new(kernel.host_maps(Path::new("/")).expect("faults are off"));
         let socket = ReportSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let store = ReportStore::new(Arc::clone(&maps), Arc::default());
         (ReportExchanger::start(socket, Arc::default(), store).expect("the thread starts"), maps)
@@ -474,8 +475,8 @@ mod tests {
     /// Answers the next request.
     fn answer(agent: &UdpSocket, readiness: Readiness) {
         let mut bytes = [0; BYTES];
-        let (length, from) = agent.recv_from(&mut bytes).expect("a request");
-        let request = Datagram::parse(&bytes[..length]).expect("a datagram");
+        let (length, from) = agent.recv_from(&mut bytes).expect("a request arrives");
+        let request = Datagram::parse(&bytes[..length]).expect("the request is valid");
         let mut report = request;
         report.kind = Kind::Answer as u8;
         report.readiness = readiness as u8;
@@ -526,7 +527,7 @@ mod tests {
         let flood = std::thread::spawn({
             let is_over = Arc::clone(&is_over);
             move || {
-                // Sends as fast as one core can, until the test ends it.
+                // Sends as fast as one core can, until `is_over` is set.
                 while !is_over.load(Ordering::Relaxed) {
                     let _ = stranger.send_to(&[7; BYTES], address);
                 }

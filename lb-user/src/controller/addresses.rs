@@ -1,4 +1,4 @@
-//! Addresses of services that are requested from servers.
+//! Requests addresses of services from servers.
 //!
 //! An address is part of the configuration, so a new address takes effect through a reload. The
 //! controller stores an address once it is in force, and a later start uses the stored address
@@ -23,8 +23,8 @@ pub struct Addresses {
     pub known: KnownAddresses,
     /// The servers' last answers about addresses of services.
     answers: Vec<(DiscoveryRequest, Latest)>,
-    /// For each service, by name: the earliest expiry of a certificate that is needed for
-    /// connections to the server of the service's address.
+    /// Keyed by service name: the earliest expiry of the certificates for the connection to the
+    /// server that sends the service's address.
     expiries: BTreeMap<String, SystemTime>,
 }
 
@@ -42,7 +42,7 @@ pub fn address(finding: &Finding) -> Option<SocketAddr> {
 }
 
 impl Addresses {
-    /// The earliest expiry of a certificate that is needed for connections to the server of this
+    /// The earliest expiry of the certificates for the connection to the server that sends this
     /// service's address; `None` without TLS, and before the first connection.
     pub fn expires(&self, service: &str) -> Option<SystemTime> {
         self.expiries.get(service).copied()
@@ -53,7 +53,8 @@ impl Addresses {
         self.answers.iter().find(|(answered, _)| *answered == wanted).map(|(_, latest)| latest)
     }
 
-    /// The fault of a service's address; `None` if the address in force is the server's.
+    /// Why a service's address from its server is missing or not in use; `None` if there is no
+    /// fault.
     fn trouble(&self, lookup: &AddressLookup) -> Option<String> {
         let AddressLookup { origin, address: in_force, taken, .. } = lookup;
         let known = self.known.get(&origin.to_string());
@@ -128,7 +129,7 @@ impl Controller {
         }
     }
 
-    /// The faults of addresses.
+    /// The faults of service addresses.
     pub fn address_faults(&self) -> impl Iterator<Item = Fault> {
         self.config.lookups.iter().filter_map(|lookup| {
             let subject = Subject { service: Some(lookup.service.clone()), ..Subject::host() };

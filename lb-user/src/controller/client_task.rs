@@ -9,7 +9,7 @@
 //! - the cgroup (`attachment`), and the network namespace (`namespace`);
 //! - the verdicts of the programs on backends (`health`), guesses from probes (`guesses`), and the
 //!   counters (`counts`);
-//! - weights that change although the lists do not (`control`), errors that count as load
+//! - weights that change without a new list (`control`), errors that count as load
 //!   (`errors`), and subsets with a size that follows load (`size`);
 //! - the overrides of operators (`overrides`), lost backends with connections that are closed
 //!   (`loss`), and idle connections that are closed so that pools spread over all backends again
@@ -112,20 +112,19 @@ pub struct ClientTask {
     clock: Clock,
     pub(super) balancer: Balancer,
     datapath: Datapath,
-    /// The slots that neither the plan nor the maps use, once the maps match the plan; `None` while
-    /// some steps towards the plan may be left.
+    /// The slots that neither the plan nor the maps use; `None` until the maps match the plan.
     pub(super) settled: Option<BTreeSet<Slot>>,
     host: String,
     cursor_seed: CursorSeed,
     /// For each unused slot, the progress of the grace period after which the slot can be freed.
     grace_periods: GracePeriods,
     window: Window,
-    /// The health of backends that was logged last.
+    /// The backend health that was logged last.
     logged: health::LoggedHealth,
     /// Whether the client had no pins when this client task was opened.
     pub is_new: bool,
-    /// The time at which the first look ends at the latest, so that the client is attached; `None`
-    /// if no first look is under way.
+    /// The latest end of the client's first probes and polls (`first_look`), after which the client
+    /// is attached; `None` if they are over or not needed.
     pub first_look: Option<Instant>,
     /// The version of the probe results that were applied last; `None` if the current results must
     /// be applied in any case.
@@ -155,11 +154,12 @@ pub struct ClientTask {
     /// follows load. Empty until the sizes are created.
     sizes: Vec<Option<(String, size::FollowedSize)>>,
     override_grace: overrides::OverrideGrace,
-    /// How many connections were closed since the daemon started, by service and cause.
+    /// The number of connections that were closed since the daemon started, for each service and
+    /// cause.
     pub closed: BTreeMap<(String, CloseCause), u64>,
-    /// The missing backends of each service with `on_backend_loss`, by the service's name.
+    /// The missing backends of each service with the key `on_backend_loss`, keyed by service name.
     missing: BTreeMap<String, MissingBackends>,
-    /// The state of `rebalance` for each service with this key, by the service's name.
+    /// The state of each service with the key `rebalance`, keyed by service name.
     rebalances: BTreeMap<String, Rebalance>,
 }
 
@@ -240,9 +240,10 @@ impl ClientTask {
     /// it succeeds.
     ///
     /// # Errors
-    /// If the services do not fit, or the kernel refuses the programs. Then nothing changes.
+    /// If the services do not fit, or the kernel refuses the programs. In both cases nothing
+    /// changes.
     pub fn reconfigure(&mut self, client: ClientConfig, now: Instant) -> Result<(), ClientTaskError> {
-        // A reload leaves most clients unchanged, and a new balancer would take time to create.
+        // A reload leaves most clients unchanged, and the creation of a new balancer takes time.
         if client == self.client {
             return Ok(());
         }

@@ -108,8 +108,8 @@ impl Controller {
         self.clients.unstarted = unstarted;
     }
 
-    /// Removes clients that are no longer configured from the running ones, and returns them. Their
-    /// programs are still attached.
+    /// Removes and returns the running clients that are no longer configured. Their programs are
+    /// still attached.
     pub fn drop_clients(&mut self, config: &Config) -> Vec<Leaving> {
         let stays = |client_task: &ClientTask| {
             config.clients.iter().any(|client| client.name == client_task.client.name)
@@ -151,8 +151,8 @@ impl Controller {
         self.answer_waiters();
     }
 
-    /// Stops flows from beginning in cgroups that clients have left, and detaches from such a
-    /// cgroup once its flows have ended. Call this after all clients are attached to their new
+    /// Prevents new flows in cgroups that clients have left, and detaches from each of these
+    /// cgroups once its flows have ended. Call this after all clients are attached to their new
     /// cgroups: if two clients swap cgroups, the old client of a cgroup must not leave the cgroup
     /// before the new client is attached to it.
     pub fn leave_other_cgroups(&mut self, now: Instant) {

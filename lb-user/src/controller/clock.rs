@@ -1,9 +1,9 @@
-//! Converts times of events (`Instant`) to CLOCK_MONOTONIC as a number. Programs, reports and
-//! control laws use that number.
+//! Converts times of events (`Instant`) to times of CLOCK_MONOTONIC (`Duration`), which programs,
+//! reports and control laws use.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// One moment as an `Instant` and as a number. `Instant` is CLOCK_MONOTONIC, too.
+/// One moment as an `Instant` and as a time of CLOCK_MONOTONIC. `Instant` uses this clock, too.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     at: Instant,

@@ -21,7 +21,8 @@ use crate::config::EndpointSource;
 use crate::source::{Contents, SourceError, Stamp};
 
 impl Controller {
-    /// Handles the end of a read. `result` is `None` if the version of the list was already known.
+    /// Handles the result of a read of the service's list. `result` is `None` if the version of the
+    /// list was already known.
     pub fn read(
         &mut self,
         service: &str,
@@ -97,7 +98,7 @@ impl Controller {
                         info!(service, "the endpoint list that was refused is now in force");
                     }
                     let text = file.feed.in_force().map(|contents| std::mem::take(&mut contents.text));
-                    // The text is empty if it is already stored.
+                    // The text is empty if the list is already stored.
                     if let Some(text) = text.filter(|text| !text.is_empty()) {
                         self.sources.files_to_store.add(file.source.last_good.clone(), text);
                     }
@@ -143,8 +144,8 @@ impl Controller {
             .push(BackgroundWork::Compute { service: service.to_owned(), contents, consumers }.into());
     }
 
-    /// Handles the end of the computation. If clients have changed again, the missing assignments
-    /// are computed next.
+    /// Handles the end of a computation that `compute` started. If clients have changed again, the
+    /// missing assignments are computed next.
     pub fn computed(&mut self, service: &str, contents: &Contents, now: Instant) {
         let Some(file) = self.sources.watched.get_mut(service) else { return };
         if let Some(contents) = file.feed.computed(contents) {
@@ -171,7 +172,7 @@ impl Controller {
 }
 
 impl ClientTask {
-    /// Applies the lists in the configuration itself.
+    /// Applies the static lists of the configuration.
     ///
     /// # Errors
     /// The error of the first list that does not fit. The other lists are applied nevertheless.

@@ -24,8 +24,8 @@ use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
 use crate::envoy::{self, EnvoyLbEndpoint};
 
-/// The maximum number of files in one piece of background work. The work must end within the time
-/// limit for calls on a file system.
+/// The maximum number of files in one `BackgroundWork::WriteEnvoyFiles`, which must end within the
+/// time limit for calls on a file system.
 const BATCH: usize = 64;
 
 /// A file that Envoy reads.
@@ -53,8 +53,8 @@ pub fn path(state: &Path) -> PathBuf {
 /// Files with their new content; `None` if the file is to be removed.
 pub type EnvoyChanges = BTreeMap<EnvoyFile, Option<Arc<[EnvoyLbEndpoint]>>>;
 
-/// The result for each file of a piece of background work: why the file could not be written or
-/// removed; `None` after success.
+/// The result for each file of one `BackgroundWork::WriteEnvoyFiles`: why the file could not be
+/// written or removed; `None` after success.
 pub type EnvoyResults = BTreeMap<EnvoyFile, Option<String>>;
 
 #[derive(Default)]
@@ -72,7 +72,7 @@ struct KnownFile {
     wanted: Option<Arc<[EnvoyLbEndpoint]>>,
     /// Whether an earlier daemon has written the file, so that its content is not known.
     is_adopted: bool,
-    /// Whether the content was handed to a piece of work that has not failed.
+    /// Whether the content was written, or is being written.
     is_sent: bool,
     retry: Backoff,
 }

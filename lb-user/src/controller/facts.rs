@@ -18,7 +18,7 @@ use crate::facts::{ClientFacts, Facts, Reloads};
 use crate::window::Lately;
 
 impl Controller {
-    /// Collects the facts that status and metrics need from the loop; takes a few system calls per
+    /// Collects the facts that status and metrics need from the loop. Makes a few system calls per
     /// client.
     pub fn facts(&self, now: Instant) -> Facts {
         // A client that runs, but could not apply a new configuration, is also in `unstarted`.
@@ -59,7 +59,7 @@ impl Controller {
         }
     }
 
-    /// The offsets of kernel structures that the programs receive, by name.
+    /// The offsets in kernel structures that the programs receive, keyed by name.
     fn offsets(&self) -> BTreeMap<String, u32> {
         let offsets = self.environment.features.offsets.iter().flat_map(Offsets::named);
         offsets.map(|(name, offset)| (name.to_owned(), offset)).collect()
@@ -201,7 +201,7 @@ impl Controller {
     }
 
     /// Why a client's programs are not attached as they should be, and the remedy; `None` if they
-    /// are attached as they should be.
+    /// are.
     fn detachment(&self, client_task: &ClientTask) -> Option<String> {
         let path = client_task.client.cgroup.display();
         if client_task.is_unpinned() {

@@ -3,9 +3,9 @@
 //! could choose a backend that is dead or a lame duck, because the daemon does not know the
 //! backend's state yet.
 //!
-//! The first look is short: the client is attached after each of its members has answered, at the
-//! latest after [`AT_MOST`]. A client has no first look if it has pins, if a reload adds it, or if
-//! its cgroup does not exist yet; such a client is attached as soon as its cgroup exists.
+//! The first look is short: the client is attached after each of its backends has answered, or
+//! after [`AT_MOST`] at the latest. A client has no first look if it has pins, if a reload adds it,
+//! or if its cgroup does not exist yet; such a client is attached as soon as its cgroup exists.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,8 @@ const AT_MOST: Duration = Duration::from_millis(500);
 /// probe or poll the same backend at the same moment.
 const MAX_JITTER: Duration = Duration::from_millis(50);
 
-/// The assumed time between the probes of two backends, because a timer of 1 ms may take 2 ms.
+/// The assumed time between the probes of two backends: twice [`BETWEEN`], because a timer of 1 ms
+/// may expire after 2 ms.
 const SPACING: Duration = BETWEEN.saturating_mul(2);
 
 impl Controller {
@@ -51,8 +52,8 @@ impl Controller {
     }
 
     /// Polls the backends of all first looks that are under way. Without this call, the first poll
-    /// would follow at a random time within the poll interval. Call this after the backends have
-    /// become targets.
+    /// follows at a random time within the poll interval. Call this after the backends have become
+    /// targets.
     pub fn poll_first(&self) {
         let Some(listener) = self.probing.listener() else { return };
         let looking = self.clients.tasks.iter().filter(|client_task| client_task.first_look.is_some());

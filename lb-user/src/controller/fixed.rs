@@ -13,9 +13,9 @@ use lb_view::configured::Keys;
 
 use crate::config::Config;
 
-/// Keys that need new maps.
+/// Configuration keys that need new maps if they change.
 const REMADE: [&str; 4] = ["paths.pins", "limits.schedule_entries", "limits.flow_records", "limits.slots"];
-/// Keys that a daemon reads only when it starts.
+/// Configuration keys that a daemon reads only when it starts.
 const RESTARTED: [&str; 7] = [
     "paths.run",
     "paths.state",
@@ -26,7 +26,7 @@ const RESTARTED: [&str; 7] = [
     "daemon.log_format",
 ];
 
-/// A text for each key of the host that has another value in `wanted` but cannot change while the
+/// A text for each host-wide key that has another value in `wanted` but cannot change while the
 /// daemon runs. The text contains the steps that apply the change. `clients` are the clients of the
 /// running daemon, and `pins` is the directory of their pins.
 pub fn unchangeable(running: &Keys, wanted: &Keys, pins: &Path, clients: &[&str]) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! The addresses of host names that are stored for later starts, in one file.
+//! Stores the addresses of host names for later starts, in one file.
 //!
 //! A later daemon uses these addresses for names that do not resolve, so that the endpoints of
 //! these names are not removed. When every list has been read, the daemon drops stored names that
@@ -78,13 +78,13 @@ impl StoredHosts {
 pub struct HostStore {
     /// The names in the file of an earlier daemon, until every list has been read.
     pub earlier: BTreeSet<HostName>,
-    /// The names in the file, until the table has their addresses.
+    /// The names in the file, until [`HostTable`] contains their addresses.
     adopted: BTreeSet<HostName>,
     /// The addresses that were written last.
     known: BTreeMap<HostName, Arc<[IpAddr]>>,
     /// When the addresses were written last; `None` if no addresses were written.
     written: Option<Instant>,
-    /// Whether there is a file.
+    /// Whether the file exists.
     is_there: bool,
     /// Why the file could not be read; `None` once a read has succeeded.
     unread: Option<String>,
@@ -106,7 +106,7 @@ impl HostStore {
     }
 }
 
-/// The names that have addresses.
+/// The names in `hosts` that have addresses in `table`.
 fn with_addresses<'t>(
     hosts: &'t BTreeSet<HostName>,
     table: &'t HostTable,
@@ -128,7 +128,7 @@ impl Controller {
     pub fn store_hosts(&mut self, now: Instant) {
         let hosts = &mut self.sources.hosts;
         let (table, store) = (&hosts.table, &mut hosts.store);
-        // After the set of names has changed, the table contains the new names only a little later.
+        // After the set of names has changed, the new names appear in the table with a delay.
         let is_late = |host: &HostName| match table.0.get(host) {
             Some(state) => state.addresses.is_empty() && store.adopted.contains(host),
             None => true,

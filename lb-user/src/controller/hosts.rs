@@ -1,8 +1,8 @@
 //! Host names in lists: which names are resolved, and which lists are read again because a name has
 //! other addresses.
 //!
-//! The reader of lists reports the names that a list has. A name retains its last addresses, so a
-//! name that does not resolve removes no endpoint, even after a restart (`host_store`).
+//! The reader of lists reports the names that a list contains. A name retains its last addresses,
+//! so a name that does not resolve removes no endpoint, even after a restart (`host_store`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -44,16 +44,16 @@ impl WatchedSource {
 }
 
 impl Controller {
-    /// Stores the host names of a list that was read. Returns a fault if all lists together would
-    /// have too many names; then the names of the list's earlier version are still resolved.
+    /// Stores the host names of a list that was read. Returns a fault if all lists together have
+    /// too many names; in this case, the names of the list's earlier version are still resolved.
     pub fn host_fault(
         &mut self,
         service: &str,
         result: &Result<Contents, SourceError>,
     ) -> Option<SourceError> {
         let after = &self.sources.hosts.table;
-        // DNS may have answered after the list was read and before this call. Then the list must be
-        // read again.
+        // If DNS has answered after the list was read and before this call, the list must be read
+        // again.
         let (hosts, is_outdated) = match result {
             Ok(contents) => {
                 let before = &contents.table;

@@ -51,16 +51,16 @@ impl Leaving {
         !self.retired
     }
 
-    /// A client of this daemon. Reuses the lock that the client task holds, so that no later step
-    /// can fail for lack of a file descriptor.
+    /// A client of this daemon that leaves. Reuses the lock of the client task, so that no later
+    /// step can fail for lack of a file descriptor.
     pub fn of(client_task: ClientTask) -> Self {
         let (pins, lock) = client_task.into_lock();
         Self { retired: false, pins, removing: Backoff::default(), _lock: lock }
     }
 }
 
-/// Locks the pins that other versions have created for a client, except pins that are already
-/// leaving.
+/// Locks the pins that other versions have created for a client, except the pins of clients that
+/// are already leaving.
 ///
 /// # Errors
 /// If another socklb has the lock.
@@ -171,8 +171,8 @@ impl Controller {
     }
 
     /// Clients that should leave a cgroup, or be removed, but still balance connects there. The
-    /// reason is that the client that takes over the cgroup is not attached yet, or that this
-    /// cannot be determined.
+    /// client that takes over the cgroup is not attached yet, or the daemon cannot determine
+    /// whether it is attached.
     pub fn unable_to_leave(&self) -> Vec<CannotLeave> {
         let mut unable_to_leave = Vec::new();
         let mut add = |pins: &Pins, missing: Result<Option<String>, DatapathError>| {

@@ -1,9 +1,9 @@
 //! The state of the control laws that is stored for later starts, in one file: learnt weights,
 //! switches that operators have set, and members in slow start.
 //!
-//! The daemon reads the file once, at its start, before it applies any list. If the file cannot be
-//! read then, the daemon retries, and does not overwrite the file before a read succeeds, because
-//! it contains the operators' switches. A file that cannot be parsed is renamed.
+//! The daemon reads the file once, at its start, before it applies any list. If this read fails,
+//! the daemon retries, and does not overwrite the file before a read succeeds, because it contains
+//! the operators' switches. A file that cannot be parsed is renamed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -174,8 +174,8 @@ impl LoadStore {
 
 impl Controller {
     /// Stores the learnt weights if they have changed, at most once per [`STORE_INTERVAL`], and at
-    /// least once per [`MAX_STORE_INTERVAL`]. A new switch or a change of slow start is stored at
-    /// once.
+    /// least once per [`MAX_STORE_INTERVAL`]. An operator's new switch or a change of slow start is
+    /// stored at once.
     pub fn store_loads(&mut self, now: Instant) {
         let has_passed =
             |last: Option<Instant>, time| last.is_none_or(|last| now.saturating_duration_since(last) >= time);
@@ -232,7 +232,7 @@ impl Controller {
         unread.or_else(|| files.error_of(&StoredLoads::path(&self.config.paths.state))).map(str::to_owned)
     }
 
-    /// Handles the end of another attempt to read the file.
+    /// Handles the result of another attempt to read the file.
     pub fn apply_stored_loads(&mut self, file: StoredRead<StoredLoads>, now: Instant) {
         self.load_store.take(file);
         if self.load_store.unread.is_some() {
@@ -339,7 +339,7 @@ mod tests {
         let text =
             br#"{"schema":1,"clients":{"web":{"at":18446744073709551615,"services":{"users":{"switch":"stop",
             "factors":{"10.0.0.1:80":4294967295,"10.0.0.2:80":0}}}}}}"#;
-        let (snapshot, age) = known(text).snapshot("web", "users", at(5)).expect("the file is complete");
+        let (snapshot, age) = known(text).snapshot("web", "users", at(5)).expect("the service is stored");
         assert_eq!((snapshot.switch, age), (Switch::On, Duration::ZERO));
         assert!(
             snapshot.factors.iter().all(|(_, factor)| factor.number() > 0.0 && factor.number() <= 1_024.0)

@@ -31,7 +31,7 @@ pub trait Network: Send {
     /// The health of each target that has a result.
     fn results(&self) -> BTreeMap<ConnectTarget, ProbedHealth>;
 
-    /// The results of the probes of a target.
+    /// The results of a target's probes.
     fn findings(&self, target: &ConnectTarget) -> Option<Findings>;
 
     /// Starts to receive reports at this address, and to store them in the kernel with `store`.
@@ -44,7 +44,7 @@ pub trait Network: Send {
     /// describes.
     fn receive(&mut self, at: Option<ReceiveAt>);
 
-    /// For each interface of the configuration, how reports are received there.
+    /// How reports are received on each configured interface.
     fn interfaces(&self) -> Vec<status::InterfaceStatus>;
 
     fn interface_faults(&self) -> Vec<String>;
@@ -57,7 +57,6 @@ pub struct ReceiveAt {
     pub maps: Arc<HostMaps>,
     /// The address at which the daemon listens.
     pub address: SocketAddr,
-    /// The interfaces.
     pub place: Place,
     /// Whether the daemon also receives the datagrams that the kernel's program does not accept.
     pub passes_unbelieved: bool,

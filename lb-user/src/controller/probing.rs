@@ -71,16 +71,16 @@ pub struct Probing {
     /// derivation of a key takes microseconds.
     keys: BTreeMap<Name, (Keys<ServiceKey>, Keys<BackendKey>)>,
     disagreements: Disagreements,
-    /// Whether the configuration contains interfaces although no service requests reports.
+    /// Whether the configuration names interfaces (`xdp`), but no service requests reports.
     has_no_use: bool,
 }
 
-/// Backends on which services, or their lists, disagree.
+/// Backends for which services, or their lists, contradict each other.
 #[derive(Default)]
 struct Disagreements {
     /// Backends for which two services have no key in common. The daemon cannot determine which key
-    /// is right, so it does not poll these backends. If it did, a process with the wrong key could
-    /// send reports for them.
+    /// is right, so it does not poll these backends: a process with the wrong key could send
+    /// reports for them.
     keys: BTreeSet<Name>,
     /// Backends for which lists or services have two agents. The daemon polls the first agent. A
     /// wrong agent does not have the key, so its reports are not accepted.
@@ -110,7 +110,7 @@ impl Probing {
         }
     }
 
-    /// Counts of requests and of received datagrams, by outcome.
+    /// The numbers of requests and of received datagrams, for each outcome.
     pub fn counts(&self) -> ReportCounts {
         let counts = self.listener().map(|listener| listener.look(|_, counts, _| counts.clone()));
         let counts = counts.unwrap_or_default();
@@ -484,8 +484,8 @@ impl Controller {
 
     /// Removes these backends from the register, if no map `backends` can contain their ids.
     fn let_go(&mut self, gone: Vec<Name>) {
-        // The map of a client that is not running may still contain these ids, and so may the map
-        // of a leaving client that still begins flows.
+        // These ids may still be in the map of a client that is not running, and in the map of a
+        // leaving client that still begins flows.
         let has_rows = !self.clients.unstarted.is_empty()
             || self.clients.leaving.iter().any(Leaving::begins_flows)
             || self.clients.tasks.iter().any(|client_task| !client_task.is_settled());

@@ -30,7 +30,8 @@ pub struct Register {
     ids: ReportIds,
     /// The keys of each entry that this daemon has written.
     written: BTreeMap<Name, Keys<BackendKey>>,
-    /// Backends that have an entry but are no longer polled, and since when.
+    /// Backends that have an entry but are no longer polled, each with the time at which polling
+    /// ended.
     absent: BTreeMap<Name, Instant>,
 }
 
@@ -39,7 +40,7 @@ pub struct Register {
 const RETENTION: Duration = Duration::from_mins(1);
 
 /// The longest time for which a report can declare its backend a lame duck, in nanoseconds.
-#[expect(clippy::cast_possible_truncation, reason = "it is an hour")]
+#[expect(clippy::cast_possible_truncation, reason = "`MAX_HOLD` is an hour")]
 const MAX_HOLD_NS: u64 = MAX_HOLD.as_nanos() as u64;
 
 impl Register {
@@ -57,8 +58,8 @@ impl Register {
             let taken = name.map(|name| ids.adopt(name, sender.id));
             match taken {
                 Some(Ok(())) => {
-                    // No report can set so late a time, so the value is invalid. It is cleared
-                    // here, because later reports would not clear it.
+                    // A time this late is invalid, because no report can set it. It is cleared
+                    // here, because later reports do not clear it.
                     if maps.lame_until_ns(sender.id) > latest {
                         maps.set_lame_until_ns(sender.id, 0);
                     }
@@ -74,7 +75,7 @@ impl Register {
         Ok(Self { maps, storing, ids, written: BTreeMap::new(), absent: BTreeMap::new() })
     }
 
-    /// The handle with which the thread that receives reports stores these reports.
+    /// The handle through which the thread that receives reports stores them.
     pub fn store(&self) -> ReportStore {
         ReportStore::new(Arc::clone(&self.maps), Arc::clone(&self.storing))
     }
@@ -154,8 +155,8 @@ impl Register {
         Ok(())
     }
 
-    /// Whether every backend with an entry is polled, and every polled backend has an entry. Then
-    /// no later call has work to do.
+    /// Whether every backend with an entry is polled, and every polled backend has an entry. If
+    /// `true`, later calls have no work to do.
     pub fn is_steady(&self) -> bool {
         self.absent.is_empty() && self.ids.uncovered() == 0
     }

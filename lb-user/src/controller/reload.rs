@@ -80,7 +80,7 @@ pub struct Reload {
     pub refused: u64,
     /// When the current configuration came into force.
     pub in_force_since: SystemTime,
-    /// A description of the changes by the configuration in force; `None` once the maps of all
+    /// The changes that the configuration in force has made, as text; `None` once the maps of all
     /// clients match this configuration.
     following: Option<String>,
     /// Why the file cannot be used; `None` if it can be used.
@@ -127,8 +127,8 @@ impl Controller {
         self.request(true, now);
     }
 
-    /// Reads the file because another part of the configuration has changed: the address of a
-    /// service.
+    /// Reads the file because a service's address from a server has changed, which is part of the
+    /// configuration.
     pub fn reload_changed(&mut self, now: Instant) {
         self.request(false, now);
     }
@@ -156,7 +156,7 @@ impl Controller {
         }
     }
 
-    /// Handles the end of a check of the configuration file.
+    /// Handles the result of a check of the configuration file.
     pub fn looked_at_config(&mut self, is_due: bool, result: Result<Option<Stamp>, NoAnswer>, now: Instant) {
         match result {
             Ok(stamp) => {

@@ -37,8 +37,8 @@ pub struct RemoteState {
     pub suspension: Option<Suspension>,
     /// The last list that was read, if that list is not valid.
     invalid: Option<InvalidAnswer>,
-    /// The suspension that ended when the read that is under way was requested. If that read fails,
-    /// the suspension applies again.
+    /// The suspension that ended when the current read was requested. If this read fails, the
+    /// suspension applies again.
     ended: Option<Suspension>,
     /// When the server last confirmed a valid list; `None` if this is not known.
     valid_at: Option<Instant>,
@@ -63,7 +63,7 @@ struct InvalidAnswer {
 pub struct Shrink {
     pub pending: PendingRemovals,
     pub since: Instant,
-    /// The number of the server's answers when the removals were first read.
+    /// How many answers the server had sent when the removals were first read.
     answers: u64,
     /// Whether another query was requested, so that the server can repeat the removals.
     is_queried: bool,

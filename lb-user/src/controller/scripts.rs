@@ -225,7 +225,10 @@ fn a_recreated_cgroup_is_covered_and_the_old_one_until_its_flows_end() {
         assert!(stage.task().cgroup().is_some_and(|cgroup| FakeCgroup(cgroup.id) == new));
         let kernel = |stage: &Stage| {
             let kernel = stage.task().datapath().kernel();
-            (kernel.begins_at().expect("no fault"), kernel.has_old_links(new.0).expect("no fault"))
+            (
+                kernel.begins_at().expect("faults are off"),
+                kernel.has_old_links(new.0).expect("faults are off"),
+            )
         };
         assert_eq!(
             kernel(stage),
@@ -243,7 +246,7 @@ fn a_recreated_cgroup_is_covered_and_the_old_one_until_its_flows_end() {
 fn a_client_removed_by_an_operator_stays_removed() {
     script("", |stage| {
         stage.stop_faults();
-        stage.kernel.detach(&stage.pins()).expect("no fault");
+        stage.kernel.detach(&stage.pins()).expect("faults are off");
         assert_eq!(stage.connect(), Err(0));
         stage.changed(cgroup_path("web"));
         for _ in 0..60 {
@@ -257,13 +260,14 @@ fn a_client_removed_by_an_operator_stays_removed() {
         stage.changed(CONFIG);
         stage.tick();
         assert_eq!((stage.connect(), stage.pinned()), (Err(0), vec![]));
-        // SIGHUP creates the client again, as a changed configuration or a restart would.
+        // SIGHUP creates the client again. A changed configuration or a restart has the same
+        // effect.
         (stage.sent, stage.open) = Default::default();
         stage.kernel.faults().fail_some(FAULTS_PER_MILLE, SEED);
         stage.dispatch(Event::Hangup);
         stage.stop_faults();
         assert_eq!((stage.dial(3), stage.faults()), (0, vec![]));
-        stage.kernel.detach(&stage.pins()).expect("no fault");
+        stage.kernel.detach(&stage.pins()).expect("faults are off");
         stage.changed(cgroup_path("web"));
         stage.tick();
         (stage.sent, stage.open) = Default::default();
@@ -320,7 +324,7 @@ fn a_failing_backend_gets_at_most_its_share() {
                 let share = 40 * rate / 3;
                 assert!(
                     (1..=share).contains(&failed),
-                    "{policy}, {held} held, {rate}/s: {failed}, share {share}"
+                    "{policy}, {held} held, {rate} connects/s: {failed} failed, share {share}"
                 );
             });
         }
@@ -380,7 +384,10 @@ fn single_errors_of_others_give_a_failing_backend_no_more_connects() {
                         }
                     }
                 });
-                assert!((1..=66).contains(&failed), "{policy}, each {every} s: {failed} of 200");
+                assert!(
+                    (1..=66).contains(&failed),
+                    "{policy}, resets each {every} s: {failed} of 200 failed"
+                );
             });
         }
     }
@@ -398,7 +405,7 @@ fn a_recovered_backend_soon_gets_connects() {
                 let before = stage.sent[&address(BACKENDS[0])];
                 stage.dial_each_second(seconds, rate, |_, _| {});
                 let got = stage.sent[&address(BACKENDS[0])] - before;
-                assert!(got > 0, "{policy}, {rate}/s: nothing in {seconds} s");
+                assert!(got > 0, "{policy}, {rate} connects/s: none reached it in {seconds} s");
             });
         }
     }

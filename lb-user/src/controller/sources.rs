@@ -53,7 +53,7 @@ pub struct ListPurpose {
     /// The effect on connects while the server's list is suspended; `None` if it is not suspended.
     pub suspension: Option<Suspension>,
     /// The version of the file that was read last. Removals are deferred only if the file is
-    /// unchanged: an endpoint that an edit of the file removes is removed at once.
+    /// unchanged: an edit of the file takes effect at once.
     pub seen: Option<Option<Stamp>>,
     /// How host names are resolved.
     pub dns: DnsSettings,
@@ -134,8 +134,8 @@ impl WatchedSource {
         }
     }
 
-    /// Reuses computed results of `assignments` for each list of the feed that is equal to their
-    /// list.
+    /// For each list of the feed that equals the list of `assignments`, reuses the results that
+    /// `assignments` contains.
     pub fn take_over(&mut self, assignments: &Assignments) {
         for contents in self.feed.lists() {
             contents.assignments.take_over(assignments);
@@ -143,8 +143,8 @@ impl WatchedSource {
     }
 }
 
-/// The sources of the lists of all services that any client uses, by service name. Services with a
-/// list in the configuration itself are not included.
+/// The source of each service that any client uses, keyed by service name. Services with a list in
+/// the configuration itself are not included.
 pub fn sources(config: &Config) -> BTreeMap<String, ListSource> {
     let mut sources = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
@@ -164,8 +164,8 @@ impl Controller {
     /// there is no stored list either, the kernel's tables remain unchanged; if the kernel has no
     /// tables because this is the first start, connects fail with the service's errno.
     ///
-    /// If the service already had a file or a server, its count of failures and its times are
-    /// retained.
+    /// If the service already had a file or a server, the failure count and the times of this
+    /// source are retained.
     pub fn take_reloaded(
         &mut self,
         reading: Reading,
@@ -270,7 +270,7 @@ impl Controller {
         files.chain([&*self.config.path]).map(directory_of).collect()
     }
 
-    /// Handles the end of a check of a file.
+    /// Handles the result of a check of a file.
     pub fn looked(
         &mut self,
         service: &str,
@@ -322,7 +322,7 @@ impl Controller {
     }
 }
 
-/// The list in force of a service when a read begins.
+/// A service's list in force when a read begins.
 pub struct ListInForce {
     pub source: ListSource,
     pub assignments: Assignments,

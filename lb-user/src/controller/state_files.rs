@@ -1,5 +1,5 @@
-//! The files that a later start needs. One piece of background work stores all of them outside of
-//! the event loop. It is retried for files that could not be stored.
+//! The files that a later start needs. One `BackgroundWork::Store` stores all of them outside of
+//! the event loop. Files that could not be stored are retried.
 //!
 //! The file system may be full, or may not answer. Connects do not need these files, so a failure
 //! is only logged, and only once. If the daemon cannot store an operator's change, the answer to
@@ -70,8 +70,8 @@ pub enum StoredRead<S> {
 }
 
 impl<S: StoredFile> StoredRead<S> {
-    /// The content of the file; `None` if there is no content. If the file cannot be read, stores
-    /// the reason in `unread`, because the file must not be overwritten then.
+    /// The content of the file; `None` if there is no content. A file that cannot be read must not
+    /// be overwritten, so the reason is then stored in `unread`.
     pub fn content(self, unread: &mut Option<String>) -> Option<S> {
         let (content, error) = match self {
             Self::Read(content) => (Some(content), None),

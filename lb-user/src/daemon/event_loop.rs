@@ -1,5 +1,5 @@
-//! The event loop: its threads, the signals, and the wait for the next event. No other file reads
-//! the clock of events (`Instant::now`).
+//! The event loop: its threads, the signals, and the wait for the next event. Only this file reads
+//! the clock for the times of events (`Instant::now`).
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::num::NonZero;
@@ -219,9 +219,9 @@ impl Shell {
 }
 
 /// The shortest time between two turns in which the loop applies results of probes and reports.
-/// Without this pause, a process with a backend's key could use all of the loop's time by
-/// continuous changes of the backend's reports. Connects avoid a lame duck even before the loop has
-/// applied the backend's report.
+/// Without this pause, a process with a backend's key could use all of the loop's time by changing
+/// the backend's reports continuously. Connects avoid a lame duck even before the loop has applied
+/// the backend's report.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The shortest time between two turns in which the loop handles answers of servers.

@@ -100,8 +100,8 @@ impl Files for HostFiles {
     fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
         let published = StateDirectory::public(directory);
         // Envoy reads a file again whenever the file is replaced, so a file that already has this
-        // content is not replaced. The read fails if the file is longer than `text`; then its
-        // content differs.
+        // content is not replaced. The read fails if the file is longer than `text`; in this case,
+        // the content differs.
         if published.read(name, text.len() as u64).is_ok_and(|before| before.as_deref() == Some(text)) {
             return Ok(());
         }
@@ -198,10 +198,12 @@ mod tests {
         std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
         std::fs::write(&file, "{\"schema\":2}").unwrap();
-        let StoredRead::Unread(why) = read_stored_loads(&file) else { panic!("the file exists") };
+        let StoredRead::Unread(why) = read_stored_loads(&file) else {
+            panic!("the file was not reported as unread")
+        };
         assert!(why.contains("the file's schema is 2") && why.contains("cannot be renamed"), "{why}");
         std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
-        // A file that is too long is renamed as well, so that later files can be stored.
+        // A file that is too long is also renamed, so that later files can be stored.
         std::fs::File::create(&file).unwrap().set_len(StoredLoads::MAX_BYTES + 1).unwrap();
         assert!(matches!(read_stored_loads(&file), StoredRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();

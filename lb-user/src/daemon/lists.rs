@@ -40,7 +40,7 @@ impl ListReader {
         Self { io: FileIo::new(), files, servers, texts, parsing: Arc::default() }
     }
 
-    /// Reads the list and completes its assignments, unless the version of the list is still
+    /// Reads the list and computes its missing assignments, unless the version of the list is still
     /// `known`.
     pub async fn read(
         &self,
@@ -81,7 +81,7 @@ impl ListReader {
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
-        // At a start, the new list is compared with the stored list of the earlier run, so that the
+        // At a start, the new list is compared with the stored list of the earlier run, so that a
         // removal of most endpoints is deferred.
         let is_compared = wants_last_good && source.rules().is_none_or(|rules| rules.limits_shrink);
         let (version, mut result) = match source.file() {
@@ -126,7 +126,7 @@ impl ListReader {
         FirstRead { version, result, instead: Some(instead).filter(|instead| !is_absent(instead)) }
     }
 
-    /// The stored list as the base of a comparison. The comparison needs no assignments.
+    /// The stored last good list, without assignments, for a comparison with the new list.
     async fn stored_guard(
         &self,
         source: &ListSource,
@@ -138,9 +138,9 @@ impl ListReader {
         Some(Guard { base: stored.assignments.shared_list(), accepted: None })
     }
 
-    /// Waits, for at most `patience`, until DNS has answered for all host names of the list;
-    /// addresses that an earlier run stored are no answer. Returns whether there was a name without
-    /// an answer, so that the list must be read again.
+    /// Waits, for at most `patience`, until DNS has answered for all host names of the list.
+    /// Addresses that an earlier daemon stored are not answers. Returns whether a name had no
+    /// answer at the beginning; the list must then be read again.
     async fn has_waited(
         &self,
         read: &Result<Contents, SourceError>,
@@ -271,7 +271,7 @@ impl ListReader {
             let parsed = parse(&purpose);
             drop(turn);
             let mut contents = parsed?;
-            // This may take seconds for the largest jobs.
+            // This may take seconds for a job with many tasks and endpoints.
             if let Some(before) = &purpose.before {
                 contents.assignments.follow(before);
             }

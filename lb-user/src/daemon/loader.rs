@@ -63,8 +63,8 @@ impl Loader {
             },
         };
         // A configuration that equals the running one is applied only at a start or on request. If
-        // only the file's stamp has changed, clients without pins, because an operator has removed
-        // the pins, are not opened again.
+        // only the file's stamp has changed, a client without pins is not opened again, because an
+        // operator has removed the pins.
         if let Ok(config) = &loaded.config
             && (is_wanted || *config != running)
         {

@@ -25,7 +25,8 @@ pub struct HostNetwork {
 }
 
 impl HostNetwork {
-    /// A network without targets. `news` is notified when the health of a backend changes.
+    /// A network that does not probe or poll any backend yet. `news` is notified when the health of
+    /// a backend changes.
     pub fn new(news: Arc<Notify>, pins: PathBuf, features: Features) -> Self {
         let probes = Probes::new(Arc::clone(&news));
         Self { probes, receiving: Receiving::default(), news, pins, features }

@@ -15,8 +15,8 @@ use crate::controller::{
 };
 
 /// Opens the clients that do not run, and computes the assignments of the lists in force. May block
-/// as long as [`ClientOpener::open_all`], plus seconds to compute the assignments of the largest
-/// jobs.
+/// as long as [`ClientOpener::open_all`], plus seconds to compute the assignments of jobs with many
+/// tasks and endpoints.
 pub fn open(request: OpenRequest) -> Tried {
     let OpenRequest { clients, there, statics, in_force, opener } = request;
     let mut by_service = assignments::statics(&clients, &statics);
@@ -30,14 +30,14 @@ pub fn open(request: OpenRequest) -> Tried {
 }
 
 impl ClientOpener {
-    /// Opens a client, and locks the pins that other versions have created for it.
+    /// Opens a client, and locks the pins that other versions of socklb have created for it.
     fn open(&self, client: ClientConfig) -> Result<(ClientTask, Vec<Leaving>)> {
         let kernel = &*self.environment.kernel;
         // While the daemon is stopping, no further client may be opened, because a successor waits
         // for the locks.
         ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
-        // These pins are locked before any change, because a socklb of another version may be
-        // running.
+        // The pins of other versions are locked before any change, because a socklb of another
+        // version may be running.
         let others = lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
         match self.open_here(client) {
             Ok(client_task) => Ok((client_task, others)),

@@ -1,7 +1,7 @@
-//! The reception of reports by the kernel, on the network interfaces that the configuration names.
-//! On these interfaces, new reports affect connects even while the daemon does not run, because
-//! attached programs outlive the daemon. On other interfaces, only the daemon's socket receives
-//! reports, by the same rules.
+//! Manages the programs that receive reports in the kernel, on the network interfaces that the
+//! configuration names. On these interfaces, new reports affect connects even while the daemon does
+//! not run, because attached programs outlive the daemon. On other interfaces, only the daemon's
+//! socket receives reports, and the same rules apply.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

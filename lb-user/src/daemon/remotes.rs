@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::controller::Event;
 
-/// The servers of a network.
+/// The servers that send lists, and the DNS servers.
 pub trait Servers: Send + Sync {
     /// Requests this list from now on, and returns the server's answers.
     fn query(&self, wanted: DiscoveryRequest) -> watch::Receiver<Latest>;

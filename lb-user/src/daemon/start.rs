@@ -46,7 +46,7 @@ pub fn check_host(config: &Config) -> Result<Features> {
 pub struct Listeners {
     path: PathBuf,
     queries: mpsc::Sender<ControllerQuery>,
-    /// Members of this group may send commands that change state, like root and the daemon's user.
+    /// Members of this group, root and the daemon's user may send commands that change state.
     admins: Option<u32>,
     bound: Option<(api::Bound, Option<TcpListener>)>,
     /// The configuration of the metrics port, with the host names that requests to the port may

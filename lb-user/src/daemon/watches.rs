@@ -18,7 +18,7 @@ pub struct Watches(Arc<Mutex<WatchState>>);
 struct WatchState {
     /// `None` if an inotify instance could not be created.
     watcher: Option<Watcher>,
-    /// The paths that cannot be watched and for which this was already logged.
+    /// The paths for which a failed watch was already logged.
     unwatched: BTreeSet<PathBuf>,
 }
 

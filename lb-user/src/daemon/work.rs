@@ -26,7 +26,8 @@ use crate::source::{MAX_BYTES, NoAnswer, Stamp, directory_of};
 /// The longest wait until files are stored. Files are written and synchronized one by one.
 const TO_STORE: Duration = Duration::from_secs(10);
 
-/// A search for a client's processes reads the records of flows that began within this time.
+/// A search for a client's processes reads the records of flows that began within this time before
+/// the search.
 const RECENT: Duration = Duration::from_mins(1);
 
 /// Cheap to clone.

@@ -123,7 +123,7 @@ impl ReportSocket {
                 .collect();
             let mut headers: Vec<libc::mmsghdr> =
                 parts.iter_mut().zip(&mut names).map(|(part, name)| header(part, name)).collect();
-            let length = libc::c_uint::try_from(headers.len()).expect("a batch");
+            let length = libc::c_uint::try_from(headers.len()).expect("a batch has at most 64 parts");
             // SAFETY: the headers point to addresses, parts and bytes that outlive the call, which
             // only reads them.
             let count = unsafe {
@@ -157,7 +157,7 @@ impl ReceivedBatch {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "it is 64")]
+#[expect(clippy::cast_possible_truncation, reason = "`BATCH` is 64")]
 const BATCH_C: libc::c_uint = BATCH as libc::c_uint;
 
 fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
@@ -172,7 +172,7 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     let _ = sockopt::set_socket_recv_buffer_size_force(&socket, BUFFER);
     // These datagrams are so small that no path has to fragment them. An IPv4 packet that may be
     // fragmented needs an id from a counter that all processors share; the counter takes about 5 %
-    // of the time of a send. If the kernel rejects the option, a send takes this time as well.
+    // of the time of a send. If the kernel rejects the option, each send also takes this time.
     let _ = sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO);
     rustix::net::bind(&socket, &address)?;
     Ok(UdpSocket::from(socket))
@@ -232,7 +232,7 @@ fn header(part: &mut libc::iovec, name: &mut SocketName) -> libc::mmsghdr {
         SocketName::V6(v6) => (std::ptr::from_mut(v6).cast(), size_of::<libc::sockaddr_in6>()),
     };
     header.msg_hdr.msg_name = address;
-    header.msg_hdr.msg_namelen = libc::socklen_t::try_from(length).expect("a few bytes");
+    header.msg_hdr.msg_namelen = libc::socklen_t::try_from(length).expect("an address has a few bytes");
     header
 }
 
@@ -288,8 +288,8 @@ mod tests {
         let to = there.address().unwrap();
         let other_family: SocketAddr = "[::1]:9".parse().unwrap();
         assert_eq!(here.send(&[(to, [1; BYTES]), (other_family, [2; BYTES]), (to, [3; BYTES])]), 2);
-        // No process listens there: an error that the kernel reports later must not affect the next
-        // call.
+        // No process listens at `to`: an error that the kernel reports later must not affect the
+        // next call.
         drop(there);
         here.send(&[(to, [4; BYTES])]);
         assert_eq!(here.receive(&mut ReceivedBatch::default()).unwrap(), 0);

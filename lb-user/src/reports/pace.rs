@@ -14,7 +14,7 @@ pub const APART: Duration = Duration::from_millis(4);
 /// polled every two seconds, the thread never pauses.
 const AT_ONCE: u32 = 16;
 
-/// A token bucket of turns, by CLOCK_MONOTONIC.
+/// A token bucket of turns. Times are CLOCK_MONOTONIC.
 #[derive(Debug)]
 pub struct TokenBucket {
     /// The number of turns that may be taken without a pause, times [`APART`].
@@ -65,6 +65,6 @@ mod tests {
             now += pace.turn(now) + MS / 100;
             turns += 1;
         }
-        assert!((250..=270).contains(&turns), "{turns}");
+        assert!((250..=270).contains(&turns), "{turns} turns");
     }
 }

@@ -63,8 +63,8 @@ impl ClientTask {
     /// nothing until a retry is due.
     ///
     /// # Errors
-    /// If the kernel refuses, or the attachment cannot be read. Then nothing changes. The `bool` is
-    /// `true` if the error differs from the last one.
+    /// If the kernel refuses, or the attachment cannot be read. In both cases nothing changes. The
+    /// `bool` is `true` if the error differs from the last one.
     pub fn follow_cgroup(&mut self, now: Instant) -> Result<Followed, (DatapathError, bool)> {
         if self.is_unpinned || self.first_look.is_some() || !self.attaching.is_due(now) {
             return Ok(Followed::Unchanged);
@@ -90,7 +90,7 @@ impl ClientTask {
         }
         let there = self.cgroup_there()?;
         // If an earlier daemon has created these links (`self.cgroup` is `None`), `attach` replaces
-        // their programs by this daemon's.
+        // their programs with this daemon's.
         self.links_seen = None;
         if let Some(there) = there
             && self.kernel().is_fully_attached(there.id)?

@@ -1,6 +1,6 @@
-//! Weights that change although lists do not: with load, and in slow start. Each service's
-//! [`Control`] receives the state of the row and returns factors; the factors become a fact for the
-//! balancer.
+//! Weights that change without a new list: weights that follow load, and slow start. Each service's
+//! [`Control`] receives the state of the service's [`Row`] and returns factors; the factors become
+//! a fact for the balancer.
 //!
 //! Once a second, the controller evaluates the reports of the backends of all client tasks. Then it
 //! rebuilds the tables that differ most from the wanted weights, up to the maximum number per tick.
@@ -40,9 +40,9 @@ pub struct Controlled {
     /// The number of flows that had begun by the last tick; `None` before the first tick.
     begun: Option<u64>,
     counted: ByAddress<BackendFlows>,
-    /// The state of the row at the last tick.
+    /// The state of the service's [`Row`] at the last tick.
     look: Look,
-    /// The time of the last tick, by CLOCK_MONOTONIC.
+    /// The CLOCK_MONOTONIC time of the last tick.
     looked: Duration,
     /// The number of tables that were built because of the control law or slow start.
     tables: u64,
@@ -58,8 +58,8 @@ struct BackendFlows {
     of_late: OfLate,
 }
 
-/// The number of ticks between two counts of failed flows. Counts are rare, because each reads half
-/// a kilobyte per backend and CPU.
+/// The number of ticks between two counts of failed flows. Failed flows are counted rarely, because
+/// each count reads half a kilobyte per backend and CPU.
 const COUNTED_TICKS: u32 = 5;
 
 impl Controlled {
@@ -104,7 +104,8 @@ impl Controller {
     }
 }
 
-/// The reports of a client task's backends: by service, in the order of the table's members.
+/// The reports of a client task's backends: one list for each service, in the order of the table's
+/// members.
 struct MemberReports(Vec<Vec<Option<ReceivedReport>>>);
 
 impl MemberReports {
@@ -212,10 +213,10 @@ impl ClientTask {
         }
     }
 
-    /// Runs the control laws on the current reports and counts, once per tick. Returns the
-    /// proposals that differ enough to justify a new table, by position of the service. `report`
-    /// returns the report of a member, by the position of the service and the position of the
-    /// member in its table. `tick` is the number of this tick.
+    /// Runs the control laws on the current reports and counts, once per tick. Returns each
+    /// proposal that differs enough to justify a new table, with the position of its service.
+    /// `report` returns a member's report; its arguments are the positions of the service and of
+    /// the member in the table. `tick` is the number of this tick.
     pub fn tick_controls(
         &mut self,
         tick: u32,
@@ -302,7 +303,7 @@ impl ClientTask {
         controlled.is_some_and(|(_, controlled)| controlled.activity.is_used())
     }
 
-    /// The state of a row; `None` before there is a list.
+    /// The state of a service's [`Row`]; `None` before the service has a list.
     fn look(
         &self,
         position: usize,
@@ -367,7 +368,7 @@ impl ClientTask {
         }
     }
 
-    /// For each member of a service with a law, counts the failed flows and all flows.
+    /// For each member of a service with a control law, counts the failed flows and all flows.
     fn count_failed(&self, controls: &mut [Option<(String, Controlled)>]) {
         let mut slots: BTreeMap<Slot, (usize, SocketAddr, BackendRef)> = BTreeMap::new();
         for (position, controlled) in controls.iter().enumerate() {
@@ -407,8 +408,8 @@ impl ClientTask {
         });
     }
 
-    /// Sets the switch of a service's law, as an operator has requested. Returns the earlier
-    /// switch; `None` if the service has no law here.
+    /// Sets the switch of a service's control law, as an operator has requested. Returns the
+    /// earlier switch; `None` if this client's service has no control law.
     pub fn switch_control(&mut self, service: &str, switch: Switch) -> Option<Switch> {
         let mut controls = self.controls.iter_mut().flatten();
         let (_, controlled) = controls
@@ -436,7 +437,7 @@ impl ClientTask {
         controls.fold(false, |any, (_, controlled)| controlled.control.take_slow_starts_changed() || any)
     }
 
-    /// The part of status that shows weights that change, for each service, by name.
+    /// The part of status about weights that change, keyed by service name.
     pub fn loads(&self) -> BTreeMap<String, load::ServiceLoadStatus> {
         let controls = self.controls.iter().flatten();
         controls.map(|(name, controlled)| (name.clone(), controlled.view())).collect()

@@ -1,5 +1,5 @@
-//! Errors of backends that count as load, for the policies that compare load. The errors that
-//! backends report are added to the errors that the kernel programs count.
+//! Counts errors of backends as load, for the policies that compare load. The errors that backends
+//! report are added to the errors that the kernel programs count.
 //! [`error_load`](lb_core::control::error_load) decides how much load an error is equivalent to.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -57,8 +57,8 @@ impl ClientTask {
 
     /// Ejects backends for new guesses, so that the kernel programs test them by trials. Marks the
     /// guesses that connections have refuted; the next reading of probe results applies the marks.
-    /// Does nothing until the maps match the plan, because until then the only backends that
-    /// connects can choose may be those that this function would eject.
+    /// Does nothing until the maps match the plan, because until then, connects may have no other
+    /// backends to choose than the ones that this function ejects.
     pub fn judge_guesses(&mut self) {
         if self.guesses.is_empty() || !self.is_settled() {
             return;

@@ -39,7 +39,7 @@ pub struct LoggedHealth {
     /// Whether the health of any backend may have changed since it was last logged.
     pub is_stale: bool,
     /// For each backend, by service position and address: the health that was logged last, and the
-    /// witness of this health.
+    /// witness ([`Who`]) that determined it.
     health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
     backends: BTreeMap<BackendRef, LoggedEjections>,
     /// The ejected backends that should get an early trial. `tried` has the time of each backend's
@@ -77,8 +77,8 @@ pub struct Serving {
     grown_at: Option<Instant>,
 }
 
-/// The ejections and readmissions of a backend up to the last reading, and whether it was ejected
-/// then.
+/// The numbers of a backend's ejections and readmissions when its counters were last read, and
+/// whether the backend was ejected at that time.
 #[derive(Clone, Copy, Debug)]
 struct LoggedEjections {
     ejections: u64,
@@ -86,7 +86,7 @@ struct LoggedEjections {
     is_ejected: bool,
 }
 
-/// A backend that was ejected and readmitted between two readings.
+/// A backend that was ejected and readmitted between two readings of its counters.
 struct Line {
     service: String,
     backend: SocketAddr,
@@ -140,9 +140,9 @@ impl ClientTask {
 
     /// Finds the services that have too few available backends but still serve. A service serves if
     /// one of its backends has established a connection within the duration of a first ejection.
-    /// Call this before a service's changes are executed; otherwise a single new fact could start
-    /// panic although the service still serves. If counters cannot be read, the check is repeated
-    /// about a second later.
+    /// Call this before a service's changes are executed: without this call, a single new fact
+    /// could start panic in a service that still serves. If counters cannot be read, the check is
+    /// repeated about a second later.
     pub fn look_who_serves(&mut self, now: Instant) {
         /// The maximum number of backends that are checked per service.
         const LOOKS: usize = 256;
@@ -209,7 +209,7 @@ impl ClientTask {
     /// Makes the next connect the trial of an ejected backend that has returned. A backend has
     /// returned if a probe or its own report shows that it is healthy again, or if its agent has
     /// restarted. Each backend gets at most one such trial within the duration of a first ejection.
-    /// Call this only when the maps match the plan, because before that no backend may get a trial.
+    /// Call this only when the maps match the plan, because no backend may get a trial earlier.
     pub fn try_returned(&mut self, now: Instant) {
         let backends = &self.datapath.applied().backends;
         let at = |slot: Slot| {
@@ -265,8 +265,8 @@ impl ClientTask {
         }
     }
 
-    /// The backends that the service at this position uses, and the backends that it would use
-    /// next.
+    /// The backends that the service at this position uses, and the next endpoints of its order,
+    /// which may replace them.
     pub fn candidates(&self, position: usize) -> Vec<ProbeCandidate> {
         let Some((_, index, Some((_, membership)))) = self.balancer.services().nth(position) else {
             return Vec::new();
@@ -285,9 +285,9 @@ impl ClientTask {
         let of_row = self.balancer.row(position).map(|row| &row.usable);
         let is_of_row = |address: &SocketAddr| of_row.is_some_and(|row| row.contains_key(address));
         let probed = probed(membership, |address| is_of_row(&address));
-        // If weights follow load, the load of all members of the row is needed, including members
-        // with few connects. The samples in `window` are too far apart to detect short flows, so
-        // `is_in_use` is also checked.
+        // If weights follow load, the load of all members is needed, including members with few
+        // connects. The samples in `window` are too far apart to detect short flows, so `is_in_use`
+        // is also checked.
         let is_used = !active.is_empty() || self.is_in_use(position);
         let follows_load = self.client.services[position].service.control.law.is_some() && is_used;
         let endpoints = probed.map(|member| &member.endpoint);
@@ -407,7 +407,7 @@ impl ClientTask {
         Ok(())
     }
 
-    /// The time after which an unavailable member is replaced, by service name.
+    /// The time after which an unavailable member is replaced, keyed by service name.
     pub fn replace_after(&self) -> BTreeMap<String, Duration> {
         let services = self.client.services.iter().map(|configured| &configured.service);
         services.map(|service| (service.name.clone(), service.health.replace_after)).collect()
@@ -429,7 +429,7 @@ impl ClientTask {
         panics.map(|(_, (service, ..))| service.name.clone()).collect()
     }
 
-    /// The endpoints that no task of the job uses, by service name.
+    /// The endpoints that no task of the job uses, keyed by service name.
     pub fn unused(&self) -> BTreeMap<String, UnusedEndpoints> {
         let unused = self.balancer.services().filter_map(|(service, _, in_use)| {
             let (_, membership) = in_use?;
@@ -438,7 +438,7 @@ impl ClientTask {
         unused.collect()
     }
 
-    /// The list in use, by service name.
+    /// The list that each service uses, keyed by service name.
     pub fn lists(&self) -> BTreeMap<String, Arc<EndpointList>> {
         let services = self.client.services.iter().enumerate();
         let lists = services.filter_map(|(position, configured)| {
@@ -447,7 +447,8 @@ impl ClientTask {
         lists.collect()
     }
 
-    /// For how long each unavailable backend has been unavailable, by service name and address.
+    /// For how long each unavailable backend has been unavailable, keyed by service name and
+    /// address.
     pub fn unavailable(&self, now: Instant) -> BTreeMap<(String, SocketAddr), Duration> {
         let names: BTreeMap<ServiceIndex, &str> =
             self.balancer.services().map(|(service, index, _)| (index, service.name.as_str())).collect();

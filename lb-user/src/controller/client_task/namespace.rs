@@ -111,8 +111,8 @@ impl ClientTask {
     }
 
     /// Stores a namespace that differs from the earlier one; `None` if it is unknown. If the
-    /// client's processes are now in another namespace than the daemon, or no longer, logs this and
-    /// requests that the results of probes are applied again.
+    /// client's processes have entered or left the daemon's namespace, logs this and requests that
+    /// the results of probes are applied again.
     fn namespace_found(&mut self, namespace: Option<ClientNamespace>) {
         let was_elsewhere = self.is_elsewhere();
         self.namespace = namespace;

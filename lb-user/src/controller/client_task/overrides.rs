@@ -81,7 +81,7 @@ impl ClientTask {
         effects
     }
 
-    /// Whether a drain of these backends changes this task and would leave it without an available
+    /// Whether a drain of these backends changes this task and leaves it without an available
     /// member.
     pub fn would_be_left_without(&self, service: &str, drained: &BTreeSet<SocketAddr>) -> bool {
         let Some(row) = self.position(service).and_then(|position| self.balancer.row(position)) else {

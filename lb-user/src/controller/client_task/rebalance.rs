@@ -49,9 +49,9 @@ impl ClientTask {
                 rebalance.handle_outcome(at, ClosingOutcome::Postponed);
                 continue;
             }
-            // Without this call, the redial might not be the trial: after a failed trial, the
-            // programs begin the next trial only after as many other connects as there are
-            // available backends.
+            // Without this call, the client's next connect might not be the trial: after a failed
+            // trial, the programs begin the next trial only after as many other connects as there
+            // are available backends.
             if let Some(at) = closing.trial.and_then(|address| self.balancer.slot(position, address)) {
                 self.datapath.try_at_once(&[at.slot]);
             }
@@ -129,7 +129,7 @@ impl ClientTask {
         Some(MemberState::TrialDue { trials })
     }
 
-    /// The part of status about each service with `rebalance`, by the service's name.
+    /// The part of status about `rebalance`, keyed by service name.
     pub fn rebalance_views(&self, now: Instant) -> BTreeMap<String, RebalanceStatus> {
         let at = self.clock.monotonic(now);
         let view = |(name, rebalance): (&String, &Rebalance)| {

@@ -2,7 +2,7 @@
 //!
 //! Steps that are not possible yet (reuse of a region that a program may still read, freeing of a
 //! slot with open flows) are left for a later call. A wait for readers ends when every program that
-//! may read replaced data has ended. Then the data may be overwritten.
+//! may read replaced data has ended. The data may be overwritten after the wait.
 //!
 //! A fault of one client is logged once and retried; other clients are not affected.
 
@@ -99,7 +99,7 @@ impl Controller {
     pub fn readers_gone(&mut self, result: Result<(), DatapathError>, now: Instant) {
         self.clients.waiting_for_readers = false;
         if let Err(error) = result {
-            // Programs may still read the data that would be overwritten, so no table is replaced
+            // Programs may still read the data that a new table overwrites, so no table is replaced
             // until a wait succeeds.
             let error = crate::error::chain(&error);
             if self.clients.readers_error.as_ref() != Some(&error) {

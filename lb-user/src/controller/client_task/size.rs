@@ -37,9 +37,9 @@ impl Controller {
 }
 
 impl ClientTask {
-    /// Creates the sizes of the services with a subset that is configured to follow load. If a
-    /// service's band is unchanged, its size is retained. A new size continues from the size in the
-    /// kernel's tables, if there is one.
+    /// Creates the sizes of the services with a subset that is configured to follow load. If the
+    /// [`LoadBand`] of a service is unchanged, its size is retained. A new size continues from the
+    /// size in the kernel's tables, if there is one.
     pub fn make_sizes(&mut self) {
         let mut before: BTreeMap<String, FollowedSize> =
             std::mem::take(&mut self.sizes).into_iter().flatten().collect();
@@ -77,7 +77,7 @@ impl ClientTask {
     /// Adapts the sizes of subsets that follow load to the present numbers of open flows.
     ///
     /// # Errors
-    /// The error of the first subset that would not fit; that subset is unchanged.
+    /// The error of the first subset that does not fit; this subset is unchanged.
     pub fn follow_flows(&mut self, now: Instant) -> Result<(), UnusableList> {
         if self.sizes.iter().all(Option::is_none) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The part of status that shows backends by their reports and by connect probes.
+//! The part of status that shows the health of backends according to reports and connect probes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -58,12 +58,12 @@ impl Controller {
     }
 }
 
-/// The view of a backend that has not been probed yet.
+/// The status of a backend that has not been probed yet.
 fn unprobed(probe: &ProbeConfig) -> backend::BackendHealth {
     backend::BackendHealth::unprobed(probe.name())
 }
 
-/// The view of a backend by its reports.
+/// The status of a backend according to its reports.
 fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::BackendHealth {
     let state = reported.state(now);
     let report = reported.report();
@@ -98,7 +98,7 @@ fn report_view(reported: &Reported<Duration>, now: Duration) -> backend::Backend
     }
 }
 
-/// The view of a backend by connect probes.
+/// The status of a backend according to connect probes.
 fn connect_view(probe: &ProbeConfig, findings: Findings) -> backend::BackendHealth {
     let state = match (&findings.failure, findings.probes) {
         (_, 0) => return unprobed(probe),

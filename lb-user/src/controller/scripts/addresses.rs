@@ -1,4 +1,4 @@
-//! Scripts about addresses of services that are requested from a server.
+//! Scripts about services with an address that the daemon requests from a server.
 
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
@@ -9,12 +9,12 @@ use super::stage::{BACKENDS, SERVICE, Stage};
 use crate::config::addresses;
 use crate::controller::Event;
 
-/// The lines of a service with an address that is requested from the API server.
+/// The configuration of a service with an address from the API server.
 const LINES: &str = "backends = { static = [\"10.0.0.1:80\", \"10.0.0.2:80\", \"10.0.0.3:80\"] }\n\
                      [kubernetes]\nserver = \"http://10.0.0.9:8001\"";
 
 impl Stage {
-    /// Configures that the address of the service is requested from the API server.
+    /// Configures the service with an address from the API server.
     fn look_up(&mut self) {
         let text = self.config_text();
         let written = format!("address = \"{SERVICE}\"");
@@ -35,7 +35,8 @@ impl Stage {
         String::from_utf8(self.disk.content(path).unwrap_or_default()).unwrap()
     }
 
-    /// The backends that connects to this address reach; empty if these connects are not balanced.
+    /// The backends that were reached by connects to this address; empty if these connects are not
+    /// balanced.
     fn used_at(&mut self, to: &str) -> Vec<String> {
         let mut used: Vec<String> = Vec::new();
         for _ in 0..30 {
@@ -53,7 +54,7 @@ fn a_service_is_balanced_once_its_address_is_known() {
     stage.look_up();
     stage.start(&BACKENDS);
     assert!(stage.used_at(SERVICE).is_empty());
-    let fault = stage.address_fault().expect("the address is not known");
+    let fault = stage.address_fault().expect("a fault reports the unknown address");
     assert_eq!(
         fault,
         "service users: the server has not sent the service's address: 10.0.0.53:53: no answer; its connects \
@@ -77,7 +78,7 @@ fn a_restart_begins_with_the_stored_address_and_a_failed_query_changes_nothing()
     stage.fail_query();
     stage.start(&BACKENDS);
     assert_eq!(stage.used_at(SERVICE), BACKENDS);
-    let fault = stage.address_fault().expect("the server does not answer");
+    let fault = stage.address_fault().expect("a fault reports the silent server");
     assert!(fault.ends_with("10.0.0.53:53: no answer; 10.96.0.10:80 stays the service's address"), "{fault}");
     stage.answer_nothing();
     stage.settle();
@@ -97,7 +98,7 @@ fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
     stage.settle();
     assert_eq!(stage.used_at(SERVICE), BACKENDS);
     assert!(stage.used_at("10.96.0.11:80").is_empty());
-    let fault = stage.address_fault().expect("the reload failed");
+    let fault = stage.address_fault().expect("a fault reports the failed reload");
     assert!(fault.contains("is now 10.96.0.11:80, and takes effect at the next reload"), "{fault}");
     assert!(stage.stored().contains(SERVICE));
     // A service with another address is another service for the kernel, so its counts begin at

@@ -70,15 +70,15 @@ fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
         BACKENDS.iter().for_each(|backend| stage.announce(backend, Readiness::Ready));
         stage.stop_faults();
         stage.kill();
-        let maps = stage.kernel.host_maps(PINS.as_ref()).expect("no fault");
+        let maps = stage.kernel.host_maps(PINS.as_ref()).expect("faults are off");
         let sender =
-            |address| maps.sender(&name(address)).expect("no fault").expect("the backend has a sender");
+            |address| maps.sender(&name(address)).expect("faults are off").expect("the backend has a sender");
         let (model, held) = (sender(third), [first, second].map(|address| sender(address).id));
-        assert!(maps.remove_sender(&name(third)).expect("no fault"));
+        assert!(maps.remove_sender(&name(third)).expect("faults are off"));
         for id in (1..=MAX_SENDERS).filter(|id| !held.contains(id)) {
             let [_, _, high, low] = id.to_be_bytes();
             let other = SocketAddr::from(([127, 9, high, low], 1));
-            maps.set_sender(&name(other), &Sender { id, ..model }).expect("no fault");
+            maps.set_sender(&name(other), &Sender { id, ..model }).expect("faults are off");
         }
         stage.try_to_start(1);
         stage.pass(3 * SECOND);
@@ -89,8 +89,8 @@ fn backends_beyond_the_last_report_id_are_counted_and_do_not_affect_others() {
         stage.announce(BACKENDS[2], Readiness::LameDuck);
         stage.pass(3 * SECOND);
         let probe = stage.backend(BACKENDS[2]).probe.expect("the backend is probed");
-        assert_eq!(probe.state, "lame-duck", "the daemon has its report");
-        assert_eq!(stage.dialled(60), [first, second, third].into(), "as the fault states");
+        assert_eq!(probe.state, "lame-duck", "the daemon has the backend's report");
+        assert_eq!(stage.dialled(60), [first, second, third].into(), "connects ignore the report");
         stage.announce(BACKENDS[0], Readiness::LameDuck);
         stage.pass(3 * SECOND);
         assert_eq!(stage.dialled(60), [second, third].into());

@@ -72,7 +72,7 @@ fn a_backend_is_failing_until_a_connect_succeeds() {
             stage.tick();
             (stage.backend(BACKENDS[0]).failing, stage.degraded())
         };
-        assert_eq!(fail(stage, 4), (false, vec![]), "four may be chance");
+        assert_eq!(fail(stage, 4), (false, vec![]), "four failures may be chance");
         let fault = format!(
             "client web, service users, backend {}: every connect of the last minute failed (5 in total)",
             BACKENDS[0]
@@ -90,7 +90,7 @@ fn refusals_at_the_limit_are_reported() {
     script("active_limit = 1\noverflow = \"refuse\"", |stage| {
         stage.stop_faults();
         for _ in BACKENDS {
-            stage.connect().expect("below the limit");
+            stage.connect().expect("the backends are below their limit");
         }
         stage.tick();
         assert_eq!(stage.degraded(), [""; 0]);
@@ -218,7 +218,7 @@ fn r15_counts_stay_with_their_backend_through_new_tables_and_restarts() {
         // Flows that end while no daemon runs are also counted for their backend.
         stage.kill();
         let at = stage.open.iter().position(|flow| flow.backend == address(BACKENDS[1]));
-        let flow = stage.open.swap_remove(at.expect("three"));
+        let flow = stage.open.swap_remove(at.expect("a flow is open"));
         stage.kernel.end(flow, Ending::Closed, 100, 100);
         stage.try_to_start(1);
         assert_eq!(counts(stage), [(3, 3), (3, 2), (3, 3)]);

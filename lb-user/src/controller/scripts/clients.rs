@@ -34,7 +34,7 @@ impl Stage {
 
     fn open_to_more(&mut self) -> FakeFlow {
         let Connect::Sent(mut flow) = self.kernel.connect(self.place, 1, address(MORE)) else {
-            panic!("the connect is balanced");
+            panic!("the connect was not balanced");
         };
         assert_eq!(flow.backend, address(MORE_BACKEND));
         self.kernel.send_syn(&flow);
@@ -60,9 +60,9 @@ impl Stage {
     }
 }
 
-/// Lets each kernel operation of a change fail, each in a separate run. In every run the service
-/// must be balanced both before and after the failure. Returns the stage of an additional run in
-/// which no operation failed.
+/// Runs a change once for each of its kernel operations, and makes this operation fail. In every
+/// run the service must be balanced before and after the failure. Returns the stage of an
+/// additional run without failures.
 fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
     let run = |fails: Option<u64>| {
         let mut stage = Stage::new("");
@@ -73,7 +73,7 @@ fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
         }
         change(&mut stage);
         for _ in 0..40 {
-            assert!(stage.reaches(stage.place), "operation {fails:?} fails");
+            assert!(stage.reaches(stage.place), "not balanced; failed operation: {fails:?}");
             stage.pass(SECOND / 4);
         }
         let steps = stage.kernel.faults().steps() - before;
@@ -87,7 +87,7 @@ fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
     stage
 }
 
-/// Another service, with one backend.
+/// The configuration of another service, with one backend.
 fn second_service() -> String {
     format!(
         "[[service]]\nname = \"more\"\naddress = \"{MORE}\"\nbackends = {{ static = [\"{MORE_BACKEND}\"] }}\n"
@@ -172,7 +172,7 @@ fn a_faulty_configuration_changes_nothing_and_is_a_fault_until_corrected() {
         stage.changed(CONFIG);
         stage.tick();
         assert!(!stage.faults().iter().any(|fault| fault.contains("socklb.toml")), "{:?}", stage.faults());
-        // If the file's file system does not answer, this is a fault, but has no other effect.
+        // A file system that does not answer is a fault, but has no other effect.
         stage.disk.set_hung(CONFIG, true);
         stage.changed(CONFIG);
         stage.pass(2 * SECOND);
@@ -321,7 +321,7 @@ fn r29_a_recreated_cgroup_is_covered_before_a_waiting_process_continues() {
             stage.place = stage.kernel.make_cgroup(&cgroup_path("web"));
             // No watch has reported the cgroup: the query itself causes the check.
             let reply = cover(stage, &[stage.place.0]).try_recv();
-            assert_eq!(reply.expect("the answer comes at once"), Coverage::Covered);
+            assert_eq!(reply.expect("the answer arrives at once"), Coverage::Covered);
             let configured = cgroup_path("web");
             assert_eq!(
                 waiting.try_recv().expect("the request is answered"),
@@ -366,7 +366,7 @@ fn an_added_client_is_attached_and_a_removed_one_ends_with_its_last_flow() {
         stage.stop_faults();
         assert!(stage.reaches(other));
         let Connect::Sent(mut flow) = stage.kernel.connect(other, 1, address(SERVICE)) else {
-            panic!("the connect is balanced");
+            panic!("the connect was not balanced");
         };
         stage.kernel.establish(&mut flow);
         stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
@@ -518,7 +518,7 @@ fn an_unconfigured_client_is_named_and_adopted_when_configured_again() {
         stage.settle();
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].starts_with("attached, but not configured"), "{faults:?}");
-        assert!(stage.reaches(stage.place), "the client still balances");
+        assert!(stage.reaches(stage.place), "the client's connects are still balanced");
         stage.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
         stage.clients(&[("web", "web"), ("other", "b")]);
         (0..70).for_each(|_| stage.pass(SECOND));
@@ -695,7 +695,7 @@ fn repeated_and_late_events_change_nothing() {
     });
 }
 
-/// A log line follows each SIGHUP, and another one the end of the fault.
+/// The daemon logs one line after each SIGHUP, and one line when the fault ends.
 #[test]
 fn each_sighup_logs_a_faulty_configuration_and_its_correction() {
     let mut stage = Stage::new("");

@@ -55,7 +55,7 @@ impl World for Memory {
     fn dial(&mut self, client: &str, _: usize) -> Reached {
         match self.stage.kernel.connect(self.cgroups[client], 1, address(SERVICE)) {
             Connect::Unchanged => Reached::Nothing,
-            Connect::Refused(errno) => panic!("no service is without a backend: {errno}"),
+            Connect::Refused(errno) => panic!("a service has no backend: errno {errno}"),
             Connect::Sent(mut flow) => {
                 self.stage.kernel.send_syn(&flow);
                 if self.stage.dead.contains(&flow.backend) {

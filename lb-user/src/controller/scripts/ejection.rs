@@ -37,7 +37,8 @@ impl Stage {
     fn ejected_and_withheld(&mut self) -> (usize, u64) {
         let tables = self.task().datapath().tables();
         let slots = tables.slots();
-        let withheld = slots.iter().map(|slot| tables.counts(slot.at.slot).expect("no fault").sums.withheld);
+        let withheld =
+            slots.iter().map(|slot| tables.counts(slot.at.slot).expect("faults are off").sums.withheld);
         (slots.iter().filter(|slot| slot.is_ejected).count(), withheld.sum())
     }
 }
@@ -73,7 +74,11 @@ fn all_dead_backends_are_ejected_but_never_the_last() {
             stage.dial(100);
             let (ejected, withheld) = stage.ejected_and_withheld();
             assert_eq!(ejected, expected, "{dead} dead, {alive} alive");
-            assert_eq!(withheld > 0, dead as usize > expected, "{dead} dead, {alive} alive: {withheld}");
+            assert_eq!(
+                withheld > 0,
+                dead as usize > expected,
+                "{dead} dead, {alive} alive: {withheld} withheld"
+            );
         });
     }
 }
@@ -205,7 +210,7 @@ fn a_trial_never_goes_to_a_backend_of_another_service() {
         stage.stop_faults();
         for _ in 0..20 {
             let Connect::Sent(flow) = stage.kernel.connect(stage.place, 1, address(orders)) else {
-                panic!("the connect is balanced");
+                panic!("the connect was not balanced");
             };
             stage.kernel.send_syn(&flow);
             let ending = if flow.backend == address(backends[0]) { Ending::Refused } else { Ending::Closed };
@@ -240,7 +245,7 @@ fn a_replaced_member_still_has_trials() {
         };
         let before = members(stage);
         assert_eq!(before.len(), 4);
-        let lost = *before.first().expect("four");
+        let lost = *before.first().expect("the task has four members");
         stage.dead.insert(lost);
         for _ in 0..10 {
             stage.dial(8);
@@ -248,13 +253,17 @@ fn a_replaced_member_still_has_trials() {
         }
         let after = members(stage);
         assert!(after.len() == 4 && !after.contains(&lost), "{after:?}");
-        assert_eq!(before.difference(&after).collect::<Vec<_>>(), [&lost], "one loss is one change");
+        assert_eq!(
+            before.difference(&after).collect::<Vec<_>>(),
+            [&lost],
+            "only the lost member was replaced"
+        );
         let faults = stage.degraded().join("\n");
         assert!(faults.contains("ejected: ") && faults.contains(&lost.to_string()), "{faults}");
         let explained = stage.explained();
         let phrase = format!("replaced until available again: {lost} (ejected, witness: kernel)");
         assert!(explained.contains(&phrase), "{explained}");
-        let stands_in = after.difference(&before).next().expect("one");
+        let stands_in = after.difference(&before).next().expect("a substitute serves");
         let phrase = format!("substitutes, the next of the order: {stands_in}\n");
         assert!(explained.contains(&phrase), "{explained}");
         // The member is in no table, but trials still test it, even without a daemon, and find that
@@ -288,7 +297,7 @@ fn a_readmission_ends_an_ejection_early() {
             let (service, client) = ("users".to_owned(), client.map(str::to_owned));
             let (backend, who) = (address(backend), PeerCredentials { user: 0, groups: vec![0], process: 1 });
             stage.dispatch(Event::Query(ControllerQuery::Readmit { service, backend, client, who, answer }));
-            let Readmission { clients, .. } = reply.try_recv().expect("an answer");
+            let Readmission { clients, .. } = reply.try_recv().expect("the controller answers at once");
             clients.into_iter().map(|phrase| (phrase.client, phrase.was_ejected)).collect::<Vec<_>>()
         };
         stage.dead.insert(address(BACKENDS[0]));

@@ -23,21 +23,32 @@ impl Stage {
     }
 
     fn envoy_at(&self, path: &str) -> Option<Endpoints> {
-        let text: Value = serde_json::from_slice(&self.disk.content(path).ok()?).expect("JSON");
+        let text: Value = serde_json::from_slice(&self.disk.content(path).ok()?).expect("the file is JSON");
         let assignment = &text["resources"][0];
         assert_eq!(assignment["cluster_name"], "users");
-        let endpoints = assignment["endpoints"][0]["lb_endpoints"].as_array().expect("a list");
+        let endpoints = assignment["endpoints"][0]["lb_endpoints"].as_array().expect("the file has a list");
         let endpoint = |endpoint: &Value| {
             let socket = &endpoint["endpoint"]["address"]["socket_address"];
-            let at = format!("{}:{}", socket["address"].as_str().expect("an address"), socket["port_value"]);
-            let number = BACKENDS.iter().position(|backend| *backend == at).expect("a backend");
-            let health = endpoint["health_status"].as_str().expect("a word");
-            (number, (endpoint["load_balancing_weight"].as_u64().expect("a weight"), health.to_owned()))
+            let at = format!(
+                "{}:{}",
+                socket["address"].as_str().expect("an endpoint has an address"),
+                socket["port_value"]
+            );
+            let number =
+                BACKENDS.iter().position(|backend| *backend == at).expect("the address is a backend's");
+            let health = endpoint["health_status"].as_str().expect("the health is a word");
+            (
+                number,
+                (
+                    endpoint["load_balancing_weight"].as_u64().expect("the weight is a number"),
+                    health.to_owned(),
+                ),
+            )
         };
         Some(endpoints.iter().map(endpoint).collect())
     }
 
-    /// The number of writes of the disk up to the last write of the file.
+    /// Text that changes with each write of the file.
     fn written(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         format!("{:?}", self.disk.stamp(FILE.as_ref()))
     }
@@ -59,7 +70,7 @@ fn envoy_gets_the_backends_in_the_table_with_their_entries_as_weights() {
     script(ENVOY, |stage| {
         stage.list_with(["weight = 3", "", "weight = 0"]);
         let table = endpoints([(0, 768, "HEALTHY"), (1, 256, "HEALTHY")]);
-        assert_eq!(stage.envoy(), table, "weight 0 is left out");
+        assert_eq!(stage.envoy(), table, "endpoints of weight 0 are omitted");
         stage.list_with(["weight = 3", "", "state = \"lame-duck\""]);
         assert_eq!(stage.envoy(), endpoints([(0, 768, "HEALTHY"), (1, 256, "HEALTHY"), (2, 1, "DRAINING")]));
         stage.list_with(["weight = 3", "", "state = \"down\""]);
@@ -86,7 +97,7 @@ fn an_ejected_backend_is_unhealthy_for_envoy() {
         stage.dial(60);
         stage.tick();
         stage.tick();
-        let all = stage.envoy().expect("the file");
+        let all = stage.envoy().expect("the file exists");
         assert_eq!(
             all.values().map(|(_, health)| &**health).collect::<Vec<_>>(),
             ["UNHEALTHY", "HEALTHY", "HEALTHY"]
@@ -102,7 +113,7 @@ fn a_backend_that_an_operator_has_drained_drains() {
         for _ in 0..30 {
             stage.tick();
         }
-        let all = stage.envoy().expect("the file");
+        let all = stage.envoy().expect("the file exists");
         assert_eq!(
             all.values().map(|(_, health)| &**health).collect::<Vec<_>>(),
             ["HEALTHY", "DRAINING", "HEALTHY"]
@@ -118,7 +129,7 @@ fn a_backend_that_reports_to_be_a_lame_duck_drains() {
         for _ in 0..30 {
             stage.tick();
         }
-        let all = stage.envoy().expect("the file");
+        let all = stage.envoy().expect("the file exists");
         assert_eq!(all[&1].1, "DRAINING", "{all:?}");
     });
 }
@@ -219,7 +230,7 @@ fn a_directory_that_cannot_be_written_is_a_fault_that_ends() {
         stage.disk.set_broken("/srv/eds", true);
         stage.list_with(["weight = 3", "", "weight = 0"]);
         let fault = |stage: &Stage| stage.faults().into_iter().find(|fault| fault.contains("for Envoy"));
-        let text = fault(stage).expect("a fault");
+        let text = fault(stage).expect("a fault is reported");
         assert!(
             text.starts_with("cannot update 1 file for Envoy")
                 && text.contains("cannot write /srv/eds/web/users.json"),
@@ -243,6 +254,6 @@ fn a_directory_that_cannot_be_written_is_a_fault_that_ends() {
         assert_eq!(stage.dial(30), 0);
         stage.finish_hung();
         stage.stop_faults();
-        assert_eq!(stage.envoy().expect("the file").len(), 3);
+        assert_eq!(stage.envoy().expect("the file exists").len(), 3);
     });
 }

@@ -58,7 +58,7 @@ fn no_backend_is_ejected_if_nothing_can_be_sent() {
         assert_eq!(blamed, [const { (None, 0) }; 3]);
         // If the other backends can be reached, a failure to send counts against this backend.
         let failed = (0..300).filter(|_| !stage.open_without_route_to(&BACKENDS[2..])).count();
-        assert!((5..=12).contains(&failed), "{failed}");
+        assert!((5..=12).contains(&failed), "{failed} not sent");
         let causes = BACKENDS.map(|backend| stage.cause(backend));
         assert_eq!(causes, [None, None, Some("not-sent".to_owned())]);
     });
@@ -91,16 +91,17 @@ fn errors_are_held_at_the_peak_of_the_others_while_no_connect_arrives() {
                 stage.connect().expect("both backends accept connects");
             }
             stage.pass(2 * SECOND);
-            // The mean of the two backends. With `p2c`, the larger value may be a little higher.
+            // The mean of the two backends' quotients of open flows and share. With `p2c`, the
+            // larger quotient may be a little higher.
             let mean = u64::from(if policy == Policy::P2c { 100_u32 } else { 50 } << PEAK_FRACTION_BITS);
             let known = stage.row().peak_flows;
-            assert!((mean..2 * mean).contains(&known), "{policy:?}: {known}, {mean}");
+            assert!((mean..2 * mean).contains(&known), "{policy:?}: peak {known}, mean {mean}");
             stage.dead.insert(address(BACKENDS[0]));
             stage.list(&BACKENDS);
             stage.stop_faults();
             let failed = (0..60).filter(|_| stage.connect().is_err()).count();
-            // The backend's share would be a third of the connects, which is 20.
-            assert!((1..=24).contains(&failed), "{policy:?}: {failed}");
+            // The backend's share is a third of the connects: 20.
+            assert!((1..=24).contains(&failed), "{policy:?}: {failed} failed");
             let before = stage.errors(BACKENDS[0]);
             stage.pass(10 * SECOND);
             let after = stage.errors(BACKENDS[0]);
@@ -177,8 +178,8 @@ fn a_dead_backend_costs_five_connects_under_each_policy() {
     }
 }
 
-/// One of three backends is less than half, but it serves. So there is no panic, in which connects
-/// would choose the dead backends again.
+/// Only one of three backends is healthy, but it serves. So there is no panic. In panic, connects
+/// choose dead backends again.
 #[test]
 fn two_dead_backends_of_three_cost_five_connects_each_and_cause_no_panic() {
     script(FOR_LONG, |stage| {

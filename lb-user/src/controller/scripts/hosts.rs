@@ -8,7 +8,7 @@ use lb_view::fault::FaultCode;
 use super::stage::{BACKENDS, LIST, Stage, list_of, script};
 
 const MINUTE: Duration = Duration::from_mins(1);
-/// The file of the addresses of host names.
+/// The file with the addresses of host names.
 const FILE: &str = "/var/lib/socklb/hosts/hosts.json";
 const STATIC: &str = "backends = { static = [\"10.0.0.1:80\", \"b.example:80\"] }";
 const NAMES: [&str; 3] = ["10.0.0.1:80", "b.example:80", "c.example:80"];
@@ -26,9 +26,10 @@ impl Stage {
     /// The names in the file of addresses; none if there is no file.
     fn stored_names(&self) -> Vec<String> {
         let Ok(text) = self.disk.content(FILE) else { return Vec::new() };
-        let file: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
-        let names = file["hosts"].as_array().expect("names").iter().map(|host| host["name"].as_str());
-        names.map(|name| name.expect("a name").to_owned()).collect()
+        let file: serde_json::Value = serde_json::from_slice(&text).expect("the file is JSON");
+        let names =
+            file["hosts"].as_array().expect("the file has a list").iter().map(|host| host["name"].as_str());
+        names.map(|name| name.expect("a host has a name").to_owned()).collect()
     }
 
     /// The age of the stored addresses of `b.example` in minutes, according to the fault.
@@ -37,7 +38,11 @@ impl Stage {
         let (_, age) = fault
             .split_once("(10.0.0.53:53: no answer; an earlier run stored its addresses ")
             .unwrap_or_else(|| panic!("{fault}"));
-        age.split_once(" min ago; they remain in use)").expect("an age").0.parse().expect("a number")
+        age.split_once(" min ago; they remain in use)")
+            .expect("the fault has an age")
+            .0
+            .parse()
+            .expect("the age is a number")
     }
 
     /// Writes a list with two names, which have the addresses of the last two backends, and waits
@@ -291,8 +296,8 @@ fn a_host_name_that_does_not_resolve_after_a_restart_has_its_stored_addresses_an
         assert_eq!(stage.dialled_backends(), LATER_BACKENDS);
         let first = stage.minutes_stored();
         assert!((11..16).contains(&first), "{first}");
-        // After a second restart, the stored addresses are used as well. Their age continues to
-        // grow, although they were stored again.
+        // After a second restart, the stored addresses are still used. Their age continues to grow,
+        // although they were stored again.
         stage.pass(6 * MINUTE);
         stage.start(&LATER);
         stage.stop_faults();

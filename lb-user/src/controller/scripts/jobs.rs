@@ -68,32 +68,39 @@ fn five_tasks_together_load_seven_backends_evenly() {
             // their target.
             let even = 5.0 * 1024.0 / 7.0;
             let off = (f64::from(entries) - even).abs();
-            assert!(off < f64::from(tasks) + even * 5e-4, "{backend}: {entries} of {tasks}, even is {even}");
+            assert!(
+                off < f64::from(tasks) + even * 5e-4,
+                "{backend}: {entries} entries, {tasks} tasks; even: {even}"
+            );
         }
         let mut had: BTreeMap<SocketAddr, u32> = BTreeMap::new();
         for (name, place) in names.iter().zip(tasks) {
             let members = stage.members_of(name);
             for _ in 0..DIALLED {
                 let reached = stage.reached(place, SERVICE).expect("the connect is balanced");
-                assert!(members.contains_key(&reached), "{reached} is no member of {name}");
+                assert!(members.contains_key(&reached), "{reached} is not a member of {name}");
                 *had.entry(reached).or_default() += 1;
             }
             let service = stage.client_named(name).services.remove(0);
-            // The wanted share in status is the table's.
+            // The wanted share in `status` is the share in the table.
             let wanted = service.backends.iter().map(|backend| (backend.address, backend.share_wanted));
             let of_table = |(backend, member): (&SocketAddr, &SubsetMember)| {
                 (*backend, f64::from(member.entries) / 1024.0)
             };
             assert_eq!(wanted.collect::<BTreeMap<_, _>>(), members.iter().map(of_table).collect());
-            let skew = service.skew.expect("more than ten connects per backend");
+            let skew = service.skew.expect("a skew is computed above ten connects per backend");
             // A backend gets at most two connects more than its share, and its share is at least a
             // sixth of the connects.
             assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "{skew}");
         }
         for (backend, (_, tasks)) in sums {
-            // A run of entries contains each member's share of the run, to within two entries.
+            // Consecutive entries contain each member in proportion to its share, to within two
+            // entries.
             let (had, even) = (f64::from(had[&backend]), f64::from(5 * DIALLED) / 7.0);
-            assert!((had - even).abs() < f64::from(2 * tasks), "{backend} had {had} of {tasks} tasks");
+            assert!(
+                (had - even).abs() < f64::from(2 * tasks),
+                "{backend}: {had} connects from {tasks} tasks"
+            );
         }
     });
 }

@@ -38,7 +38,7 @@ impl Stage {
     }
 
     fn service_source(&self) -> SourceStatus {
-        self.controller().sources(self.task(), self.now).remove("users").expect("the service")
+        self.controller().sources(self.task(), self.now).remove("users").expect("the service has a source")
     }
 
     fn file_fault(&self) -> String {
@@ -62,7 +62,7 @@ fn a_reweighted_endpoint_gets_its_new_share() {
             stage.sent.get(&address(backend)).copied().unwrap_or(0) - before
         });
         assert_eq!(sent, [300, 100, 0]);
-        let snapshot = Snapshot::read(stage.task().datapath().tables()).expect("no fault");
+        let snapshot = Snapshot::read(stage.task().datapath().tables()).expect("faults are off");
         let shown = snapshot.services[0].backends.iter();
         let shown = shown.map(|backend| (backend.address.as_str(), backend.share_wanted));
         assert_eq!(shown.collect::<BTreeMap<_, _>>(), [(BACKENDS[0], 0.75), (BACKENDS[1], 0.25)].into());
@@ -192,7 +192,7 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
     script("", |stage| {
         stage.stop_faults();
         stage.kill();
-        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
+        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("faults are off");
         (stage.sent, stage.open) = Default::default();
         stage.disk.write(LIST, "nonsense");
         stage.try_to_start(1);
@@ -201,7 +201,7 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
         assert!(stage.file_fault().contains("users.toml:1:"), "{}", stage.file_fault());
         // A truncated stored list is not used.
         stage.kill();
-        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
+        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("faults are off");
         (stage.sent, stage.open) = Default::default();
         let stored = stage.disk.below(LAST_GOOD);
         assert_eq!(stored.len(), 1, "{stored:?}");
@@ -274,11 +274,11 @@ fn a_start_continues_if_a_file_system_hangs() {
         stage.stop_faults();
         stage.disk.set_hung(LIST, true);
         stage.kill();
-        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("no fault");
+        lb_kernel::Kernel::detach(&stage.kernel, &stage.pins()).expect("faults are off");
         (stage.sent, stage.open) = Default::default();
         stage.try_to_start(1);
         stage.settle();
-        assert_eq!(stage.dialled(30), of(&[0, 1]), "the last good list");
+        assert_eq!(stage.dialled(30), of(&[0, 1]), "the last good list is in force");
         assert!(stage.file_fault().contains("users.toml does not answer"), "{}", stage.file_fault());
         stage.disk.set_hung(LAST_GOOD, true);
         stage.try_to_start(1);
@@ -552,7 +552,7 @@ fn the_late_result_of_a_former_file_is_dropped() {
         stage.finish_hung();
         stage.stop_faults();
         assert_eq!(stage.dialled(30), of(&[1]));
-        // A read that begins while the configuration is read is newer than the read of the reload.
+        // A read of the list that begins during a reload is newer than the reload's own read.
         stage.write_list(&BACKENDS[1..]);
         stage.hangs = |work| matches!(work, BackgroundWork::Load(_) | BackgroundWork::Read { .. });
         stage.write_config("");

@@ -43,35 +43,38 @@ impl Stage {
 
     fn member(&self, at: usize) -> MemberLoadStatus {
         let members = self.load().members;
-        members.into_iter().find(|member| member.address == address(BACKENDS[at])).expect("a member")
+        members
+            .into_iter()
+            .find(|member| member.address == address(BACKENDS[at]))
+            .expect("the backend is a member")
     }
 
-    /// The part of the table that each backend has.
+    /// The share of each backend in the table.
     fn shares(&self) -> [f64; 3] {
-        let position = self.task().position("users").expect("the service");
+        let position = self.task().position("users").expect("the service exists");
         let balancer = self.task().balancer();
-        let (_, table) = balancer.schedule(position).expect("a table");
-        let part = |count: usize| f64::from(u32::try_from(count).expect("entries"));
+        let (_, table) = balancer.schedule(position).expect("the service has a table");
+        let part = |count: usize| f64::from(u32::try_from(count).expect("a count fits into 32 bits"));
         BACKENDS.map(|backend| {
             let slot = balancer.slot(position, address(backend)).map(|at| at.slot);
             part(table.iter().filter(|entry| Some(**entry) == slot).count()) / part(table.len())
         })
     }
 
-    /// Sets the switch of the service's law, as an operator does.
+    /// Sets the switch of the service's control law, as an operator does.
     fn switch(&mut self, switch: Switch) -> Switched {
         let reply = self.switch_of(None, switch);
         assert_eq!(reply.clients.len(), 1);
         reply
     }
 
-    /// Sets the switch for one client, if it is named, or for all.
+    /// Sets the switch for `client`, or for all clients if it is `None`.
     fn switch_of(&mut self, client: Option<&str>, switch: Switch) -> Switched {
         let (answer, mut reply) = Reply::new();
         let client = client.map(str::to_owned);
         let (service, who) = ("users".to_owned(), PeerCredentials { user: 0, groups: vec![0], process: 1 });
         self.dispatch(Event::Query(ControllerQuery::SwitchLoad { service, switch, client, who, answer }));
-        reply.try_recv().expect("an answer")
+        reply.try_recv().expect("the controller answers at once")
     }
 }
 
@@ -81,7 +84,7 @@ fn a_busy_backend_loses_share_until_an_operator_switches() {
         stage.utilize([900, 300, 300]);
         stage.use_for(60);
         let [busy, one, other] = [0, 1, 2].map(|at| stage.member(at).factor);
-        assert!(busy < 0.7 && one > 1.05 && other > 1.05, "{busy} {one} {other}");
+        assert!(busy < 0.7 && one > 1.05 && other > 1.05, "factors {busy} {one} {other}");
         stage.stop_faults();
         assert!(stage.shares()[0] < 0.25, "{:?}", stage.shares());
         // While the law is frozen, weights do not change.
@@ -186,8 +189,8 @@ fn all_members_of_an_active_service_are_polled_often() {
     });
 }
 
-/// An impossible utilization moves the backend's factor no further than its limit (the clamp),
-/// which a possible utilization may reach too. The shares of the other backends do not fall.
+/// An impossible utilization moves the backend's factor at most to its limit (the clamp). A
+/// possible utilization may also reach this limit. The shares of the other backends do not fall.
 #[test]
 fn an_absurd_report_moves_only_its_own_share_and_no_further_than_the_clamp() {
     script(&lines(FEEDBACK), |stage| {
@@ -271,7 +274,8 @@ fn a_switch_outlives_a_client_that_cannot_be_started() {
         stage.kernel.faults().stop();
         stage.pass(30 * SECOND);
         assert!(stage.controller().clients.task("web").is_none());
-        let stored = String::from_utf8(stage.disk.content(FILE).expect("the file exists")).expect("text");
+        let stored =
+            String::from_utf8(stage.disk.content(FILE).expect("the file exists")).expect("the file is text");
         assert!(stored.contains("\"web\"") && stored.contains("\"batch\""), "{stored}");
         stage.finish_hung();
         stage.pass(30 * SECOND);
@@ -315,7 +319,8 @@ fn a_switch_set_while_the_file_is_unreadable_stays_set() {
         );
         stage.pass(30 * SECOND);
         assert_eq!(stage.load().switch, "off", "the last switch is in force");
-        let stored = String::from_utf8(stage.disk.content(FILE).expect("the file exists")).expect("text");
+        let stored =
+            String::from_utf8(stage.disk.content(FILE).expect("the file exists")).expect("the file is text");
         assert!(stored.contains("\"off\""), "{stored}");
     });
 }
@@ -345,7 +350,7 @@ fn slow_start_covers_new_and_recovered_backends_and_restarts() {
         stage.try_to_start(1);
         stage.use_for(5);
         let later = stage.shares()[0];
-        assert!(later > first && later < 0.2, "{first} {later}");
+        assert!(later > first && later < 0.2, "share {first}, later {later}");
         assert_eq!(stage.member(0).held_by.as_deref(), Some("slow-start"));
         assert_eq!(stage.switch_of(None, Switch::Frozen).clients, [], "no service has a control law");
         stage.use_for(60);

@@ -59,7 +59,7 @@ impl Stage {
             }
             self.pass(SECOND);
         }
-        panic!("an operator waits at most five seconds");
+        panic!("the operator got no answer within five seconds");
     }
 
     /// Requests an override that must be accepted.

@@ -128,14 +128,16 @@ fn status_shows_the_actual_shares() {
     });
 }
 
-/// Ticks wrap after 52 days. If decayed errors were not removed, they would then count again.
+/// Ticks wrap after 52 days. If decayed errors were not removed, they would count again after the
+/// wrap.
 #[test]
 fn old_errors_are_removed_and_recent_ones_stay() {
     const DAY_NS: u64 = 86_400_000_000_000;
     script("policy = \"p2c\"", |stage| {
         stage.stop_faults();
         let now = tick(lb_kernel::Kernel::now_ns(&stage.kernel));
-        let days = |days: u64| u32::try_from((days * DAY_NS) >> TICK_LOG2).expect("below 52 days");
+        let days =
+            |days: u64| u32::try_from((days * DAY_NS) >> TICK_LOG2).expect("the time is below 52 days");
         for (slot, age) in [14, 1, 0].into_iter().enumerate() {
             let errors = RecentErrors { count: 2, since: now.wrapping_sub(days(age)) };
             stage.kernel.change_backend(&stage.pins(), slot, |row| row.errors = errors);

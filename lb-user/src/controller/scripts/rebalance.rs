@@ -19,7 +19,10 @@ const APPLIED: Duration = Duration::from_secs(30);
 
 /// The answer of a job that has closed as many connections as its order permits.
 fn closed(job: &CloseJob) -> CloseAnswer {
-    answer(job, CloseCounts { closed: job.order.most.expect("a limit"), ..CloseCounts::default() })
+    answer(
+        job,
+        CloseCounts { closed: job.order.most.expect("the order has a limit"), ..CloseCounts::default() },
+    )
 }
 
 /// The answer of a job that has found only busy connections.
@@ -42,7 +45,7 @@ fn add_a_backend(stage: &mut Stage) {
     stage.pass(APPLIED);
     // Bound: every connect reaches a backend.
     while stage.open.len() < 30 {
-        stage.connect().expect("a backend");
+        stage.connect().expect("all backends accept connects");
     }
     stage.pass(120 * SECOND);
     assert_eq!(jobs(stage).len(), 0, "the pool is even");
@@ -73,7 +76,7 @@ fn next_job(stage: &mut Stage, within: u32) -> Option<CloseJob> {
 /// Ends a job: closes as many connections of the pool as the job's order permits, and dials as many
 /// again.
 fn finish(stage: &mut Stage, job: &CloseJob) {
-    let most = usize::try_from(job.order.most.expect("a limit")).expect("a small number");
+    let most = usize::try_from(job.order.most.expect("the order has a limit")).expect("the number is small");
     let mut others = Vec::new();
     let mut ended = Vec::new();
     for flow in std::mem::take(&mut stage.open) {
@@ -96,7 +99,7 @@ fn finish(stage: &mut Stage, job: &CloseJob) {
 fn lose_a_backend(stage: &mut Stage) {
     stage.stop_faults();
     while stage.open.len() < 30 {
-        stage.connect().expect("a backend");
+        stage.connect().expect("all backends accept connects");
     }
     stage.pass(120 * SECOND);
     assert_eq!(jobs(stage).len(), 0, "the pool is even");
@@ -108,13 +111,13 @@ fn lose_a_backend(stage: &mut Stage) {
     stage.dead.insert(lost);
     assert_eq!(stage.dial(60), 5);
     while stage.open.len() < 30 {
-        stage.connect().expect("the backend is ejected");
+        stage.connect().expect("the other backends accept connects");
     }
 }
 
 /// The state of `rebalance` in status: its name, and the backends that it lists.
 fn shown(stage: &Stage) -> (String, Vec<SocketAddr>) {
-    let rebalance = stage.service().rebalance.expect("the service has it");
+    let rebalance = stage.service().rebalance.expect("the service has `rebalance`");
     (rebalance.state, rebalance.backends.into_iter().map(|short| short.address).collect())
 }
 
@@ -136,11 +139,11 @@ fn a_new_backend_gets_connections_of_the_others_until_it_has_enough() {
             assert_ne!(order.backend, address(BACKENDS[2]));
             assert_eq!((order.service.as_str(), order.client.as_deref()), ("users", Some("web")));
             assert_eq!((order.idle, order.is_dry_run), (Some(7 * SECOND), false));
-            let most = order.most.expect("a limit");
+            let most = order.most.expect("the order has a limit");
             // Each backend's share is about 10 connections. After the job, the backend has at most
             // one connection less than its share.
-            let before = u64::try_from(open(stage)[&order.backend]).expect("a small number");
-            assert!((1..=before - 9).contains(&most), "{most} of {before}");
+            let before = u64::try_from(open(stage)[&order.backend]).expect("the number is small");
+            assert!((1..=before - 9).contains(&most), "{most} of {before} connections");
             sum += most;
             finish(stage, &job);
         }
@@ -160,7 +163,7 @@ fn connections_that_are_younger_than_a_minute_are_not_closed() {
         add_a_backend(stage);
         stage.finish_hung();
         let before = stage.controller().environment.kernel.now_ns();
-        let job = next_job(stage, 60).expect("a job");
+        let job = next_job(stage, 60).expect("a job begins");
         let after = stage.controller().environment.kernel.now_ns();
         let age = 60_000_000_000;
         assert!((before.saturating_sub(age)..=after - age).contains(&job.begun_until_ns), "{job:?}");
@@ -222,17 +225,17 @@ fn a_connection_is_closed_for_the_trial_of_an_ejected_backend_and_then_it_is_ref
         stage.dead.clear();
         stage.pass(2 * SECOND);
         assert_eq!(shown(stage), ("even".to_owned(), Vec::new()));
-        let job = next_job(stage, 10).expect("the ejection is over");
+        let job = next_job(stage, 10).expect("a job begins after the ejection");
         assert_eq!((job.order.most, job.order.backend == lost), (Some(1), false));
         assert_eq!(shown(stage), ("trial".to_owned(), vec![lost]));
         assert!(stage.slot(lost).is_ejected);
         finish(stage, &job);
-        assert_eq!(open(stage)[&lost], 1, "the connect that replaces it is the trial");
+        assert_eq!(open(stage)[&lost], 1, "the redial is the trial");
         assert!(!stage.slot(lost).is_ejected);
         let mut sum = 1;
         while let Some(job) = next_job(stage, 60) {
             assert_eq!(shown(stage), ("refilling".to_owned(), vec![lost]));
-            sum += job.order.most.expect("a limit");
+            sum += job.order.most.expect("the order has a limit");
             finish(stage, &job);
         }
         let open = open(stage);
@@ -264,11 +267,11 @@ fn trials_that_fail_cost_one_connection_each_and_come_more_and_more_rarely() {
         // The ejections last 5 s, 10 s, 20 s, ... 300 s, and closings are at least a minute apart.
         assert!((6..=12).contains(&begun.len()), "{begun:?}");
         assert!(begun.windows(2).all(|pair| pair[1] - pair[0] >= 60), "{begun:?}");
-        let last = begun.windows(2).next_back().expect("several");
+        let last = begun.windows(2).next_back().expect("several jobs have begun");
         assert!((270..=340).contains(&(last[1] - last[0])), "{begun:?}");
         // When the backend works again, the next trial readmits it.
         stage.dead.clear();
-        let job = next_job(stage, 400).expect("a job");
+        let job = next_job(stage, 400).expect("a job begins");
         finish(stage, &job);
         assert!(!stage.slot(lost).is_ejected);
     });
@@ -304,7 +307,7 @@ fn no_connection_is_closed_for_the_trial_of_a_backend_that_fails_its_probe() {
         assert!(next_job(stage, 900).is_none());
         stage.dead.clear();
         stage.find(&BACKENDS[2..], true);
-        let job = next_job(stage, 60).expect("the probe succeeds");
+        let job = next_job(stage, 60).expect("a job begins after the probe succeeds");
         assert_eq!(job.order.most, Some(1));
         finish(stage, &job);
         assert!(!stage.slot(lost).is_ejected);

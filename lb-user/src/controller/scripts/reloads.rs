@@ -11,7 +11,7 @@ use super::stage::{
 };
 use crate::controller::{BackgroundWork, Event, Notice};
 
-/// Another service, with these backends.
+/// The configuration of another service, with these backends.
 fn more(backends: &str) -> String {
     format!("[[service]]\nname = \"more\"\naddress = \"{MORE}\"\nbackends = {backends}\n")
 }
@@ -98,7 +98,7 @@ fn a_client_that_leaves_is_shown_until_its_last_flow_has_ended_also_by_the_next_
         stage.dispatch(Event::Hangup);
         stage.stop_faults();
         let Connect::Sent(mut flow) = stage.kernel.connect(place, 1, address(SERVICE)) else {
-            panic!("the connect is balanced");
+            panic!("the connect was not balanced");
         };
         stage.kernel.send_syn(&flow);
         stage.kernel.establish(&mut flow);

@@ -22,7 +22,10 @@ impl Stage {
     }
 
     fn remote(&self) -> RemoteStatus {
-        self.controller().sources(self.task(), self.now)["users"].remote.clone().expect("a remote source")
+        self.controller().sources(self.task(), self.now)["users"]
+            .remote
+            .clone()
+            .expect("the service has a remote source")
     }
 
     /// The backends that 60 connects reach.
@@ -95,7 +98,7 @@ fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
             stage.error(),
             "dns users.example.com port 80: 10.0.1.1:80 is not allowed: it is outside allow = [\"10.0.0.0/24\"]; the list in force stays"
         );
-        // An answer that is not allowed does not confirm the list.
+        // An answer with an address that is not allowed does not confirm the list.
         stage.pass(2 * MINUTE);
         stage.answer(&["10.0.0.1:80", "10.0.1.1:80"]);
         let confirmed = stage.controller().sources(stage.task(), stage.now)["users"].good_for_s;
@@ -134,7 +137,7 @@ fn a_removal_that_is_repeated_early_takes_effect_only_after_ten_seconds() {
         stage.answer(&["10.0.0.4:80"]);
         assert_eq!(stage.used().len(), 4);
         stage.pass(Duration::from_secs(6));
-        assert_eq!(stage.used(), ["10.0.0.4:80"], "it was repeated, and ten seconds have passed");
+        assert_eq!(stage.used(), ["10.0.0.4:80"], "the removal was repeated, and ten seconds have passed");
         // The list returns before the removal takes effect.
         stage.answer(&["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"]);
         stage.answer(&["10.0.0.1:80"]);

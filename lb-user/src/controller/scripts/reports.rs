@@ -31,8 +31,8 @@ impl Stage {
 
     /// The backends that are registered in the kernel for reports.
     fn registered(&self) -> BTreeSet<SocketAddr> {
-        let maps = self.kernel.host_maps(Path::new(PINS)).expect("no fault");
-        let senders = maps.senders().expect("no fault").into_iter();
+        let maps = self.kernel.host_maps(Path::new(PINS)).expect("faults are off");
+        let senders = maps.senders().expect("faults are off").into_iter();
         senders.map(|(name, _)| socket_addr(name.address, name.port)).collect()
     }
 
@@ -382,6 +382,6 @@ fn a_backend_that_reports_errors_does_not_look_idle() {
             sent += stage.sent.get(&address(BACKENDS[0])).copied().unwrap_or(0) - before;
             stage.tick();
         }
-        assert!((1..=60).contains(&sent), "{sent} of 120");
+        assert!((1..=60).contains(&sent), "{sent} of 120 connects");
     });
 }

@@ -77,7 +77,7 @@ pub fn list_of(backends: &[&str]) -> String {
 }
 
 pub fn address(text: &str) -> SocketAddr {
-    text.parse().expect("an address")
+    text.parse().expect("the text is an address")
 }
 
 /// The files of a host.
@@ -444,7 +444,7 @@ impl Wire {
             is_news |= turn.is_news;
             for (_, request) in &turn.requests {
                 exchange.counts.requests += 1;
-                let datagram = Datagram::parse(request).expect("a request");
+                let datagram = Datagram::parse(request).expect("the request is valid");
                 let agent = agents.get(&socket_addr(datagram.address, datagram.port));
                 let answer = agent.filter(|agent| !agent.is_silent).and_then(|agent| agent.answer(request));
                 if let Some(answer) = answer {
@@ -656,7 +656,7 @@ pub fn script(lines: &str, act: impl Fn(&mut Stage)) {
         act(&mut stage);
         stage.check();
         if per_mille != 0 {
-            assert!(stage.kernel.faults().failed() > 0, "faults occurred in the script");
+            assert!(stage.kernel.faults().failed() > 0, "no operation failed in the script");
         }
     }
 }
@@ -668,7 +668,7 @@ pub fn cgroup_path(name: &str) -> PathBuf {
 impl Stage {
     /// A host on which no daemon has run. Its client `web` has a service with these lines.
     pub fn new(lines: &str) -> Self {
-        let kernel = FakeKernel::new().expect("memory");
+        let kernel = FakeKernel::new().expect("memory is available");
         let (now, disk) = (Instant::now(), Arc::new(Disk::default()));
         let (reread, servers) = (Arc::clone(&disk), Arc::new(ScriptedServers::new(now)));
         let worker = Worker::new(
@@ -684,7 +684,8 @@ impl Stage {
         let writer = log.clone();
         let subscriber =
             tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("the runtime starts");
         let mut stage = Self {
             place: kernel.make_cgroup(&cgroup_path("web")),
             controller: None,
@@ -747,7 +748,7 @@ impl Stage {
     }
 
     pub fn config_text(&self) -> String {
-        String::from_utf8(self.disk.content(CONFIG).expect("the file exists")).expect("text")
+        String::from_utf8(self.disk.content(CONFIG).expect("the file exists")).expect("the file is text")
     }
 
     /// Replaces a text in the configuration, and lets the daemon reload it.
@@ -854,7 +855,7 @@ impl Stage {
         }
     }
 
-    /// Kills the daemon if its last step is over; otherwise the next step may begin.
+    /// Kills the daemon if its last step is over. Returns whether the daemon was killed.
     fn dies(&mut self) -> bool {
         let is_over = match &mut self.death {
             Death::Never => false,
@@ -1095,12 +1096,13 @@ impl Stage {
 
     /// Changes the addresses of a host name, and lets the daemon query them and read its lists.
     pub fn name(&mut self, name: &str, addresses: &[&str]) {
-        let addresses: Vec<IpAddr> = addresses.iter().map(|ip| ip.parse().expect("an address")).collect();
+        let addresses: Vec<IpAddr> =
+            addresses.iter().map(|ip| ip.parse().expect("the text is an address")).collect();
         self.listed.extend(addresses.iter().map(|ip| SocketAddr::new(*ip, 80)));
         self.found_out_about(name, Some(Ok(addresses)));
     }
 
-    /// As [`Stage::name`], for a name that does not resolve.
+    /// Like [`Stage::name`], for a name that does not resolve.
     pub fn lose_name(&mut self, name: &str, why: &str) {
         self.found_out_about(name, Some(Err(why.to_owned())));
     }
@@ -1300,8 +1302,8 @@ impl Stage {
         }
     }
 
-    /// Checks that the maps contain no backend that the daemon does not have, and that their counts
-    /// are exact: each backend has as many sent and open flows as the script has counted.
+    /// Checks that the daemon has every backend that the maps contain, and that the counts in the
+    /// maps are exact: each backend has as many sent and open flows as the script has counted.
     pub fn check(&mut self) {
         let task = self.controller.as_ref().and_then(|controller| controller.clients.task("web"));
         let Some(task) = task.filter(|task| self.is_counted && !task.is_unpinned()) else { return };
@@ -1337,7 +1339,7 @@ impl Stage {
 
     /// The names of the clients that have pins.
     pub fn pinned(&self) -> Vec<String> {
-        let pinned = self.kernel.clients(Path::new(PINS)).expect("no fault");
+        let pinned = self.kernel.clients(Path::new(PINS)).expect("faults are off");
         pinned.into_iter().map(|pins| pins.client).collect()
     }
 }

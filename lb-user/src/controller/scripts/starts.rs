@@ -38,7 +38,7 @@ fn limits_change_after_the_commands_in_the_message() {
             assert!(stage.refused.contains(part), "{part:?} is not in {}", stage.refused);
         }
         for client in ["one", "two"] {
-            stage.kernel.detach(&pins_of(client)).expect("no fault");
+            stage.kernel.detach(&pins_of(client)).expect("faults are off");
         }
         stage.is_counted = false;
         stage.try_to_start(1);
@@ -63,14 +63,14 @@ fn two_failed_clients_of_64_are_reported_and_the_others_are_balanced() {
         let small = "[limits]\nschedule_entries = 8192\nslots = 256\nflow_records = 64\n";
         let text = stage.config_text() + small;
         stage.write_text(&text);
-        stage.kernel.detach(&pins_of("web")).expect("no fault");
+        stage.kernel.detach(&pins_of("web")).expect("faults are off");
         stage.try_to_start(1);
         stage.settle();
         assert_eq!((stage.pinned().len(), stage.degraded()), (64, vec![]));
         stage.kill();
         let (unfit, exclusive) = (20, 40);
         stage.kernel.set_foreign_pins(&pins_of("job-20"), true);
-        stage.kernel.detach(&pins_of("job-40")).expect("no fault");
+        stage.kernel.detach(&pins_of("job-40")).expect("faults are off");
         stage.kernel.set_exclusive(places[exclusive], true);
         stage.try_to_start(1);
         stage.pass(5 * SECOND);
@@ -123,7 +123,7 @@ fn a_client_is_attached_after_an_exclusive_program_is_removed() {
     script("", |stage| {
         stage.stop_faults();
         stage.kill();
-        stage.kernel.detach(&stage.pins()).expect("no fault");
+        stage.kernel.detach(&stage.pins()).expect("faults are off");
         stage.sent.clear();
         let place = stage.place;
         stage.kernel.set_exclusive(place, true);

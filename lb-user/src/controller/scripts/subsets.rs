@@ -122,14 +122,14 @@ fn the_only_task_of_a_job_uses_300_backends() {
         let inputs = stage.explanation().inputs;
         assert_eq!((inputs.algorithm.as_str(), inputs.size), ("rocksteadier", Some(300)));
         assert!(inputs.auto.is_some_and(|auto| auto.min == 12 && auto.why.contains("only task")));
-        // From any start of a cursor, the first 300 entries name each backend once.
+        // From any start of a cursor, the first 300 entries contain each backend once.
         let before = stage.sent.clone();
         assert_eq!((stage.dial(300), before.len(), stage.sent.len()), (0, 0, 300));
     });
 }
 
-/// Tests a size that follows from the list, and a size that has to be computed: two tasks that
-/// choose at random use all 60 backends only if each task uses all.
+/// Tests a table size that follows from the list, and a table size that has to be computed: two
+/// tasks that choose at random use all 60 backends only if each task uses all.
 #[test]
 fn a_refused_list_names_the_needed_and_the_allowed_entries() {
     let both = "would have 2048 entries, but limits.schedule_entries allows only 1024";
@@ -139,7 +139,8 @@ fn a_refused_list_names_the_needed_and_the_allowed_entries() {
         let text = stage.config_text().replace("[[client]]\n", "[[client]]\nindex = 0\ncount = 2\n");
         stage.write_text(&(text + "[limits]\nschedule_entries = 1024\n"));
         stage.start(&many(3).iter().map(String::as_str).collect::<Vec<_>>());
-        let error = |stage: &Stage| stage.service().source.expect("a file").error.unwrap_or_default();
+        let error =
+            |stage: &Stage| stage.service().source.expect("the service has a file").error.unwrap_or_default();
         stage.list_text(&of(list));
         stage.settle();
         assert!(error(&stage).contains(both), "{}", error(&stage));

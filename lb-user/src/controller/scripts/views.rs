@@ -16,12 +16,12 @@ use crate::status;
 impl Stage {
     /// The client `web` in the status that a command computes from the maps if no daemon answers.
     fn client_by_maps(&self) -> ClientStatus {
-        let tables = self.kernel.tables(&self.pins()).expect("no fault");
-        status::of_tables(&self.pins(), &tables).expect("no fault")
+        let tables = self.kernel.tables(&self.pins()).expect("faults are off");
+        status::of_tables(&self.pins(), &tables).expect("faults are off")
     }
 }
 
-/// Only the list's states of endpoints without a slot are missing in the maps.
+/// The maps lack only one thing: the states in the list for endpoints without a slot.
 #[test]
 fn states_and_reasons_are_the_same_with_and_without_a_daemon() {
     let [first, second, third] = BACKENDS;
@@ -263,6 +263,6 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
         // The backend's share is 55 of the 220 connections that are open then. With random choices,
         // the backend would have 40 of these.
         let part = 220 / 4;
-        assert!(open(stage)[1].abs_diff(part) <= 9, "{:?}, {part}", open(stage));
+        assert!(open(stage)[1].abs_diff(part) <= 9, "{:?}, share {part}", open(stage));
     });
 }
