@@ -172,7 +172,7 @@ pub enum Event {
     /// A retry has read files that an earlier daemon stored and that could not be read at the
     /// start.
     StoredRead(Box<StoredState>),
-    /// An attempt to store files for later starts has ended.
+    /// An attempt to store files for the next start of the daemon has ended.
     Stored(StoreFailures),
     /// An attempt to write files for Envoy has ended.
     EnvoyFilesWritten(EnvoyResults),
@@ -219,7 +219,7 @@ pub enum Effect {
 }
 
 /// Work that takes so long that it runs outside of the event loop. Its result is an event.
-#[expect(clippy::large_enum_variant, reason = "an effect holds it in a box")]
+#[expect(clippy::large_enum_variant, reason = "an effect stores the work in a box")]
 pub enum BackgroundWork {
     /// Read the stamp of an endpoint file, and watch its directory.
     Look {
@@ -242,7 +242,7 @@ pub enum BackgroundWork {
     /// Read these kinds of files that an earlier daemon stored. The DNS settings apply to the host
     /// names in these files.
     ReadStored(StoredKinds, DnsSettings),
-    /// Store files for later starts.
+    /// Store files for the next start of the daemon.
     Store(StateFiles),
     /// Write or remove files that Envoy reads.
     WriteEnvoyFiles(EnvoyChanges),
@@ -477,7 +477,8 @@ impl Controller {
     }
 
     /// The earliest time at which a changed list or configuration is to be read, a server is to be
-    /// queried again, or a first look ends; `None` if nothing is due.
+    /// queried again, or the first probes and polls of a client end (`first_look`); `None` if
+    /// nothing is due.
     fn next_due(&self) -> Option<Instant> {
         let lists = self.sources.watched.values().map(|watched| &watched.feed.progress);
         let due = lists.chain([self.reload.progress()]).filter_map(Progress::due);

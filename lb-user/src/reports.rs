@@ -44,7 +44,7 @@ pub struct ExchangeCounts {
     pub unsent: u64,
     /// Reports that were accepted.
     pub believed: u64,
-    /// Datagrams that were not accepted, by reason.
+    /// The number of datagrams that were not accepted, for each reason.
     pub refused: HashMap<Refusal, u64>,
 }
 
@@ -302,8 +302,8 @@ impl ReportThread {
 
     /// Waits until a datagram arrives, the loop wakes the thread, or `next` has passed.
     fn wait(&self, next: Duration, has_failed: bool) -> io::Result<()> {
-        // After a read of the socket has failed, poll(2) would report the socket as ready all the
-        // time, so the socket is not polled.
+        // After a read of the socket has failed, the socket is not polled, because poll(2) reports
+        // it as ready all the time.
         let limit = if has_failed { next.min(Duration::from_millis(100)) } else { next };
         let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
         let socket = if has_failed { PollFlags::empty() } else { PollFlags::IN };

@@ -67,7 +67,7 @@ impl Addresses {
         }
         if let Some(known) = known.filter(|known| Some(**known) != *in_force) {
             return Some(format!(
-                "{origin} is now {known}, and takes effect at the next reload of the configuration; {next}"
+                "{origin} is now {known}, which takes effect at the next reload of the configuration; {next}"
             ));
         }
         let why = match self.latest(lookup).and_then(|latest| latest.finding.as_ref()) {
@@ -108,7 +108,7 @@ impl Controller {
         }
     }
 
-    /// Stores the addresses in force for later starts.
+    /// Stores the services' addresses in force for the next start of the daemon.
     pub fn store_addresses(&mut self) {
         let lookups = &self.config.lookups;
         let in_force: KnownAddresses =

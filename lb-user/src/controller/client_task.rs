@@ -141,7 +141,7 @@ pub struct ClientTask {
     /// refused a step in the last attempt.
     trouble: Option<String>,
     has_failed: bool,
-    /// For each service, by name: why the daemon refused the service's list in the configuration.
+    /// Why the daemon refused a service's list in the configuration, keyed by service name.
     pub(super) refused_static: BTreeMap<String, String>,
     /// For each service, by position: the service's name, and the control that changes the
     /// service's weights. Empty until the controls are created.

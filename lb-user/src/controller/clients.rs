@@ -24,7 +24,7 @@ pub struct Clients {
     /// Whether later turns must still settle clients. After the last client, the loop calls
     /// `all_settled`.
     pub is_settling: bool,
-    /// Whether a client was settled in this turn.
+    /// Whether a client was settled in the current turn of the event loop.
     pub has_settled: bool,
     /// The clients that could not be started, or could not apply a new configuration, each with the
     /// reason. They are retried regularly.

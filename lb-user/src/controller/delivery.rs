@@ -201,7 +201,7 @@ impl ClientTask {
         result
     }
 
-    /// For each service, by name: why the daemon refused the service's list in the configuration.
+    /// Why the daemon refused a service's list in the configuration, keyed by service name.
     pub fn refused_static(&self) -> &BTreeMap<String, String> {
         &self.refused_static
     }

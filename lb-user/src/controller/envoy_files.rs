@@ -106,7 +106,7 @@ impl EnvoyFiles {
             return None;
         }
         self.stored = self.known.keys().cloned().collect();
-        Some(serde_json::to_vec(&self.stored).expect("a list of texts can be written").into())
+        Some(serde_json::to_vec(&self.stored).expect("file names can be written as JSON").into())
     }
 
     /// The next files to write or remove, at most [`BATCH`].

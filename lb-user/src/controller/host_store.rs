@@ -1,4 +1,4 @@
-//! Stores the addresses of host names for later starts, in one file.
+//! Stores the addresses of host names for the next start of the daemon, in one file.
 //!
 //! A later daemon uses these addresses for names that do not resolve, so that the endpoints of
 //! these names are not removed. When every list has been read, the daemon drops stored names that

@@ -23,7 +23,7 @@ pub struct HostNames {
     pub table: Arc<HostTable>,
     /// The names that are resolved.
     pub resolving: BTreeSet<HostName>,
-    /// The addresses that are stored for later starts.
+    /// The addresses that are stored for the next start of the daemon.
     pub store: HostStore,
 }
 

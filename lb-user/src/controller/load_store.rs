@@ -1,5 +1,5 @@
-//! The state of the control laws that is stored for later starts, in one file: learnt weights,
-//! switches that operators have set, and members in slow start.
+//! The state of the control laws, stored in one file for the next start of the daemon: learnt
+//! weights, switches that operators have set, and members in slow start.
 //!
 //! The daemon reads the file once, at its start, before it applies any list. If this read fails,
 //! the daemon retries, and does not overwrite the file before a read succeeds, because it contains
@@ -28,7 +28,7 @@ const MAX_STORE_INTERVAL: Duration = Duration::from_mins(5);
 /// A factor counts as changed if it has changed by more than this fraction of its value.
 const MOVED: f64 = 0.02;
 
-/// The stored states of services, by service name.
+/// The stored states of services, keyed by service name.
 type Services = BTreeMap<String, StoredService>;
 
 /// The content of the file.
@@ -65,7 +65,7 @@ const SCHEMA: u32 = 1;
 /// The state of the file, as known to the daemon.
 #[derive(Default)]
 pub struct LoadStore {
-    /// The content of the file, by client task.
+    /// The content of the file, keyed by client task.
     known: BTreeMap<String, StoredClient>,
     /// When the learnt weights were last compared with the file. `written`: when the file was last
     /// written.

@@ -1,11 +1,11 @@
 //! Decides which backends are probed or polled for the current clients, and passes the results to
 //! the clients.
 //!
-//! The daemon probes the members of each client task and the backends that would replace members
-//! next. It probes each backend once, even if several client tasks need the result. All probes are
-//! sent from the daemon's network namespace. A thread receives reports, and asynchronous tasks make
-//! connect probes. When a result has changed, the thread or the task wakes the event loop, which
-//! then reads the health of all backends.
+//! The daemon probes the members of each client task, and the endpoints that are next to replace
+//! members. It probes each backend once, even if several client tasks need the result. All probes
+//! are sent from the daemon's network namespace. A thread receives reports, and asynchronous tasks
+//! make connect probes. When a result has changed, the thread or the task wakes the event loop,
+//! which then reads the health of all backends.
 
 mod views;
 
@@ -332,8 +332,8 @@ impl Probing {
         })
     }
 
-    /// How many datagrams the kernel's receiver program has received, by outcome; `None` if the
-    /// program is not attached or the counts cannot be read.
+    /// How many datagrams the kernel's receiver program has received, for each outcome; `None` if
+    /// the program is not attached or the counts cannot be read.
     fn receptions(&self) -> Option<[u64; RECEPTIONS]> {
         let register = self.register.as_ref().filter(|_| !self.network.interfaces().is_empty())?;
         register.maps().receptions().ok()

@@ -143,8 +143,8 @@ impl Controller {
         Readmission { schema: readmission::SCHEMA, service: service.to_owned(), backend, clients }
     }
 
-    /// Sets the switch of a service's law, as an operator has requested, for one client task or for
-    /// all client tasks that have the service.
+    /// Sets the switch of a service's control law, as an operator has requested, for one client
+    /// task or for all client tasks that have the service.
     fn switch_load(
         &mut self,
         service: &str,

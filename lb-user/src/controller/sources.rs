@@ -29,15 +29,15 @@ use crate::source::{
 /// The sources of the endpoints of all services.
 #[derive(Default)]
 pub struct Sources {
-    /// The lists in the configuration itself, by service name.
+    /// The lists in the configuration itself, keyed by service name.
     pub statics: AssignmentsByService,
-    /// The files and servers from which lists are read, by service name.
+    /// The files and servers from which lists are read, keyed by service name.
     pub watched: BTreeMap<String, WatchedSource>,
     /// The host names in these lists.
     pub hosts: HostNames,
     /// The number of reads of lists that have begun.
     pub readings: u64,
-    /// Lists and other files that are stored for later starts.
+    /// Lists and other files that are stored for the next start of the daemon.
     pub files_to_store: FilesToStore,
 }
 

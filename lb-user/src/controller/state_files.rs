@@ -107,7 +107,7 @@ pub struct StoredState {
     pub hosts: Option<StoredRead<StoredHosts>>,
 }
 
-/// Files by path, each with its complete content; `None` removes the file.
+/// The complete content of each file, keyed by path; `None` removes the file.
 pub type StateFiles = BTreeMap<PathBuf, Option<Arc<[u8]>>>;
 
 #[derive(Default)]
@@ -173,13 +173,13 @@ impl Controller {
             Some(error) if retry.failed(now, &error) => {
                 warn!(
                     error,
-                    "cannot store the state for later starts (endpoint lists, addresses, learnt weights, operators' overrides); retrying after a growing pause"
+                    "cannot store the state for the next start of the daemon (endpoint lists, addresses, learnt weights, operators' overrides); retrying after a growing pause"
                 );
             }
             Some(_) => {}
             None => {
                 if retry.error().is_some() {
-                    info!("the state for later starts was stored");
+                    info!("the state for the next start of the daemon was stored");
                 }
                 retry.succeeded();
             }

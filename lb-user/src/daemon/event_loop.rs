@@ -94,7 +94,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let features = start::check_host(&config)?;
     let mut listeners = Listeners::bind(&config, queries)?;
     let watch = Watch::new().unwrap_or_else(|error| {
-        warn!(%error, "cannot watch directories (inotify); checking once a second instead");
+        warn!(%error, "cannot watch directories (inotify); checking them once a second instead");
         Watch::none()
     });
     let watches = Watches::of(&watch);

@@ -51,7 +51,7 @@ impl FileIo {
                 drop((turn, thread));
                 result
             };
-            tokio::task::spawn_blocking(work).await.expect("a panic ends the process")
+            tokio::task::spawn_blocking(work).await.expect("the task does not panic")
         };
         match tokio::time::timeout(patience, done).await {
             Ok(result) => Ok(result),

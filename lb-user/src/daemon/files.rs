@@ -1,4 +1,4 @@
-//! Files on disk: endpoint lists, and the files that are stored for later starts.
+//! Files on disk: endpoint lists, and the files that are stored for the next start of the daemon.
 
 use std::io;
 use std::path::Path;

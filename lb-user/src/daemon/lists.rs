@@ -111,7 +111,7 @@ impl ListReader {
             && !contents.hosts.is_empty()
             && let Some(guard) = self.stored_guard(source, &purpose, patience).await
         {
-            // The second reading reuses these assignments if it defers no removal.
+            // The second read of the list reuses these assignments if it defers no removal.
             purpose.before = Some(contents.assignments.clone());
             purpose.guard = Some(guard);
             result = match source.file() {
@@ -159,8 +159,8 @@ impl ListReader {
         };
         let mut table = self.servers.resolve(hosts.clone(), dns);
         let is_answered = |table: &Arc<HostTable>| hosts.iter().all(|host| table.is_answered(host));
-        // If the wait times out, the next reading uses stored addresses, and reports the names
-        // without stored addresses.
+        // If the wait times out, the next read of the list uses stored addresses, and reports the
+        // names without stored addresses.
         let _ = tokio::time::timeout(patience, table.wait_for(is_answered)).await;
         true
     }
@@ -198,7 +198,7 @@ impl ListReader {
         let (source, hosts) = (source.clone(), self.servers.host_table());
         let parse = move |purpose: &ListPurpose| {
             let Some((text, notes)) = answer else {
-                let suspension = purpose.suspension.expect("there is an answer or a suspension");
+                let suspension = purpose.suspension.expect("a list without an answer is suspended");
                 return Ok(source.suspended(suspension));
             };
             let mut contents = source.parse(&place, text, Some(&hosts))?;
@@ -278,7 +278,7 @@ impl ListReader {
             contents.assignments.complete(&purpose.consumers);
             Ok(contents)
         };
-        spawn_blocking(work).await.expect("a panic ends the process")
+        spawn_blocking(work).await.expect("the task does not panic")
     }
 }
 

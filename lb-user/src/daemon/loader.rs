@@ -77,7 +77,7 @@ impl Loader {
                 let absent = config.clients.into_iter().filter(|client| !there.contains(&client.name));
                 (statics, opener.open_all(absent))
             };
-            (loaded.statics, loaded.opened) = spawn_blocking(open).await.expect("a panic ends the process");
+            (loaded.statics, loaded.opened) = spawn_blocking(open).await.expect("the task does not panic");
         }
         loaded
     }
@@ -146,7 +146,7 @@ async fn read(
             assignments.complete(&purpose.consumers);
             assignments
         };
-        in_force = Some(spawn_blocking(complete).await.expect("a panic ends the process"));
+        in_force = Some(spawn_blocking(complete).await.expect("the task does not panic"));
     }
     Reading { service, source, first, in_force }
 }

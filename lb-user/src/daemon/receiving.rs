@@ -125,7 +125,8 @@ impl Work for ReceiverWork {
         let Some(wanted) = wanted else { return found };
         let taken = wanted.maps.take_over();
         if let Err(error) = &taken {
-            found.error = Some(format!("cannot take over the links of another version: {}", chain(error)));
+            found.error =
+                Some(format!("cannot take over the links of another socklb version: {}", chain(error)));
         }
         // The addresses are set first, because the program examines only datagrams to these
         // addresses. It passes all other datagrams on to the network stack.
@@ -140,8 +141,10 @@ impl Work for ReceiverWork {
                 if taken.is_ok_and(|taken| taken)
                     && let Err(error) = receiver::detach_others(&self.pins, &BTreeSet::new())
                 {
-                    found.error =
-                        Some(format!("cannot detach the program of another version: {}", chain(&error)));
+                    found.error = Some(format!(
+                        "cannot detach the program of another socklb version: {}",
+                        chain(&error)
+                    ));
                 }
                 wanted.place.refused(all, &chain(&error))
             }

@@ -38,15 +38,16 @@ pub struct Worker {
     /// The configuration file.
     file: PathBuf,
     reread: Reread,
-    /// The directory in which files for later starts are stored.
+    /// The directory in which files for the next start of the daemon are stored.
     state: PathBuf,
     kernel: Arc<dyn Kernel>,
     knows_mptcp: bool,
 }
 
 impl Worker {
-    /// `state` is the directory of the files for later starts. `knows_mptcp`: whether programs
-    /// recognize the paths of MPTCP sockets, so that these paths have no flow records.
+    /// `state` is the directory with the files for the next start of the daemon. `knows_mptcp`:
+    /// whether programs recognize the paths of MPTCP sockets, so that these paths have no flow
+    /// records.
     pub fn new(
         lists: ListReader,
         file: PathBuf,
@@ -209,5 +210,5 @@ pub async fn read_envoy_places(lists: &ListReader, state: &Path) -> Vec<EnvoyFil
 
 /// Runs `work`, which may block, on a separate thread.
 async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    spawn_blocking(work).await.expect("a panic ends the process")
+    spawn_blocking(work).await.expect("the task does not panic")
 }

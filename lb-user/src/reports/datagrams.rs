@@ -217,9 +217,9 @@ impl SocketName {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "families are small numbers")]
+#[expect(clippy::cast_possible_truncation, reason = "address families are small numbers")]
 const FAMILY_V4: libc::sa_family_t = libc::AF_INET as libc::sa_family_t;
-#[expect(clippy::cast_possible_truncation, reason = "families are small numbers")]
+#[expect(clippy::cast_possible_truncation, reason = "address families are small numbers")]
 const FAMILY_V6: libc::sa_family_t = libc::AF_INET6 as libc::sa_family_t;
 
 fn header(part: &mut libc::iovec, name: &mut SocketName) -> libc::mmsghdr {

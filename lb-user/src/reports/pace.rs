@@ -51,7 +51,7 @@ mod tests {
             assert_eq!(pace.turn(APART * turn), Duration::ZERO);
         }
         for turn in 0..AT_ONCE {
-            assert_eq!(pace.turn(APART * 15_000), Duration::ZERO, "saved turn {turn}");
+            assert_eq!(pace.turn(APART * 15_000), Duration::ZERO, "turn {turn} begins at once");
         }
         assert_eq!(pace.turn(APART * 15_000), APART);
     }

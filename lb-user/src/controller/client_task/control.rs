@@ -32,7 +32,7 @@ use crate::config::{ClientService, ProbeConfig};
 use crate::controller::Controller;
 use crate::controller::probing::{Probing, name_of};
 
-/// The control law of one service, with the counts that the law needs.
+/// The control law of one service, with the counts that it needs.
 pub struct Controlled {
     control: Control,
     lives: Lives,
@@ -155,8 +155,8 @@ fn one(
 }
 
 impl ClientTask {
-    /// Creates the controls that the configuration requires. For a service name, `snapshot` returns
-    /// the stored learnt weights and their age.
+    /// Creates the control laws that the configuration requires. For a service name, `snapshot`
+    /// returns the stored learnt weights and their age.
     pub fn make_controls(
         &mut self,
         snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
@@ -280,8 +280,8 @@ impl ClientTask {
 
     /// Applies factors to a table. Returns whether the table changed. If the maps already match the
     /// rest of the plan, the table is written to the maps at once, without a new plan. A new plan
-    /// would compute all other services and backends again. This would take too much CPU time,
-    /// because weights that follow load change tables often.
+    /// computes all other services and backends again, which takes too much CPU time: weights that
+    /// follow load change tables often.
     fn apply_factors(&mut self, position: usize, factors: Factors, now: Instant) -> bool {
         let is_new =
             self.balancer.handle(now, Fact::Factors(position, factors)).expect("only a list can be refused");
@@ -420,7 +420,7 @@ impl ClientTask {
         Some(before)
     }
 
-    /// The learnt weights of each service, by name, to be stored for the next daemon.
+    /// The name and learnt weights of each service, to be stored for the next daemon.
     pub fn snapshots(&self, now: Instant) -> impl Iterator<Item = (&str, ControlSnapshot)> {
         let now = self.clock.monotonic(now);
         self.controls.iter().flatten().filter_map(move |(name, controlled)| {

@@ -32,7 +32,7 @@ struct ServiceLoad {
     decay: Duration,
     /// The members of the service's table: slot, load, and whether any errors are left.
     members: Vec<(Slot, MemberLoad, bool)>,
-    /// The base-2 logarithm of the number of entries of the table.
+    /// The base-2 logarithm of the table's number of entries.
     length_log2: u8,
     /// The peak: the largest quotient of a member's open flows and its share, in the format of the
     /// kernel programs.

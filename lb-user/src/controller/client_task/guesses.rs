@@ -56,9 +56,9 @@ impl ClientTask {
     }
 
     /// Ejects backends for new guesses, so that the kernel programs test them by trials. Marks the
-    /// guesses that connections have refuted; the next reading of probe results applies the marks.
-    /// Does nothing until the maps match the plan, because until then, connects may have no other
-    /// backends to choose than the ones that this function ejects.
+    /// guesses that connections have refuted; the marks take effect when probe results are next
+    /// applied. Does nothing until the maps match the plan, because until then, connects may have
+    /// no other backends to choose than the ones that this function ejects.
     pub fn judge_guesses(&mut self) {
         if self.guesses.is_empty() || !self.is_settled() {
             return;

@@ -94,8 +94,8 @@ struct Line {
     readmissions: u64,
 }
 
-/// The reason to log for a recovery. It depends on the witness that had found the backend
-/// unhealthy.
+/// The reason to log for a recovery. It depends on the witness ([`Who`]) of the earlier verdict
+/// that the backend is unhealthy.
 const fn recovery(before: Option<Who>) -> &'static str {
     match before {
         Some(Who::Kernel) => "readmitted",
@@ -189,7 +189,8 @@ impl ClientTask {
         self.take_in(Fact::Serving(recent), now);
     }
 
-    /// Applies all verdicts of one witness on the backends of the service at this position.
+    /// Applies all verdicts of one witness ([`Who`]) on the backends of the service at this
+    /// position.
     pub fn apply_verdicts(
         &mut self,
         position: usize,
@@ -476,8 +477,8 @@ impl ClientTask {
         for (&slot, backend) in &applied.backends {
             let at = BackendRef { slot, generation: backend.generation };
             let known = self.logged.backends.get(&at).copied();
-            // Counters are read only for backends that have a verdict now or had one at the last
-            // reading.
+            // Counters are read only for backends that have a verdict now, or had one when the
+            // verdicts were last read.
             if known.is_none() && !verdicts.contains_key(&slot) {
                 continue;
             }

@@ -72,9 +72,9 @@ impl ClientTask {
     }
 }
 
-/// The state of each service that the kernel's tables already contain, by name. Members of an
-/// earlier daemon's tables are included, because the first list of this daemon may lack all of
-/// them.
+/// The state of each service that the kernel's tables already contain, keyed by service name.
+/// Members of an earlier daemon's tables are included, because the first list of this daemon may
+/// lack all of them.
 pub fn adopted(datapath: &Datapath) -> BTreeMap<String, MissingBackends> {
     let plan = datapath.applied();
     let of_service = |(index, service): (&_, &lb_core::plan::ServicePlan)| {

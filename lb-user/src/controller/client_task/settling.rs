@@ -39,7 +39,8 @@ impl Controller {
         self.clients.is_settling |= !self.clients.to_settle.is_empty();
     }
 
-    /// Settles all clients in this turn. At the start nothing else waits for the loop.
+    /// Settles all clients in one turn of the event loop. At the start, nothing else waits for the
+    /// loop.
     pub fn settle_all(&mut self, now: Instant) {
         self.settle(now);
         // Bound: each turn settles one client.

@@ -25,11 +25,12 @@ pub struct FollowedSize {
 }
 
 impl Controller {
-    /// Adapts the size of each subset that follows load to the open flows of its client task.
+    /// For each subset with a size that follows load, adapts the size to the open flows of the
+    /// client task.
     pub fn follow_flows(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             if let Err(refused) = client_task.follow_flows(now) {
-                debug!(client = %client_task.client.name, error = %refused, "a subset cannot change its size with its load");
+                debug!(client = %client_task.client.name, error = %refused, "cannot adapt the size of a subset to its load");
             }
         }
         self.settle_if_needed(now);
@@ -74,7 +75,8 @@ impl ClientTask {
         }
     }
 
-    /// Adapts the sizes of subsets that follow load to the present numbers of open flows.
+    /// For each subset with a size that follows load, adapts the size to the present number of open
+    /// flows.
     ///
     /// # Errors
     /// The error of the first subset that does not fit; this subset is unchanged.

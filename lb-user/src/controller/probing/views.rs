@@ -15,8 +15,8 @@ use crate::config::{ProbeConfig, ProbeKind};
 use crate::probes::Findings;
 
 impl Controller {
-    /// The health of a client task's backends according to probes and reports, by service name and
-    /// address.
+    /// The health of a client task's backends according to probes and reports, keyed by service
+    /// name and address.
     pub fn probe_views(
         &self,
         client_task: &ClientTask,

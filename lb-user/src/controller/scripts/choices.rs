@@ -10,7 +10,7 @@ use super::stage::{BACKENDS, Stage, address, list_of, script};
 
 impl Stage {
     /// Makes the backends in these slots usable and all others unusable, and sets the fallback.
-    /// Kills the daemon first, because it would publish a new table.
+    /// Kills the daemon first, so that it publishes no new table.
     fn leave_with(&mut self, usable: &[u32], fallback: u32) {
         self.kill();
         let pins = self.pins();
@@ -129,7 +129,7 @@ fn r17_shares_are_even_right_after_a_rolling_restart() {
         assert_eq!(stage.dial(3_000), 0);
         for backend in BACKENDS {
             let since = stage.sent[&address(backend)] - before[&address(backend)];
-            assert!((990..=1_010).contains(&since), "{since}");
+            assert!((990..=1_010).contains(&since), "{since} connects");
             let shown = stage.backend(backend);
             assert_eq!((shown.state.as_str(), shown.withheld), ("healthy", 0), "{shown:?}");
             assert!(shown.readmissions >= 1, "{shown:?}");

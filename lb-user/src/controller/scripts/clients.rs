@@ -80,7 +80,7 @@ fn balanced_at_each_step(change: impl Fn(&mut Stage)) -> Stage {
         (steps, stage)
     };
     let (steps, stage) = run(None);
-    assert!(steps > 20, "{steps}");
+    assert!(steps > 20, "{steps} steps");
     for step in 0..steps {
         run(Some(step));
     }

@@ -12,7 +12,7 @@ use lb_view::status::StatusDocument;
 use super::stage::{Stage, address, cgroup_path, pins_of};
 use crate::controller::Event;
 
-/// A host in memory.
+/// A simulated host.
 struct Memory {
     stage: Stage,
     began: Instant,

@@ -91,7 +91,7 @@ fn five_tasks_together_load_seven_backends_evenly() {
             let skew = service.skew.expect("a skew is computed above ten connects per backend");
             // A backend gets at most two connects more than its share, and its share is at least a
             // sixth of the connects.
-            assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "{skew}");
+            assert!((1.0..1.0 + 2.0 / (f64::from(DIALLED) / 6.0)).contains(&skew), "skew {skew}");
         }
         for (backend, (_, tasks)) in sums {
             // Consecutive entries contain each member in proportion to its share, to within two

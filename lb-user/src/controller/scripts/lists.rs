@@ -346,7 +346,7 @@ fn tables_of_many_lengths_always_find_room() {
         let version = format!("10.{}.{version}.", service + 1);
         let used =
             backends.filter(|one| one.share_wanted > 0.0 && one.address.to_string().starts_with(&version));
-        assert_eq!((used.count(), stage.faults()), (count, vec![]), "{version}");
+        assert_eq!((used.count(), stage.faults()), (count, vec![]), "backends in {version}");
     }
     for n in 0..5 {
         assert!((0..20).all(|_| stage.reached(stage.place, &format!("10.96.1.{n}:80")).is_some()));

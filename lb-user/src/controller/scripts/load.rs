@@ -87,7 +87,7 @@ fn a_busy_backend_loses_share_until_an_operator_switches() {
         assert!(busy < 0.7 && one > 1.05 && other > 1.05, "factors {busy} {one} {other}");
         stage.stop_faults();
         assert!(stage.shares()[0] < 0.25, "{:?}", stage.shares());
-        // While the law is frozen, weights do not change.
+        // While the switch is `freeze`, weights do not change.
         stage.switch(Switch::Frozen);
         let frozen = stage.shares();
         stage.utilize([100, 300, 300]);

@@ -91,7 +91,7 @@ fn round_robin_ignores_weights_and_random_follows_them() {
         let [first, second, third] = got(stage, "random");
         assert!(
             (15..=55).contains(&first) && first != 33 && first + second == 1_024 && third == 0,
-            "{first}"
+            "{first} connects to the first backend"
         );
     });
 }

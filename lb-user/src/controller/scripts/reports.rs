@@ -254,7 +254,7 @@ fn a_key_is_replaced_without_a_gap() {
 fn a_service_believes_only_reports_with_its_own_key() {
     let (more, list) = ("10.96.0.11:80", "/lists/more.toml");
     script(REPORTS, |stage| {
-        // The backend has a slot for each service, so counts by backend do not match.
+        // The backend has a slot for each service, so the counts of each backend do not match.
         stage.is_counted = false;
         let alone = stage.config_text();
         let with_more = |stage: &mut Stage, lines: &str| {

@@ -86,8 +86,8 @@ pub struct Disk(Mutex<DiskState>);
 
 #[derive(Default)]
 struct DiskState {
-    /// For each file, by path: the number of changes of the disk up to the file's last write, and
-    /// its content.
+    /// Keyed by path: the number of changes of the disk up to the file's last write, and the file's
+    /// content.
     files: BTreeMap<PathBuf, (u64, Vec<u8>)>,
     changes: u64,
     /// Paths that can be neither read nor written. This includes files below them.
@@ -376,7 +376,7 @@ struct WireState {
     is_taken: bool,
     /// The daemon's side of the exchange with agents, if the daemon listens.
     listener: Option<Arc<Mutex<SharedExchange>>>,
-    /// The agents, by backend.
+    /// The agents, keyed by backend.
     agents: BTreeMap<SocketAddr, ScriptedAgent>,
 }
 
@@ -1302,21 +1302,22 @@ impl Stage {
         }
     }
 
-    /// Checks that the daemon has every backend that the maps contain, and that the counts in the
-    /// maps are exact: each backend has as many sent and open flows as the script has counted.
+    /// Checks that the daemon has every listed backend that the maps contain, and that the counts
+    /// in the maps are exact: each backend has as many sent and open flows as the script has
+    /// counted.
     pub fn check(&mut self) {
         let task = self.controller.as_ref().and_then(|controller| controller.clients.task("web"));
         let Some(task) = task.filter(|task| self.is_counted && !task.is_unpinned()) else { return };
         let tables = task.datapath().tables();
         for slot in tables.slots().into_iter().filter(|slot| self.listed.contains(&slot.address)) {
             let known = task.datapath().applied().backends.get(&slot.at.slot).map(|backend| backend.address);
-            assert_eq!(known, Some(slot.address), "{:?}", slot.at);
+            assert_eq!(known, Some(slot.address), "backend of {:?}", slot.at);
             let open = self.open.iter().filter(|flow| flow.backend == slot.address).count() as u64;
-            assert_eq!(tables.active(slot.at.slot), open, "{}", slot.address);
+            assert_eq!(tables.active(slot.at.slot), open, "open flows to {}", slot.address);
             // If faults are on, a lookup may fail.
             if let Ok(counts) = tables.counts(slot.at.slot) {
                 let sent = self.sent.get(&slot.address).copied().unwrap_or(0);
-                assert_eq!(counts.sums.chosen, sent, "{}", slot.address);
+                assert_eq!(counts.sums.chosen, sent, "connects to {}", slot.address);
             }
         }
     }
