@@ -134,15 +134,15 @@ pub struct ReportExchanger {
     /// Notified when the state of a backend changes, or its agent has restarted.
     news: Arc<Notify>,
     address: SocketAddr,
-    /// Returns the time by CLOCK_MONOTONIC. Each method reads the clock itself: a time before the
+    /// Returns the CLOCK_MONOTONIC time. Each method reads the clock itself: a time before the
     /// thread's last reading of the clock could make an expired verdict valid again.
     now: Box<dyn Fn() -> Duration + Send>,
 }
 
 impl ReportExchanger {
     /// Controls an exchange without starting a thread: the caller itself calls [`Exchange::turn`]
-    /// and [`Exchange::take`] through another reference to `shared`. `now` returns the time by
-    /// CLOCK_MONOTONIC.
+    /// and [`Exchange::take`] through another reference to `shared`. `now` returns the
+    /// CLOCK_MONOTONIC time.
     ///
     /// # Errors
     /// If no file descriptor is free.
@@ -229,7 +229,7 @@ fn lock(shared: &Mutex<SharedExchange>) -> MutexGuard<'_, SharedExchange> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The time by CLOCK_MONOTONIC, which the kernel programs use, too.
+/// The CLOCK_MONOTONIC time. The kernel programs use this clock, too.
 fn now() -> Duration {
     Duration::from_nanos(lb_kernel::monotonic_ns())
 }
@@ -246,7 +246,7 @@ impl ReportThread {
         let mut received = ReceivedBatch::default();
         let mut has_failed = false;
         let mut pace = TokenBucket::new(now());
-        // Ends when the daemon stops.
+        // Bound: the loop ends when the daemon stops.
         loop {
             let has_rested = self.rest(pace.turn(now()));
             let Some(next) = self.poll_agents() else { return };
@@ -358,7 +358,7 @@ impl ReportStore {
         Self { maps, storing }
     }
 
-    /// Stores an accepted report. Times are by CLOCK_MONOTONIC.
+    /// Stores an accepted report. Times are CLOCK_MONOTONIC.
     fn store(&self, what: &ToStore<'_, Duration>) {
         let ToStore { target, base, before, lame_until } = *what;
         if target.id == NO_REPORT {
@@ -490,7 +490,7 @@ mod tests {
     /// Waits until the loop is woken and `is` returns `true`.
     async fn woken(listener: &ReportExchanger, is: impl Fn() -> bool) {
         let wait = async {
-            // Bound: the timeout.
+            // Bound: the timeout below.
             loop {
                 listener.news.notified().await;
                 if is() {

@@ -11,12 +11,12 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// `monotonic` is the time by CLOCK_MONOTONIC at the moment `at`.
+    /// `monotonic` is the CLOCK_MONOTONIC time at the moment `at`.
     pub const fn new(at: Instant, monotonic: Duration) -> Self {
         Self { at, monotonic }
     }
 
-    /// The time by CLOCK_MONOTONIC at the moment `at`, which must not be before the moment given to
+    /// The CLOCK_MONOTONIC time at the moment `at`, which must not be before the moment given to
     /// [`Self::new`].
     pub fn monotonic(self, at: Instant) -> Duration {
         self.monotonic + at.saturating_duration_since(self.at)

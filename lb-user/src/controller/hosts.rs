@@ -110,8 +110,9 @@ impl Controller {
         self.effects.push(Effect::Resolve(hosts, self.config.dns.clone()));
     }
 
-    /// Handles new results of queries for host names. A list is read again once all of its names
-    /// have a result, so that the list does not take effect with the addresses of only some names.
+    /// Handles new results of DNS queries for host names. A list is read again once all of its
+    /// names have a result, so that the list does not take effect with the addresses of only some
+    /// names.
     pub fn resolved(&mut self, table: &Arc<HostTable>, now: Instant) {
         let before = std::mem::replace(&mut self.sources.hosts.table, Arc::clone(table));
         for watched in self.sources.watched.values_mut() {

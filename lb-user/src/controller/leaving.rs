@@ -170,7 +170,7 @@ impl Controller {
         });
     }
 
-    /// Clients that should leave a cgroup, or be removed, but still balance connects there. The
+    /// Clients that should leave a cgroup, or be removed, but still balance connects there: the
     /// client that takes over the cgroup is not attached yet, or the daemon cannot determine
     /// whether it is attached.
     pub fn unable_to_leave(&self) -> Vec<CannotLeave> {

@@ -41,7 +41,7 @@ pub struct StoredLoads {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct StoredClient {
-    /// The time of this state, in seconds since 1970.
+    /// When this state was stored, in seconds since 1970.
     at: u64,
     services: Services,
 }

@@ -127,8 +127,8 @@ impl Controller {
         self.request(true, now);
     }
 
-    /// Reads the file because a service's address from a server has changed, which is part of the
-    /// configuration.
+    /// Reads the file because a server has sent a new address of a service: this address is part of
+    /// the configuration.
     pub fn reload_changed(&mut self, now: Instant) {
         self.request(false, now);
     }

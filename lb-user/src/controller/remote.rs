@@ -219,7 +219,8 @@ impl WatchedSource {
             self.remote.shrink = None;
             return;
         };
-        // Only equal removals are a repetition. After other removals, the wait begins again.
+        // The server has repeated the removals only if they are equal. Other removals begin a new
+        // wait.
         let before = self.remote.shrink.take().filter(|shrink| shrink.pending == pending);
         self.remote.shrink = Some(before.unwrap_or_else(|| {
             warn!(

@@ -134,8 +134,7 @@ impl WatchedSource {
         }
     }
 
-    /// For each list of the feed that equals the list of `assignments`, reuses the results that
-    /// `assignments` contains.
+    /// Adds the computed results of `assignments` to each list of the feed with the same endpoints.
     pub fn take_over(&mut self, assignments: &Assignments) {
         for contents in self.feed.lists() {
             contents.assignments.take_over(assignments);

@@ -3,7 +3,8 @@
 //! a fact for the balancer.
 //!
 //! Once a second, the controller evaluates the reports of the backends of all client tasks. Then it
-//! rebuilds the tables that differ most from the wanted weights, up to the maximum number per tick.
+//! rebuilds the tables that differ most from the wanted weights, up to the maximum number of tables
+//! per tick.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -79,7 +80,7 @@ impl Controlled {
 }
 
 impl Controller {
-    /// Adapts weights to the reports, and rebuilds tables, up to the maximum number per tick.
+    /// Adapts weights to the reports, and rebuilds at most the maximum number of tables per tick.
     pub fn follow_load(&mut self, now: Instant) {
         let mut proposals: Vec<((usize, usize), Proposal)> = Vec::new();
         let Self { clients, probing, ticks, .. } = self;

@@ -122,8 +122,8 @@ impl ClientTask {
         }
     }
 
-    /// Adds the errors that backends report to the backends' recent errors, for services whose
-    /// policy counts errors as load. Call this each tick. For `report_of`, see
+    /// Adds reported errors to the recent errors of their backends, for services with a policy that
+    /// counts errors as load. Call this each tick. For `report_of`, see
     /// [`ClientTask::tick_controls`].
     pub fn count_reported_errors(
         &mut self,

@@ -101,8 +101,7 @@ fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
     let fault = stage.address_fault().expect("a fault reports the failed reload");
     assert!(fault.contains("is now 10.96.0.11:80, which takes effect at the next reload"), "{fault}");
     assert!(stage.stored().contains(SERVICE));
-    // A service with another address is another service for the kernel, so its counts begin at
-    // zero.
+    // For the kernel, a service with a new address is a new service, so its counts begin at zero.
     stage.is_counted = false;
     stage.write_text(&text);
     stage.dispatch(Event::Hangup);

@@ -47,7 +47,7 @@ fn an_existing_lame_duck_gets_no_connect_from_a_new_host() {
     stage.write_list(&BACKENDS);
     stage.try_to_start(1);
     assert_eq!(stage.connect(), Err(0), "the client is not attached yet");
-    // Bound: a first look lasts at most half a second.
+    // Bound: the daemon attaches the client after at most half a second.
     while stage.connect().is_err() {
         stage.pass(Duration::from_millis(10));
     }

@@ -105,8 +105,9 @@ fn refusals_at_the_limit_are_reported() {
     });
 }
 
-/// R17: after all backends had been restarted one after another, load stayed uneven for a long
-/// time: the first backend to restart retained the load that the others lost in the meantime.
+/// R17, a bug of another load balancer: after all backends had been restarted one after another,
+/// load stayed uneven for a long time. The first backend to restart retained the load that the
+/// others lost in the meantime.
 #[test]
 fn r17_shares_are_even_right_after_a_rolling_restart() {
     script("ejection = { base = \"1s\", max = \"1s\" }", |stage| {
@@ -137,7 +138,8 @@ fn r17_shares_are_even_right_after_a_rolling_restart() {
     });
 }
 
-/// R18: in panic all backends counted as equal, so connects went to hosts that were being drained.
+/// R18, a bug of another load balancer: in panic, all backends counted as equal, so connects went
+/// to hosts that were being drained.
 #[test]
 fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
     const DEAD: [&str; 3] = ["10.0.1.1:80", "10.0.1.2:80", "10.0.1.3:80"];
@@ -187,8 +189,8 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
     });
 }
 
-/// R15: counts were stored by position in a table. After a rebuild or a restart, these counts and
-/// the open connections were attributed to other backends.
+/// R15, a bug of another load balancer: counts were stored by position in a table. After a rebuild
+/// or a restart, these counts and the open connections were attributed to other backends.
 #[test]
 fn r15_counts_stay_with_their_backend_through_new_tables_and_restarts() {
     script("", |stage| {

@@ -299,7 +299,8 @@ fn the_status_line_follows_the_state() {
     });
 }
 
-/// R29: services were restarted, and their first connects went to the service address.
+/// R29, a bug of another load balancer: after a restart of a client's process, its first connects
+/// were not balanced.
 #[test]
 fn r29_a_recreated_cgroup_is_covered_before_a_waiting_process_continues() {
     script("", |stage| {

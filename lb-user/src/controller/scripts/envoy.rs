@@ -143,7 +143,7 @@ fn an_unchanged_file_is_not_written_again() {
         stage.dial(60);
         stage.settle();
         assert_eq!(stage.written(), before);
-        // Many changes lead to only one further write.
+        // Many changes cause only one further write.
         stage.hangs = |work| matches!(work, BackgroundWork::WriteEnvoyFiles(_));
         stage.list_with(["weight = 2", "", ""]);
         stage.list_with(["weight = 3", "", ""]);

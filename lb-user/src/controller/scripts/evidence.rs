@@ -194,8 +194,8 @@ fn two_dead_backends_of_three_cost_five_connects_each_and_cause_no_panic() {
     });
 }
 
-/// All members die while no daemon runs: each member, including the last one, costs the five
-/// connects after which it is ejected.
+/// All members die while no daemon runs: each member, including the last one, fails five connects
+/// and is then ejected.
 #[test]
 fn without_a_daemon_a_listed_lame_duck_serves_if_all_members_are_dead() {
     let [lame_duck, first, second] = BACKENDS;

@@ -26,7 +26,7 @@ fn of(numbers: &[usize]) -> std::collections::BTreeSet<std::net::SocketAddr> {
     numbers.iter().map(|number| address(BACKENDS[*number])).collect()
 }
 
-/// The addresses of `count` backends in a network.
+/// The addresses of `count` backends in 10.`network`.0.0/16.
 fn many(network: u8, count: usize) -> Vec<String> {
     (0..count).map(|n| format!("10.{network}.{}.{}:80", n / 200, 1 + n % 200)).collect()
 }
@@ -216,8 +216,8 @@ fn a_start_with_a_bad_file_uses_the_last_good_list_of_its_service() {
     });
 }
 
-/// R13: all backends were removed when a source returned an empty list, or when a daemon started
-/// without its source.
+/// R13, a bug of another load balancer: all backends were removed when a source returned an empty
+/// list, or when a daemon started without its source.
 #[test]
 fn r13_only_a_valid_list_removes_backends() {
     let whole = list_of(&BACKENDS);
@@ -265,8 +265,8 @@ fn prometheus_json_is_read_and_ignored_keys_are_noted() {
     });
 }
 
-/// The daemon waits for the file only for a limited time, and then for the last good list. After
-/// that, connects use the tables that are in the kernel.
+/// The daemon waits a limited time for the file, and then for the stored last good list. If neither
+/// can be read, connects use the tables in the kernel.
 #[test]
 fn a_start_continues_if_a_file_system_hangs() {
     script("", |stage| {

@@ -43,7 +43,7 @@ fn refused(_: &CloseJob) -> CloseAnswer {
 fn add_a_backend(stage: &mut Stage) {
     stage.list(&BACKENDS[..2]);
     stage.pass(APPLIED);
-    // Bound: every connect reaches a backend.
+    // Bound: each connect opens a connection.
     while stage.open.len() < 30 {
         stage.connect().expect("all backends accept connects");
     }

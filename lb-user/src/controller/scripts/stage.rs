@@ -367,7 +367,7 @@ pub struct Wire(Arc<Mutex<WireState>>);
 
 #[derive(Default)]
 struct WireState {
-    /// The time by CLOCK_MONOTONIC.
+    /// The CLOCK_MONOTONIC time.
     now: Duration,
     targets: BTreeSet<ConnectTarget>,
     found: BTreeMap<SocketAddr, ProbedHealth>,

@@ -80,7 +80,7 @@ fn two_failed_clients_of_64_are_reported_and_the_others_are_balanced() {
         assert!(faults.len() == 2 && named == ["client job-20", "client job-40"].into(), "{faults:?}");
         assert!(faults.iter().any(|fault| fault.contains("cannot attach connect4 to ")), "{faults:?}");
         // If a client cannot be started because of its pins, the programs of the previous daemon
-        // continue to balance.
+        // continue to balance its connects.
         let is_reached = |stage: &mut Stage| {
             places.iter().map(|place| stage.reached(*place, SERVICE).is_some()).collect::<Vec<_>>()
         };

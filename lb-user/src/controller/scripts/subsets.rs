@@ -122,7 +122,7 @@ fn the_only_task_of_a_job_uses_300_backends() {
         let inputs = stage.explanation().inputs;
         assert_eq!((inputs.algorithm.as_str(), inputs.size), ("rocksteadier", Some(300)));
         assert!(inputs.auto.is_some_and(|auto| auto.min == 12 && auto.why.contains("only task")));
-        // From any start of a cursor, the first 300 entries contain each backend once.
+        // Wherever the cursor starts, the next 300 entries contain each backend once.
         let before = stage.sent.clone();
         assert_eq!((stage.dial(300), before.len(), stage.sent.len()), (0, 0, 300));
     });

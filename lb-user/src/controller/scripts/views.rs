@@ -97,9 +97,8 @@ fn a_backend_that_fails_its_probes_is_shown_with_the_reason() {
         stage.find(&BACKENDS[..1], false);
         stage.stop_faults();
         assert_eq!(shown(stage), words("refusing", false, "failing", Some("connection refused")));
-        // The other two backends share the connects of the refusing one before any connect has
-        // failed: each takes about half, because a connect that skips the refusing backend chooses
-        // again.
+        // The other two backends share the connects of the refusing backend, so no connect fails.
+        // Each gets about half, because a connect that skips the refusing backend chooses again.
         let before = stage.sent.clone();
         assert_eq!(stage.dial(1_024), 0);
         let since = |backend| {
@@ -226,7 +225,7 @@ fn a_part_of_a_table_contains_the_same_part_of_each_share() {
                 |(backend, sent): (&SocketAddr, &u64)| (*backend, sent - before.get(backend).unwrap_or(&0));
             stage.sent.iter().map(since).collect::<BTreeMap<_, _>>()
         };
-        // From any start of the cursor, 1,024 picks are the whole table, and 128 picks contain an
+        // Wherever the cursor starts, 1,024 picks are the whole table, and 128 picks contain an
         // eighth of each share.
         assert_eq!(had(stage, 1_024), entries);
         assert_eq!(had(stage, 128), entries.iter().map(|(backend, count)| (*backend, count / 8)).collect());
