@@ -157,8 +157,8 @@ pub enum Event {
     /// The stamp of the configuration file was read. If `is_due`, the file has stopped changing, so
     /// the controller loads a new version now.
     LookedAtConfig { is_due: bool, result: Result<Option<Stamp>, NoAnswer> },
-    /// The list of the service was read. `begun` is the number of the reading, in the order in
-    /// which readings began. `result` is `None` if the version of the list was already known.
+    /// The list of the service was read. `begun` is the sequence number of the read, in the order
+    /// in which reads began. `result` is `None` if the version of the list was already known.
     Read {
         service: String,
         source: ListSource,
@@ -397,7 +397,7 @@ impl Controller {
             Event::Stored(stored) => self.stored(stored, now),
             Event::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),
             Event::Read { service, source, begun, version, result } => {
-                // A reload may have changed the source of the service's endpoints after the reading
+                // A reload may have changed the source of the service's endpoints after the read
                 // began.
                 if self.sources.watched.get(&service).is_some_and(|file| file.source == source) {
                     self.read(&service, begun, version, result, now);

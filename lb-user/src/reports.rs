@@ -113,8 +113,8 @@ impl Exchange {
     }
 }
 
-/// The state that the thread and the event loop share. Both release the lock at the latest after
-/// one batch of datagrams.
+/// The state that the reports thread and the event loop share. Both release the lock at the latest
+/// after one batch of datagrams.
 pub struct SharedExchange {
     pub exchange: Exchange,
     is_stopping: bool,
@@ -155,8 +155,8 @@ impl ReportExchanger {
         Ok(Self { shared, wake: Wake::new()?, news, address, now })
     }
 
-    /// Starts the thread. `news` is notified when the state of a backend changes, or its agent has
-    /// restarted.
+    /// Starts the thread that polls agents and receives reports. `news` is notified when the state
+    /// of a backend changes, or its agent has restarted.
     ///
     /// # Errors
     /// If the thread cannot be created.
@@ -250,8 +250,9 @@ impl ReportThread {
         loop {
             let has_rested = self.rest(pace.turn(now()));
             let Some(next) = self.poll_agents() else { return };
-            // If the thread has rested and the next request is due soon, the rate of datagrams is
-            // so high that some have arrived during the rest. The thread reads them without a wait.
+            // If the thread has paused in `rest` and the next request is due soon, the rate of
+            // datagrams is so high that some have arrived during the pause. The thread reads them
+            // without a wait.
             let is_busy = has_rested && next < APART && !has_failed;
             let result = if is_busy { Ok(()) } else { self.wait(next, has_failed) };
             let result = result.and_then(|()| self.take(&mut received));
@@ -376,8 +377,8 @@ impl ReportStore {
         let number = Base::number(Some(base));
         let is_stored = if known == number {
             // If this thread has not stored the report itself (`before`), the receiver program or
-            // another listener stored it on arrival. Then the report's time limits began on
-            // arrival, and this thread must not restart them.
+            // another listener stored it on arrival. In this case, the report's time limits began
+            // on arrival, and this thread must not restart them.
             before == Some(base)
         } else {
             !is_old(base, Base::of(known), before) && self.maps.replace_base(target.id, known, number)

@@ -1,5 +1,6 @@
-//! The delivery of endpoint lists: passes a new list to the feed, executes the feed's decision, and
-//! turns the list into a fact for the balancer of each client task that uses it.
+//! The delivery of endpoint lists: passes a new list to the service's feed (`lb_core::feed`),
+//! executes the feed's decision, and turns the list into a fact for the balancer of each client
+//! task that uses it.
 //!
 //! The assignments of a list are computed outside of the event loop. If clients change in the
 //! meantime, the missing assignments are computed next. Until then, clients without an assignment
@@ -81,7 +82,7 @@ impl Controller {
     }
 
     /// Delivers a list to every client that uses the service. Once all of them have accepted the
-    /// list, it is stored for later starts.
+    /// list, it is stored for the next start of the daemon.
     pub fn deliver(&mut self, service: &str, contents: Contents, now: Instant) {
         let mut next = Some(contents);
         // Bound: once this list is in force, at most one other list, which was refused before, is

@@ -16,8 +16,8 @@ use crate::reclaimed::{Ends, Reclaimed};
 
 #[derive(Default)]
 pub struct ReclaimPasses {
-    /// The records that the last pass suspected, for the next pass; `None` while a pass is under
-    /// way.
+    /// The records without a socket in the last pass, which the next pass checks again; `None`
+    /// while a pass is under way.
     suspects: Option<Suspects>,
     /// When the last pass began.
     last: Option<Instant>,

@@ -109,7 +109,8 @@ impl Controller {
             let found = match kernel.is_retired(&pins) {
                 Ok(true) => Leaving::new(kernel, pins).map(|leaving| self.clients.leaving.push(leaving)),
                 Ok(false) => {
-                    // Such a client is logged only at the start; `status` always shows it.
+                    // A client that is not configured is logged only at the start; `status` always
+                    // shows it.
                     if !self.is_ready {
                         let detach = pins.detach_command();
                         warn!(client = %pins.client, "attached, but not configured; remove it with `{detach}`");

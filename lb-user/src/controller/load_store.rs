@@ -118,7 +118,7 @@ impl StoredService {
         ControlSnapshot { switch, mode, factors, starting: starting.collect() }
     }
 
-    /// Whether the other state differs so much that it must be written.
+    /// Whether `other` differs from this state so much that the file must be written.
     fn differs(&self, other: &Self) -> bool {
         let units = |factors: &BTreeMap<SocketAddr, u32>, address| {
             f64::from(factors.get(address).copied().unwrap_or(Factor::ONE.units()))
@@ -255,8 +255,8 @@ impl Controller {
         if let Some(client_task) = clients.task_mut(client) {
             client_task.make_sizes();
             client_task.make_controls(|service| load_store.snapshot(client, service, clock), now);
-            // A switch is discarded together with its control law, even if the service soon has a
-            // law again.
+            // A switch is discarded together with its control law, even if a later reload
+            // configures a control law again.
             let services = &client_task.client.services;
             let lost_it = |name: &str| {
                 services.iter().any(|known| known.service.name == name && known.service.control.law.is_none())

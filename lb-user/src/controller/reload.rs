@@ -35,7 +35,7 @@ pub enum ConfigLoad {
 /// The request to read a configuration and all files that it names.
 pub struct LoadRequest {
     pub load: ConfigLoad,
-    /// The number of this read. All reads of files that the configuration names have the same
+    /// The number of this read. All reads of the files that the configuration names have this
     /// number.
     pub begun: u64,
     /// The configuration in force when the read began.

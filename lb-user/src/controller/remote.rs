@@ -167,7 +167,7 @@ impl RemoteState {
         }
     }
 
-    /// The suspension that the rules require at this time.
+    /// The suspension that the rules require at the time `now`.
     fn required(&self, rules: &RemoteRules, now: Instant) -> Option<Suspension> {
         let age = |since: Instant| now.saturating_duration_since(since);
         // A failed query does not show whether there are endpoints now, so it does not end a

@@ -26,7 +26,7 @@ use crate::source::{
     Contents, Guard, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, Suspension, directory_of,
 };
 
-/// The sources of the endpoints of all services.
+/// The endpoint sources of all services.
 #[derive(Default)]
 pub struct Sources {
     /// The lists in the configuration itself, keyed by service name.

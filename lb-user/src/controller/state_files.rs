@@ -1,5 +1,5 @@
-//! The files that a later start needs. One `BackgroundWork::Store` stores all of them outside of
-//! the event loop. Files that could not be stored are retried.
+//! The files that the next start of the daemon needs. One `BackgroundWork::Store` stores all of
+//! them outside of the event loop. Files that could not be stored are retried.
 //!
 //! The file system may be full, or may not answer. Connects do not need these files, so a failure
 //! is only logged, and only once. If the daemon cannot store an operator's change, the answer to

@@ -27,8 +27,8 @@ pub struct Tried {
     pub by_service: AssignmentsByService,
 }
 
-/// The result of opening a client outside of the event loop: the client, and the pins that other
-/// versions have created for it, which are now locked; or the error.
+/// The result of opening a client outside of the event loop: either the client and its locked pins
+/// of other versions, or the error.
 pub struct Opened {
     pub client: ClientConfig,
     pub result: Result<(ClientTask, Vec<Leaving>)>,

@@ -81,7 +81,7 @@ impl ListReader {
         wants_last_good: bool,
         patience: Duration,
     ) -> FirstRead {
-        // At a start, the new list is compared with the stored list of the earlier run, so that a
+        // At a start, the new list is compared with the stored list of an earlier daemon, so that a
         // removal of most endpoints is deferred.
         let is_compared = wants_last_good && source.rules().is_none_or(|rules| rules.limits_shrink);
         let (version, mut result) = match source.file() {

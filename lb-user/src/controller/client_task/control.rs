@@ -33,7 +33,7 @@ use crate::config::{ClientService, ProbeConfig};
 use crate::controller::Controller;
 use crate::controller::probing::{Probing, name_of};
 
-/// The control law of one service, with the counts that it needs.
+/// The [`Control`] of one service, with the counts that it needs.
 pub struct Controlled {
     control: Control,
     lives: Lives,
@@ -47,7 +47,7 @@ pub struct Controlled {
     looked: Duration,
     /// The number of tables that were built because of the control law or slow start.
     tables: u64,
-    /// Whether an operator has set the switch since this control was created.
+    /// Whether an operator has set the switch since this [`Control`] was created.
     is_switched: bool,
 }
 
@@ -156,8 +156,8 @@ fn one(
 }
 
 impl ClientTask {
-    /// Creates the control laws that the configuration requires. For a service name, `snapshot`
-    /// returns the stored learnt weights and their age.
+    /// Creates a [`Control`] for each service with a control law or slow start. For a service name,
+    /// `snapshot` returns the stored learnt weights and their age.
     pub fn make_controls(
         &mut self,
         snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
@@ -298,7 +298,7 @@ impl ClientTask {
     }
 
     /// Whether a service with weights that follow load has had a flow recently, according to the
-    /// ticks of its control.
+    /// ticks of its [`Control`].
     pub fn is_in_use(&self, position: usize) -> bool {
         let controlled = self.controls.get(position).and_then(Option::as_ref);
         controlled.is_some_and(|(_, controlled)| controlled.activity.is_used())
@@ -341,8 +341,8 @@ impl ClientTask {
         })
     }
 
-    /// For each service with a control, counts the flows that have begun since the last tick, and
-    /// the flows that are open.
+    /// For each service with a [`Control`], counts the flows that have begun since the last tick,
+    /// and the flows that are open.
     fn count_begun(&self, controls: &mut [Option<(String, Controlled)>]) {
         let tables = self.datapath.tables();
         let mut followed: Vec<(ServiceIndex, &mut Controlled)> = Vec::new();

@@ -73,8 +73,8 @@ impl ClientTask {
         loads
     }
 
-    /// Publishes to the kernel programs, for each service, the peak (see `peak_flows`). Call this
-    /// whenever tables have changed.
+    /// Publishes each service's peak (see [`ServiceLoad::peak_flows`]) to the kernel programs. Call
+    /// this whenever tables have changed.
     pub(super) fn publish_peak_flows(&mut self) {
         self.set_peak_flows(&self.service_loads());
     }
@@ -86,8 +86,8 @@ impl ClientTask {
     }
 
     /// Publishes the peak of each service (see `peak_flows`) to the kernel programs. Limits each
-    /// backend's errors to the equivalent of the peak, and delays their halving while there are few
-    /// connects. Call this each tick.
+    /// backend's errors to the equivalent of the peak, and delays the decay of errors while there
+    /// are few connects. Call this each tick.
     pub fn weigh_errors(&mut self, now: Instant) {
         let last = self.errors_seen.at.replace(now);
         let elapsed = last.map_or(TICK, |last| now.saturating_duration_since(last));

@@ -29,7 +29,7 @@ fn limits_change_after_the_commands_in_the_message() {
         let faults = stage.faults();
         assert!(faults.len() == 1 && faults[0].starts_with("limits.slots cannot"), "{faults:?}");
         assert!(faults[0].contains(&remove), "{faults:?}");
-        // A restart without these steps is refused; the error names all clients.
+        // A restart without the steps in the fault is refused; the error names all clients.
         stage.try_to_start(1);
         assert!(stage.controller.is_none());
         for part in

@@ -16,7 +16,7 @@ fn many(count: usize) -> Vec<String> {
 
 impl Stage {
     /// Configures the client as task number `index` of a job of `count` tasks, with this list, and
-    /// waits until the daemon has applied this.
+    /// waits until the daemon has applied both.
     fn task_of(&mut self, index: u32, count: u32, list: &[String], lines: &str) {
         self.list(&list.iter().map(String::as_str).collect::<Vec<_>>());
         self.write_config(lines);
@@ -33,7 +33,7 @@ impl Stage {
 }
 
 /// There are 5 tasks and 7 backends. The arc of each task has three fifths of the backends, which
-/// is 4 1/5 backends.
+/// is 4.2 backends.
 #[test]
 fn the_edges_of_an_arc_show_in_the_shares() {
     script("", |stage| {

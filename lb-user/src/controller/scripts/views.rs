@@ -55,7 +55,7 @@ fn states_and_reasons_are_the_same_with_and_without_a_daemon() {
         };
         let row = |backend: &str, words: [&str; 4]| (address(backend), words.map(str::to_owned));
         let expected: BTreeMap<_, _> = [
-            // The backup. It is shown as a member, although it has no entry in the table.
+            // The lame duck is the backup: it is shown as a member, but has no entry in the table.
             row(first, ["lame-duck", "list", "list: lame duck", "member"]),
             row(second, ["drained", "list", "list: weight 0", "leaving"]),
             row(third, ["healthy", "", "", "member"]),
