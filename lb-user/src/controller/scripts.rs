@@ -363,7 +363,10 @@ fn unequal_open_flows_give_a_failing_backend_no_more_connects() {
             stage.settle();
             let failed = stage.dial_each_second(60, rate, |_, _| {});
             let share = 60 * rate / 9;
-            assert!((1..=share).contains(&failed), "{held:?} held, {rate}/s: {failed}, share {share}");
+            assert!(
+                (1..=share).contains(&failed),
+                "{held:?} held, {rate} connects/s: {failed} failed, share {share}"
+            );
         });
     }
 }

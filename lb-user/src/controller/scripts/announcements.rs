@@ -28,7 +28,11 @@ fn a_lame_duck_gets_no_connects_under_any_policy_with_and_without_a_daemon() {
             stage.settle();
             assert_eq!((stage.dial(300), stage.dialled(300)), (0, others.clone()), "{policy:?}");
             stage.kill();
-            assert_eq!((stage.dial(300), stage.dialled(300)), (0, others.clone()), "{policy:?}, no daemon");
+            assert_eq!(
+                (stage.dial(300), stage.dialled(300)),
+                (0, others.clone()),
+                "{policy:?}, without a daemon"
+            );
             stage.start(&BACKENDS);
             stage.announce(BACKENDS[0], Readiness::Ready);
             stage.pass(3 * SECOND);

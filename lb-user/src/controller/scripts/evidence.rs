@@ -74,7 +74,7 @@ fn open_connections_elsewhere_do_not_make_an_unreachable_backend_a_sinkhole() {
             stage.list(&[BACKENDS[0], LOST]);
             stage.stop_faults();
             let failed = (0..100).filter(|_| !stage.open_without_route_to(&[LOST])).count();
-            assert!((1..=12).contains(&failed), "{policy}: {failed}");
+            assert!((1..=12).contains(&failed), "{policy}: {failed} failed");
         });
     }
 }
@@ -163,7 +163,7 @@ fn a_dead_backend_costs_five_connects_under_each_policy() {
                 // they are the same in each run.
                 let likely = if policy == Policy::LeastLoaded { 131..=132 } else { 105..=157 };
                 let sent = BACKENDS.map(|backend| stage.sent[&address(backend)]);
-                assert!(sent.iter().all(|sent| likely.contains(sent)), "{policy:?}: {sent:?}");
+                assert!(sent.iter().all(|sent| likely.contains(sent)), "{policy:?}: connects {sent:?}");
                 if !has_daemon {
                     stage.try_to_start(1);
                 }
@@ -228,7 +228,7 @@ fn one_trial_readmits_a_recovered_backend_with_its_whole_share() {
             stage.dead.insert(address(BACKENDS[0]));
             assert_eq!(stage.dial(60), 5);
             stage.pass(2 * SECOND);
-            assert_eq!(stage.dial(30), 1, "a trial");
+            assert_eq!(stage.dial(30), 1, "only the trial fails");
             stage.dead.clear();
             stage.pass(4 * SECOND);
             let before = stage.sent.clone();

@@ -575,7 +575,7 @@ fn a_reload_with_a_bad_file_retains_the_list_and_its_failure_count() {
         assert_eq!(stage.file_failures(), 1);
         stage.configure("policy = \"round-robin\"");
         assert_eq!(stage.dialled(30), of(&[1]));
-        assert_eq!(stage.file_failures(), 1, "one version of the file fails once");
+        assert_eq!(stage.file_failures(), 1, "each version of the file fails once");
         assert!(stage.file_fault().contains("users.toml:2:"), "{}", stage.file_fault());
         stage.list_text("[[endpoint]]\naddress = 6\n");
         assert_eq!(stage.file_failures(), 2);

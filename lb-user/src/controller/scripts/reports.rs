@@ -237,9 +237,12 @@ fn a_key_is_replaced_without_a_gap() {
             BACKENDS.iter().for_each(|backend| stage.report(backend, |agent| agent.key = agents));
             for _ in 0..5 {
                 stage.pass(SECOND);
-                assert!(!stage.dialled(12).contains(&address(BACKENDS[0])), "{file}, agents {agents}");
+                assert!(
+                    !stage.dialled(12).contains(&address(BACKENDS[0])),
+                    "keys {file}, agents with key {agents}"
+                );
             }
-            assert_eq!(stage.reported(BACKENDS[1]), "ready", "{file}, agents {agents}");
+            assert_eq!(stage.reported(BACKENDS[1]), "ready", "keys {file}, agents with key {agents}");
         }
         // An agent that has only the old key is no longer accepted.
         stage.report(BACKENDS[0], |agent| (agent.key, agent.readiness) = (1, Readiness::Ready));

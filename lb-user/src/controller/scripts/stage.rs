@@ -775,7 +775,7 @@ impl Stage {
     pub fn start(&mut self, backends: &[&str]) {
         self.write_list(backends);
         self.try_to_start(STARTS);
-        assert!(self.controller.is_some(), "the daemon starts");
+        assert!(self.controller.is_some(), "the daemon did not start");
         self.settle();
     }
 

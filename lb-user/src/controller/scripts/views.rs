@@ -155,7 +155,7 @@ fn a_backend_that_leaves_and_returns_goes_on_with_its_counts_in_another_slot() {
         assert_eq!(before.started, 100);
         stage.list(&BACKENDS[..2]);
         stage.stop_faults();
-        assert!(!stage.states().contains_key(&address(BACKENDS[2])), "its slot is free");
+        assert!(!stage.states().contains_key(&address(BACKENDS[2])), "the slot of the backend is free");
         stage.list(&[BACKENDS[0], BACKENDS[1], other]);
         stage.stop_faults();
         let there = stage.backend(other);
