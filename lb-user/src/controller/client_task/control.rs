@@ -194,8 +194,8 @@ impl ClientTask {
 
     /// Applies stored learnt weights that could not be read at the start. A switch that an operator
     /// has set in the meantime has precedence. Factors that were learnt in the meantime are newer,
-    /// so they also have precedence, unless the stored switch freezes the weights or turns the law
-    /// off.
+    /// so they also have precedence, unless the stored switch freezes the weights or turns the
+    /// control law off.
     pub fn adopt_late(
         &mut self,
         snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
