@@ -17,7 +17,7 @@ use crate::closing::{CloseCause, CloseJob, CloseOrder, CloseRequester, MAX_OPERA
 use crate::controller::client_task::ClientTask;
 
 /// If a job has left connections open, only its requester may start the next job for the same
-/// service and backend within this time. The command `socklb close` does this at once.
+/// service and backend within this time. `socklb close` starts its next job at once.
 const RESERVED: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
