@@ -23,7 +23,7 @@ pub fn check_client<'a>(
     let clients: BTreeSet<&str> = clients.into_iter().collect();
     match &filter.client {
         Some(client) if !clients.contains(client.as_str()) => {
-            Err(unknown(&format!("there is no client {client} {place}"), Some(client), "clients", clients))
+            Err(unknown(&format!("there is no client {client:?} {place}"), Some(client), "clients", clients))
         }
         _ => Ok(()),
     }
@@ -43,8 +43,8 @@ pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'
     if let Some(service) = filter.service.as_ref().filter(|service| !services.contains_key(service.as_str()))
     {
         let what = match &filter.client {
-            Some(client) => format!("client {client} does not dial service {service}"),
-            None => format!("no client here dials a service {service}"),
+            Some(client) => format!("client {client:?} does not dial service {service:?}"),
+            None => format!("no client here dials a service {service:?}"),
         };
         return Err(unknown(&what, Some(service), "services", services.into_keys()));
     }
@@ -52,8 +52,10 @@ pub fn check<'a>(filter: &Filter, services: impl FnOnce() -> BackendsByService<'
     let backends: BTreeSet<SocketAddr> = of_services.flat_map(|(_, backends)| backends).collect();
     match filter.backend {
         Some(backend) if !backends.contains(&backend) => {
-            let of =
-                filter.service.as_ref().map_or_else(String::new, |service| format!(" of service {service}"));
+            let of = filter
+                .service
+                .as_ref()
+                .map_or_else(String::new, |service| format!(" of service {service:?}"));
             let names: Vec<String> = backends.iter().map(ToString::to_string).collect();
             let what = format!("there is no backend {backend}{of}");
             Err(unknown(&what, None, "backends", names.iter().map(String::as_str)))
@@ -90,8 +92,8 @@ mod tests {
         let text = unknown("there is no backend x", None, "backends", names.iter().map(String::as_str));
         let expected = "there is no backend x; backends here are: b01, b02, ";
         assert!(text.starts_with(expected) && text.ends_with(", b20 and 5 more"), "{text}");
-        let none = unknown("there is no client x", Some("x"), "clients", []);
-        assert_eq!(none, "there is no client x; clients here are: none");
+        let none = unknown("there is no client \"x\"", Some("x"), "clients", []);
+        assert_eq!(none, "there is no client \"x\"; clients here are: none");
     }
 
     #[test]
@@ -116,11 +118,11 @@ mod tests {
         assert_eq!(message(&known, None, Some("users"), Some("10.0.0.2:80")), "");
         assert_eq!(
             message(&known, None, Some("user"), None),
-            "no client here dials a service user; did you mean users? services here are: mail, users"
+            "no client here dials a service \"user\"; did you mean users? services here are: mail, users"
         );
-        let expected = "client web does not dial service queue; services here are: mail, users";
+        let expected = "client \"web\" does not dial service \"queue\"; services here are: mail, users";
         assert_eq!(message(&known, Some("web"), Some("queue"), None), expected);
-        let expected = "there is no backend 10.0.0.9:80 of service mail; backends here are: none";
+        let expected = "there is no backend 10.0.0.9:80 of service \"mail\"; backends here are: none";
         assert_eq!(message(&known, None, Some("mail"), Some("10.0.0.9:80")), expected);
     }
 }

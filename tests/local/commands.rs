@@ -315,17 +315,20 @@ fn explain_shows_inputs_order_and_formula() {
 fn explain_of_an_unknown_name_lists_the_known_ones() {
     let fixture = Fixture::new();
     for (arguments, expected) in [
-        (&["explain", "chat"][..], "no client here dials a service chat; services here are: users"),
+        (&["explain", "chat"][..], "no client here dials a service \"chat\"; services here are: users"),
         // Names with characters that have a meaning in the path of a request.
-        (&["explain", "a b/?%26"], "no client here dials a service a b/?%26; services here are: users"),
+        (&["explain", "a b/?%26"], "no client here dials a service \"a b/?%26\"; services here are: users"),
         (
             &["explain", "users", "--client", "a&client=web"],
-            "there is no client a&client=web here; clients here are: web",
+            "there is no client \"a&client=web\" here; clients here are: web",
         ),
-        (&["explain", "users", "--client", "cron"], "there is no client cron here; clients here are: web"),
+        (
+            &["explain", "users", "--client", "cron"],
+            "there is no client \"cron\" here; clients here are: web",
+        ),
         (
             &["explain", "user", "--client", "web"],
-            "no client here dials a service user; did you mean users? services here are: users",
+            "no client here dials a service \"user\"; did you mean users? services here are: users",
         ),
     ] {
         assert_eq!(failure(&fixture.setup.run(arguments)), (Some(1), format!("socklb: {expected}")));
@@ -351,7 +354,7 @@ fn status_prints_a_table_or_json() {
     look(|| fixture.setup.status())
         .has(|status| (status.schema, status.faults.len()), (lb_view::status::SCHEMA, 0));
     let (code, text) = failure(&fixture.setup.run(&["status", "cron"]));
-    assert_eq!((code, text.contains("no client cron")), (Some(1), true), "{text}");
+    assert_eq!((code, text.contains("no client \"cron\"")), (Some(1), true), "{text}");
 }
 
 #[test]
@@ -374,13 +377,13 @@ fn status_filters_and_sorts_backends() {
     for (arguments, expected) in [
         (
             &["--service", "user"],
-            "no client here dials a service user; did you mean users? services here are: users",
+            "no client here dials a service \"user\"; did you mean users? services here are: users",
         ),
         (
             &["--backend", "127.0.0.1:9"],
             "there is no backend 127.0.0.1:9; backends here are: 127.0.0.1:8001, ",
         ),
-        (&["cron", "--failing"], "there is no client cron here; clients here are: web"),
+        (&["cron", "--failing"], "there is no client \"cron\" here; clients here are: web"),
     ] {
         let (code, message) = failure(&fixture.setup.run(&[&["status"][..], arguments].concat()));
         assert!(code == Some(1) && message.contains(expected), "{message}");

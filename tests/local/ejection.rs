@@ -227,9 +227,9 @@ fn a_readmission_ends_an_ejection_early() {
     };
     for (arguments, expected) in [
         (&["users", THREE[0]][..], "client web, service users: 127.0.0.1:8001 was not ejected"),
-        (&["users", "127.0.0.1:1"], "no client here has a backend 127.0.0.1:1 of a service users"),
-        (&["orders", DEAD[0]], "of a service orders: see `socklb status`"),
-        (&["users", DEAD[0], "--client", "batch"], "no client batch here has a backend"),
+        (&["users", "127.0.0.1:1"], "no client here has a backend 127.0.0.1:1 of a service \"users\""),
+        (&["orders", DEAD[0]], "of a service \"orders\": see `socklb status`"),
+        (&["users", DEAD[0], "--client", "batch"], "no client \"batch\" here has a backend"),
     ] {
         let (code, text) = readmit(arguments);
         assert!(code == Some(1) && text.contains(expected), "{arguments:?}: {code:?} {text}");

@@ -129,16 +129,16 @@ fn flows_are_filtered_by_client_service_and_backend() {
     assert_eq!((number(&["--backend", "127.0.0.1:8001"]), number(&["--backend", "127.0.0.1:8002"])), (3, 2));
     assert_eq!(number(&["--service", "mail", "--backend", "127.0.0.1:8001"]), 1);
     for (arguments, expected) in [
-        (&["--client", "cron"][..], format!("there is no client cron below {}; clients here are: web", fixture.setup.pins.display())),
-        (&["--service", "chat"], "no client here dials a service chat; services here are: mail, users".to_owned()),
-        (&["--client", "web", "--service", "chat"], "client web does not dial service chat; services here are: mail, users".to_owned()),
+        (&["--client", "cron"][..], format!("there is no client \"cron\" below {}; clients here are: web", fixture.setup.pins.display())),
+        (&["--service", "chat"], "no client here dials a service \"chat\"; services here are: mail, users".to_owned()),
+        (&["--client", "web", "--service", "chat"], "client \"web\" does not dial service \"chat\"; services here are: mail, users".to_owned()),
         (
             &["--backend", "127.0.0.1:9"],
             "there is no backend 127.0.0.1:9; backends here are: 127.0.0.1:8001, 127.0.0.1:8002, 127.0.0.1:8003".to_owned(),
         ),
         (
             &["--service", "mail", "--backend", "127.0.0.1:8002"],
-            "there is no backend 127.0.0.1:8002 of service mail; backends here are: 127.0.0.1:8001".to_owned(),
+            "there is no backend 127.0.0.1:8002 of service \"mail\"; backends here are: 127.0.0.1:8001".to_owned(),
         ),
     ] {
         let output = fixture.setup.run(&[&["flows"], arguments].concat());

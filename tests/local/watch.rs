@@ -72,7 +72,7 @@ fn a_failed_read_is_reported_and_retried() {
     fixture.stop();
     terminal.shows("that there is no daemon", |rows| rows[0].starts_with("no daemon answers"));
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
-    let error = "not up to date, retrying: there is no client web here";
+    let error = "not up to date, retrying: there is no client \"web\" here";
     let rows = terminal
         .shows("why it is not up to date", |rows| rows.last().is_some_and(|row| row.starts_with(error)));
     assert!(rows.iter().any(|row| row.contains("127.0.0.1:8001")), "what was seen stays: {rows:#?}");

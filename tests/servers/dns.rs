@@ -229,7 +229,7 @@ fn lists_can_be_checked_printed_and_refreshed() {
     assert_eq!(code, Some(0), "{text}");
     let (code, text) = scene.client.run(&["source", "refresh", "mail"]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("no client here dials a service mail"), "{text}");
+    assert!(text.contains("no client here dials a service \"mail\""), "{text}");
     scene.named = None;
     std::fs::write(
         &config,

@@ -61,7 +61,7 @@ pub fn in_time(
         tokio::select! {
             biased;
             result = work => result,
-            why = answer => bail!("client {client} does not cover this process after {} s: {why}", timeout.as_secs()),
+            why = answer => bail!("client {client:?} did not cover this process within {} s: {why}", timeout.as_secs()),
         }
     })
 }
@@ -86,12 +86,12 @@ impl CoverageWait<'_> {
                 Ok(Ok(Some(Coverage::Covered))) => return Ok(()),
                 Ok(Ok(Some(Coverage::Elsewhere { configured }))) => {
                     bail!(
-                        "client {client} covers cgroup {}, but this process is in another cgroup",
+                        "client {client:?} covers cgroup {}, but this process is in another cgroup",
                         configured.display()
                     )
                 }
                 Ok(Ok(Some(Coverage::UnknownClient { clients }))) => {
-                    bail!("client {client} is not configured; {}", clients_here(&clients))
+                    bail!("client {client:?} is not configured; {}", clients_here(&clients))
                 }
                 Ok(Err(error)) if is_final(&error) => return Err(error),
                 // The daemon does not run, is stopping, or needs more time. The next turn queries
@@ -165,13 +165,13 @@ impl CoverageWait<'_> {
         let linked = lb_kernel::linked_to(&Pins::of(&self.paths.pins, client)).unwrap_or_default();
         if let Some(other) = linked.into_iter().find_map(lb_kernel::cgroup_of_id) {
             bail!(
-                "client {client} is configured for cgroup {path}, which does not exist; the client's \
+                "client {client:?} is configured for cgroup {path}, which does not exist; the client's \
                  programs are attached to {}: create the configured cgroup, or correct the configuration",
                 other.display()
             );
         }
         if tree.make(cgroup)? {
-            print::message(format_args!("created cgroup {path} for client {client}"));
+            print::message(format_args!("created cgroup {path} for client {client:?}"));
         }
         Ok(())
     }
@@ -188,9 +188,9 @@ fn cgroup_of(client: &str, status: &StatusDocument) -> Result<PathBuf> {
     let names: Vec<&str> = status.clients.iter().map(|client| client.name.as_str()).collect();
     let found = status.client(client);
     let found =
-        found.with_context(|| format!("the daemon has no client {client}; {}", clients_here(&names)))?;
+        found.with_context(|| format!("the daemon has no client {client:?}; {}", clients_here(&names)))?;
     let cgroup = found.configured_cgroup.clone().or_else(|| found.cgroup.clone());
-    cgroup.with_context(|| format!("client {client} is attached to no cgroup, and no daemon is running"))
+    cgroup.with_context(|| format!("client {client:?} is attached to no cgroup, and no daemon is running"))
 }
 
 fn clients_here<S: Borrow<str>>(names: &[S]) -> String {

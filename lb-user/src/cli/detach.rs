@@ -21,7 +21,7 @@ pub fn run(client: Option<&str>, files: &PathOptions) -> Result<ExitCode, Comman
     if let Some(client) = client {
         clients.retain(|pins| pins.client == client);
         if clients.is_empty() {
-            return Err(anyhow::anyhow!("client {client} has no pins below {}", directory.display()).into());
+            return Err(anyhow::anyhow!("client {client:?} has no pins below {}", directory.display()).into());
         }
     }
     if clients.is_empty() {

@@ -61,7 +61,7 @@ pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode
     let mut status = match api::query_daemon::<lb_view::status::StatusDocument>(&paths, "/v1/status")? {
         Answer::Given(status) => status,
         Answer::NotRunning => {
-            let text = "the daemon is not running, and only the daemon has the reported loads; connects use the tables unchanged, and `socklb status` shows them";
+            let text = "the daemon is not running, and only the daemon has the reported loads; connects continue to use the present tables, which `socklb status` shows";
             return Err(anyhow!(text).into());
         }
         Answer::NotResponding => return Err(anyhow!(api::not_responding(&paths.run)).into()),
@@ -76,7 +76,7 @@ pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode
     let loads = LoadDocument { schema: load::SCHEMA, services: clients.collect() };
     if loads.services.is_empty() {
         let of = |what: &str, name: &Option<String>| {
-            name.as_ref().map_or_else(String::new, |name| format!(" {what} {name}"))
+            name.as_ref().map_or_else(String::new, |name| format!(" {what} {name:?}"))
         };
         let text = format!(
             "no service here{}{} has `load` or `slow_start` in its configuration, see socklb.toml(5)",
@@ -120,9 +120,9 @@ pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, Co
     if switched.clients.is_empty() {
         let who = client
             .as_ref()
-            .map_or_else(|| "no client here".to_owned(), |client| format!("no client {client} here"));
+            .map_or_else(|| "no client here".to_owned(), |client| format!("no client {client:?} here"));
         return Err(
-            anyhow!("{who} has a service {service} whose weights follow load: see `socklb load`").into()
+            anyhow!("{who} has a service {service:?} whose weights follow load: see `socklb load`").into()
         );
     }
     if *json {

@@ -40,9 +40,9 @@ pub fn run(
     };
     if readmission.clients.is_empty() {
         let who =
-            client.map_or_else(|| "no client here".to_owned(), |client| format!("no client {client} here"));
+            client.map_or_else(|| "no client here".to_owned(), |client| format!("no client {client:?} here"));
         return Err(
-            anyhow!("{who} has a backend {backend} of a service {service}: see `socklb status`").into()
+            anyhow!("{who} has a backend {backend} of a service {service:?}: see `socklb status`").into()
         );
     }
     if json {

@@ -64,7 +64,7 @@ pub fn run(command: SourceCommand, files: &PathOptions) -> Result<ExitCode, Comm
 fn dump(paths: &Paths, service: &str, newest: bool) -> Result<ExitCode, CommandFailure> {
     let path = format!("/v1/source/{}?newest={newest}", quoted(service));
     let list = match api::query_daemon::<Box<RawValue>>(paths, &path)
-        .with_context(|| format!("read the list of service {service}"))?
+        .with_context(|| format!("read the list of service {service:?}"))?
     {
         Answer::Given(list) => list,
         Answer::NotRunning => {
@@ -87,8 +87,9 @@ fn refresh(paths: &Paths, services: &[String]) -> Result<ExitCode, CommandFailur
             Answer::NotResponding => return Err(anyhow!(api::not_responding(&paths.run)).into()),
         };
         let Some(origin) = refreshed.origin else {
-            let text =
-                format!("no client here dials a service {service} whose list comes from a file or a server");
+            let text = format!(
+                "no client here dials a service {service:?} whose list comes from a file or a server"
+            );
             return Err(anyhow!(text).into());
         };
         print::text(&format!(

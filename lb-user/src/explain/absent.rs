@@ -1,5 +1,5 @@
-//! Makes the message that explains why there is no explanation: no client dials the service, only
-//! other clients dial it, the client does not exist, or there is no list yet.
+//! Describes why `socklb explain` has no explanation of a service: no client dials the service,
+//! only other clients dial it, the client does not exist, or there is no list yet.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ pub fn why_none(service: &str, client: Option<&str>, all: &[Dials]) -> String {
         let Some(dials) = all.iter().find(|dials| dials.client == name) else {
             let known: Vec<&str> = all.iter().map(|dials| dials.client.as_str()).collect();
             return format!(
-                "there is no client {name} here; {}clients here are: {}",
+                "there is no client {name:?} here; {}clients here are: {}",
                 did_you_mean(name, &known),
                 list(&known)
             );
@@ -45,7 +45,7 @@ pub fn why_none(service: &str, client: Option<&str>, all: &[Dials]) -> String {
         if !who.is_empty() && !has(dials) {
             let (others, own) = (list(&who), dials.services.iter().map(String::as_str).collect::<Vec<_>>());
             return format!(
-                "client {name} does not dial service {service}; it dials: {}; {service} is dialled by: {others}",
+                "client {name:?} does not dial service {service:?}; it dials: {}; {service:?} is dialled by: {others}",
                 list(&own)
             );
         }
@@ -55,12 +55,12 @@ pub fn why_none(service: &str, client: Option<&str>, all: &[Dials]) -> String {
             all.iter().flat_map(|dials| &dials.services).map(String::as_str).collect();
         let known: Vec<&str> = known.into_iter().collect();
         return format!(
-            "no client here dials a service {service}; {}services here are: {}",
+            "no client here dials a service {service:?}; {}services here are: {}",
             did_you_mean(service, &known),
             list(&known)
         );
     }
-    format!("service {service} has no endpoint list yet: see `socklb status`")
+    format!("service {service:?} has no endpoint list yet: see `socklb status`")
 }
 
 fn list(names: &[&str]) -> String {
@@ -80,40 +80,40 @@ mod tests {
         let here =
             [dials("web", &["users", "mail"]), dials("batch", &["users", "queue"]), dials("idle", &[])];
         let cases = [
-            ("chat", None, "no client here dials a service chat; services here are: mail, queue, users"),
+            ("chat", None, "no client here dials a service \"chat\"; services here are: mail, queue, users"),
             (
                 "user",
                 None,
-                "no client here dials a service user; did you mean users? services here are: mail, queue, users",
+                "no client here dials a service \"user\"; did you mean users? services here are: mail, queue, users",
             ),
             (
                 "quue",
                 Some("web"),
-                "no client here dials a service quue; did you mean queue? services here are: mail, queue, users",
+                "no client here dials a service \"quue\"; did you mean queue? services here are: mail, queue, users",
             ),
             (
                 "queue",
                 Some("web"),
-                "client web does not dial service queue; it dials: users, mail; queue is dialled by: batch",
+                "client \"web\" does not dial service \"queue\"; it dials: users, mail; \"queue\" is dialled by: batch",
             ),
             (
                 "users",
                 Some("idle"),
-                "client idle does not dial service users; it dials: none; users is dialled by: web, batch",
+                "client \"idle\" does not dial service \"users\"; it dials: none; \"users\" is dialled by: web, batch",
             ),
-            ("users", Some("cron"), "there is no client cron here; clients here are: web, batch, idle"),
+            ("users", Some("cron"), "there is no client \"cron\" here; clients here are: web, batch, idle"),
             (
                 "users",
                 Some("bacth"),
-                "there is no client bacth here; did you mean batch? clients here are: web, batch, idle",
+                "there is no client \"bacth\" here; did you mean batch? clients here are: web, batch, idle",
             ),
-            ("users", Some("web"), "service users has no endpoint list yet: see `socklb status`"),
-            ("users", None, "service users has no endpoint list yet: see `socklb status`"),
+            ("users", Some("web"), "service \"users\" has no endpoint list yet: see `socklb status`"),
+            ("users", None, "service \"users\" has no endpoint list yet: see `socklb status`"),
         ];
         for (service, client, expected) in cases {
             assert_eq!(why_none(service, client, &here), expected);
         }
-        assert_eq!(why_none("s", None, &[]), "no client here dials a service s; services here are: none");
-        assert_eq!(why_none("s", Some("c"), &[]), "there is no client c here; clients here are: none");
+        assert_eq!(why_none("s", None, &[]), "no client here dials a service \"s\"; services here are: none");
+        assert_eq!(why_none("s", Some("c"), &[]), "there is no client \"c\" here; clients here are: none");
     }
 }
