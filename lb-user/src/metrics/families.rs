@@ -135,7 +135,7 @@ families! {
          weights act only on new flows.");
     LOAD_TABLES = counter("socklb_load_tables", SERVICE, "Tables that were built because weights followed load, or because of slow start.");
     OUTCOMES = counter("socklb_outcomes", &["client", "service", "outcome"],
-        "Connects and addressed datagrams to the service, by the outcome of the choice; each counts once.");
+        "Connects and addressed datagrams to the service, by the outcome of the choice of a backend; each connect or datagram counts once.");
     TABLE_GENERATION = gauge("socklb_table_generation", SERVICE,
         "How often the service's table was published, modulo 65536.");
     TABLE_ENTRIES = gauge("socklb_table_entries", SERVICE, "Entries of the service's table.");
@@ -182,7 +182,7 @@ families! {
     UTILIZATION = gauge("socklb_backend_utilization", BACKEND,
         "Utilization that the backend reports; 1 is its full capacity.");
     LOAD_FACTOR = gauge("socklb_backend_load_factor", BACKEND,
-        "Factor of the backend's structural weight because of load or slow start; missing if neither is configured.");
+        "Factor by which load or slow start multiplies the backend's structural weight; missing if neither is configured.");
     LOAD_AT_CLAMP = gauge("socklb_backend_load_at_clamp", BACKEND,
         "1 if feedback cannot move the backend's weight further, because the weight is an eighth of the \
          structural weight or eight times the structural weight, else 0.");
@@ -192,7 +192,7 @@ families! {
     SHARE_WANTED = gauge("socklb_backend_share_wanted", BACKEND, "The backend's part of the service's table, from 0 to 1.");
     ACTIVE = gauge("socklb_flows_active", BACKEND, "Open flows.");
     STARTED = counter("socklb_flows_started", BACKEND,
-        "Flows started to the backend: those that have ended, are active, were reclaimed or are untracked.");
+        "Flows started to the backend: the sum of ended, active, reclaimed and untracked flows.");
     UNTRACKED = counter("socklb_flows_untracked", BACKEND,
         "Flows without a record, which no active count includes: the flow tables were full, or the flows are paths of \
          MPTCP sockets.");
@@ -202,7 +202,7 @@ families! {
         "Flows that went to another address, because another program rewrote the destination after the \
          choice.");
     RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows with records that were reclaimed, because their sockets no longer existed.");
-    ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Flows that ended, by ending.");
+    ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Ended flows, by the way in which they ended (`ending`).");
     RTT = of(FamilyType::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
     CONNECT = of(FamilyType::Histogram, "socklb_connect_seconds", S, BACKEND,
         "Time from the choice of the backend until the flow was established.");
