@@ -65,9 +65,9 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
 pub struct ClientCgroups(Vec<(PathBuf, String, Range<usize>)>);
 
 impl ClientCgroups {
-    /// Refuses a cgroup that is inside another client's cgroup or contains it. For the inner
-    /// cgroup, the programs of both clients would run, and each client would balance addresses that
-    /// the other client had rewritten.
+    /// Refuses a cgroup that is inside another client's cgroup or contains it. If cgroups nest, the
+    /// programs of both clients run for the inner cgroup, and each client balances addresses that
+    /// the other client has rewritten.
     pub fn add(
         &mut self,
         cgroup: &str,

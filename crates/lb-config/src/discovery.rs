@@ -258,8 +258,8 @@ pub struct ClusterIpOrigin {
     pub settings: KubernetesSettings,
 }
 
-/// The text does not contain the settings, so that a stored address remains valid when the settings
-/// change.
+/// The text does not contain the settings of the API server, so that a stored address remains valid
+/// when the settings change.
 impl fmt::Display for ClusterIpOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { namespace, service, protocol, port, family, settings: _ } = self;

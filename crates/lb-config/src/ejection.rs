@@ -1,4 +1,4 @@
-//! The `ejection` of a `[[service]]`: after how many failures a backend is ejected, and for how
+//! The key `ejection` of a `[[service]]`: after how many failures a backend is ejected, and for how
 //! long.
 
 use std::time::Duration;
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(ejection(""), Some(default));
         assert_eq!(ejection("ejection = {}"), Some(default));
         assert_eq!(ejection("ejection = 'off'"), None);
-        assert_eq!(ejection("protocol = 'udp'"), None, "the application usually reads the ICMP error first");
+        assert_eq!(ejection("protocol = 'udp'"), None, "no ejection over UDP by default");
         assert_eq!(
             ejection("ejection = { failures = 255, base = '1h', max = '1h' }"),
             Some(Ejection {

@@ -195,7 +195,7 @@ fn is_yaml(text: &str) -> bool {
         || key.is_some_and(|(key, _)| is_key(key))
 }
 
-/// An endpoint file that is being read, and the facts about its use that the reader needs.
+/// The path of an endpoint file, and the facts about its service that the parser needs.
 #[derive(Clone, Copy, Debug)]
 pub struct ListContext<'a> {
     /// The path of the file. If the text does not show its format, the ending `.json`, `.yaml` or
@@ -532,9 +532,10 @@ fn new_list(
     if let Some(service) = service {
         return make(endpoints, service, services);
     }
-    // If the family of an address differs from the service's, the list makes no other check of that
-    // address. So all addresses are checked twice, once as if the service were IPv4 and once as if
-    // it were IPv6. Faults that do not depend on the family are reported once.
+    // If the family of an address differs from the service's family, `EndpointList` makes no other
+    // check of the address. So all addresses are checked twice: as if the service had an IPv4
+    // address, and as if it had an IPv6 address. Faults that do not depend on the family are
+    // reported once.
     let v4 = make(endpoints.clone(), (Ipv4Addr::LOCALHOST, 0).into(), services);
     let v6 = make(endpoints, (Ipv6Addr::LOCALHOST, 0).into(), services);
     let (mut faults, of_v6) = match (v4, v6) {

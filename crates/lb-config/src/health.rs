@@ -1,4 +1,4 @@
-//! The `health` and the `on_backend_loss` of a `[[service]]`: how backends are probed, and what
+//! The keys `health` and `on_backend_loss` of a `[[service]]`: how backends are probed, and what
 //! happens when they are unavailable.
 
 use lb_core::health::loss::OnBackendLoss;

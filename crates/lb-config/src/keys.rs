@@ -118,9 +118,8 @@ section! {
          nevertheless chooses the backend with the fewest open flows. `refuse`: the connect fails with \
          `on_no_backend`";
     // The maximum is an hour, because an error from hours ago does not describe the backend's
-    // present state. The default equals the length of the first ejection. With a longer half-life,
-    // after an outage in which no backend was ejected, errors would divert connects from a backend
-    // for too long.
+    // present state. The default equals the length of the first ejection. A longer default would
+    // divert connects from a backend for too long after an outage in which no backend was ejected.
     ERROR_DECAY "error_decay": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Some(Duration::from_secs(5))),
         "half-life of an error. `least-loaded` and `p2c` count an error as an open flow, so that a backend \
@@ -148,8 +147,8 @@ section! {
     LOAD "load": FreeForm(&["{ control = \"feedback\" }"]), Means("none"),
         "makes weights follow the load that backends report: see [follow-load.md](../guide/follow-load.md). Needs `health = { probe = \
          \"report\" }` with an `interval` of at most 20 s, and a policy that uses weights";
-    // With a shorter time, slow start would end before the first tables that contain the backend
-    // are replaced. No operator waits more than an hour for a backend.
+    // The minimum is a second: a shorter slow start ends before the first tables with the backend
+    // are replaced. The maximum is an hour, because no operator waits longer for a backend.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
         "time in which an endpoint that is new, or available again, reaches its share. The endpoint starts \
          with a tenth of its share; this part then grows in proportion to time. Needs a policy that uses \
@@ -217,8 +216,8 @@ section! {
         "connects also choose ejected backends (panic) if less than this percentage of a task's backends \
          is available, and no available backend has established a connection recently. `0`: never. See \
          [health.md](../design/health.md#panic)";
-    // With less than a second, every brief failure would change tables. No operator waits more than
-    // a day for a backend.
+    // The minimum is a second, so that brief failures do not change tables. The maximum is a day,
+    // because no operator waits longer for a backend.
     REPLACE_AFTER "replace_after": Time(Duration::from_secs(1)..=Duration::from_hours(24)),
         Is(Duration::from_secs(10)),
         "if a member is unavailable for this time, the next endpoint in the task's order replaces it";
@@ -235,8 +234,8 @@ section! {
          address for an endpoint (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
         "`http` only: the path to request. A status of 2xx passes; redirects are not followed";
-    // With less than a tenth of a second, the probes themselves would be a load. With more than a
-    // minute, changes would be detected too late.
+    // The minimum is a tenth of a second, so that the probes themselves are not a load. The maximum
+    // is a minute, so that changes are not detected too late.
     INTERVAL "interval": Time(Duration::from_millis(100)..=Duration::from_mins(1)), Is(Duration::from_secs(2)),
         "time between two probes of a backend, varied by up to a tenth";
     IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),
@@ -271,11 +270,11 @@ section! {
     RATE "rate": Text<ClosingRate>(&["1/s", "30/m", "6/h"], closing_rate), Is(RebalanceRules::DEFAULT.rate),
         "the maximum number of connections that all tasks of the job together close per second, minute or \
          hour, from 1/h to 1000/s: each task closes at `rate` / `count`";
-    // With less than a second, connections would be closed even between two requests of one user.
-    // No pool retains connections that are idle for longer than a day.
+    // The minimum is a second, so that connections are not closed between two requests of one user.
+    // The maximum is a day, because no pool retains idle connections for longer.
     IDLE "idle": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Is(RebalanceRules::DEFAULT.idle),
         "only connections that have been idle for this time are closed";
-    // With more than 0.95, random differences between backends would already close connections.
+    // The maximum is 0.95, so that random differences between backends do not close connections.
     BELOW "below": Thousandths(100..=950), Is(RebalanceRules::DEFAULT.below_thousandths),
         "closing begins when a backend has at least 2 open flows fewer than this fraction of its share, \
          and ends when the backend has reached this fraction";
@@ -284,8 +283,8 @@ section! {
 section! {
     udp, "udp", "udp", "";
 
-    // With a shorter time, a socket would get a new choice for nearly every datagram. With a longer
-    // time, a socket would hardly ever get a new choice.
+    // With less than a second, a socket gets a new choice for nearly every datagram. With more than
+    // a day, a socket hardly ever gets a new choice.
     REBIND "rebind": Time(Duration::from_secs(1)..=Duration::from_hours(24)), Means("never"),
         "time after which an unconnected socket gets a new choice of backend";
 }
@@ -343,8 +342,8 @@ section! {
     ON_EMPTY "on_empty": Keyword<OnEmpty>(&OnEmpty::ALL, OnEmpty::name), Means("`keep`; with `kubernetes`, `refuse`, because addresses of pods are soon reused"),
         "remote sources only: what happens if the server's answers contain no endpoints for a minute. \
          `keep`: the list stays in force. `refuse`: connects fail with `on_no_backend`";
-    // With less than ten seconds, every brief outage of a server would make its list stale. No
-    // operator waits more than a week.
+    // The minimum is ten seconds, so that a brief outage of a server does not make its list stale.
+    // The maximum is a week, because no operator waits longer.
     STALE_AFTER "stale_after": Time(Duration::from_secs(10)..=Duration::from_hours(168)), Means("never"),
         "remote sources only: a list that its server has not confirmed for this time is stale";
     ON_STALE "on_stale": Keyword<OnStale>(&OnStale::ALL, OnStale::name), Is(OnStale::Keep),
@@ -476,8 +475,8 @@ section! {
     accounting, "[accounting]", "[accounting]", "how flows are counted";
 
     // A pass reads all flow records and lists of sockets, so it runs rarely. Two passes are at
-    // least a second apart. While one process sends a socket to another process, the socket is for
-    // a moment in no list and in no process.
+    // least a second apart, because a socket that one process sends to another process is for a
+    // moment in no list and in no process.
     RECLAIM_INTERVAL "reclaim_interval": Time(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Duration::from_secs(60)),
         "time between two passes over the flow records. If no program saw the end of a flow, the daemon \

@@ -14,8 +14,8 @@ use super::keys::load::{CONTROL, MODE, SECTION};
 use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 use super::probe::ProbeConfig;
 
-/// The maximum interval between reports. With a longer interval, a change would become visible only
-/// after more than a minute, and feedback does not use data of this age.
+/// The maximum interval between reports. With a longer interval, a change is visible only after
+/// more than a minute, and feedback does not use reports of this age.
 const LONGEST_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Reads the keys of a service's table; `None` if any value is wrong. `policy` and `probe` are the

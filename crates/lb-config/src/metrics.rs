@@ -14,8 +14,8 @@ use lb_document::{Table, address, hosts};
 pub struct Metrics {
     /// A TCP address on loopback; `None` if only the daemon's own socket serves metrics.
     pub listen: Option<SocketAddr>,
-    /// Names that a request to that port may have as its host, besides `localhost` and the port's
-    /// address; in lower case.
+    /// The names, in lower case, that a request to the port of `listen` may have as its host.
+    /// `localhost` and the port's address are always allowed.
     pub hosts: Vec<String>,
 }
 

@@ -94,7 +94,7 @@ impl ProbeConfig {
     }
 }
 
-/// The facts that the reader of these keys needs besides the table.
+/// The settings outside of the `health` table that affect its keys for probes.
 #[derive(Clone, Copy)]
 pub struct Around<'a> {
     /// Relative paths are relative to this directory.
@@ -267,7 +267,8 @@ mod tests {
         let own = "health = { probe = 'report', key = 'key-4' }\n[reports]\nkey = 'key-3'";
         let kind = ProbeKind::Report { keys: key(4), idle_interval: 15 * SECOND };
         assert_eq!(probe(own), of(kind, Some(AGENT_PORT)));
-        let slow = probe("health = { probe = 'report', key = 'key-3', interval = '30s' }").expect("a probe");
+        let slow = probe("health = { probe = 'report', key = 'key-3', interval = '30s' }")
+            .expect("the service is probed");
         let kind = ProbeKind::Report { keys: key(3), idle_interval: 30 * SECOND };
         assert_eq!(
             (slow.kind, slow.interval),

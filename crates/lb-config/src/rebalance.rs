@@ -1,5 +1,5 @@
-//! The `rebalance` of a `[[service]]`: when idle connections are closed, so that pools spread over
-//! all backends again.
+//! The key `rebalance` of a `[[service]]`: when idle connections are closed, so that pools spread
+//! over all backends again.
 
 use lb_core::rebalance::{ClosingRate, RebalanceRules};
 use lb_document::Table;

@@ -39,7 +39,7 @@ pub struct Surroundings<'a> {
 /// The keys that name a source. A service has exactly one of them.
 const SOURCES: [&str; 5] = [FILE.name, STATIC.name, DNS.name, CONSUL.name, KUBERNETES.name];
 
-/// The keys that only some sources have: the key, and the sources that have it.
+/// The keys that only some sources have: the key, the sources that have it, and the help text.
 const ONLY_FOR: [(&str, &[&str], &str); 8] = [
     (PORT_NAME.name, &[FILE.name], "leave the key out: only the endpoints in a file have named ports"),
     (PORT.name, &[DNS.name, KUBERNETES.name], "leave the key out: the addresses in a list have ports"),
@@ -195,7 +195,7 @@ fn read_static(
     if parsed.hosts.is_empty() {
         return Some(EndpointSource::Static(parsed.list));
     }
-    let text = serde_json::to_string(&texts).expect("a list of texts can be written").into();
+    let text = serde_json::to_string(&texts).expect("a list of strings can be serialised").into();
     Some(EndpointSource::Named(NamedList { text }))
 }
 
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(source("{ file = 'u.toml' }"), file("/etc/socklb/u.toml", None));
         assert_eq!(source("{ file = '/srv/u.yaml', port_name = 'http' }"), file("/srv/u.yaml", Some("http")));
         let EndpointSource::Static(list) = source("{ static = ['10.0.0.2:80', '10.0.0.1:80'] }") else {
-            panic!("a list was written")
+            panic!("the source is not a static list")
         };
         let listed: Vec<_> = list.as_slice().iter().map(|e| (e.address.to_string(), e.weight)).collect();
         assert_eq!(listed, [("10.0.0.2:80".to_owned(), 1), ("10.0.0.1:80".to_owned(), 1)]);
@@ -299,12 +299,12 @@ mod tests {
             |value: &str| with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}"));
         let source = |value: &str, more: &str| {
             let EndpointSource::Remote(source) = services(&(backends(value) + more)).remove(0).source else {
-                panic!("a remote source was written")
+                panic!("the source is not remote")
             };
             source
         };
         let srv = source("{ dns = '_Users._tcp.example.com.' }", "");
-        let RemoteSource { origin: Origin::Dns(dns), rules } = &*srv else { panic!("dns was written") };
+        let RemoteSource { origin: Origin::Dns(dns), rules } = &*srv else { panic!("the origin is not DNS") };
         assert_eq!((&*dns.name, dns.port), ("_users._tcp.example.com", None));
         assert_eq!(dns.settings.servers, []);
         let expected = RemoteRules {
@@ -327,7 +327,9 @@ mod tests {
             (OnEmpty::Refuse, OnStale::Pass, false)
         );
         assert_eq!(rules.stale_after, Some(Duration::from_mins(10)));
-        let Origin::Dns(DnsOrigin { settings, .. }) = &written.origin else { panic!("dns was written") };
+        let Origin::Dns(DnsOrigin { settings, .. }) = &written.origin else {
+            panic!("the origin is not DNS")
+        };
         let expected = DnsSettings {
             servers: vec!["10.0.0.53:53".parse().unwrap(), "[::1]:5353".parse().unwrap()],
             transport: DnsTransport::Udp,
@@ -400,19 +402,19 @@ mod tests {
         };
         let origin = |value: &str, more: &str| {
             let EndpointSource::Remote(source) = services(&text(value, more)).remove(0).source else {
-                panic!("a remote source was written")
+                panic!("the source is not remote")
             };
             (source.origin.clone(), source.rules.on_empty)
         };
         let (Origin::Consul(consul), OnEmpty::Keep) = origin("{ consul = 'users', tag = 'blue' }", "") else {
-            panic!("consul was written")
+            panic!("the origin is not Consul, or `on_empty` has another value")
         };
         assert_eq!((&*consul.service, consul.tag.as_deref()), ("users", Some("blue")));
         let default = ConsulSettings { address: "127.0.0.1:8500".parse().unwrap(), token: None, tls: None };
         assert_eq!(consul.settings, default);
         let keys = "[consul]\naddress = '10.0.0.9:8501'\ntoken = 't'\nca = 'ca.pem'\ncertificate = 'c'\nkey = '/k'\nserver_name = 'a.b'";
         let (Origin::Consul(consul), _) = origin("{ consul = 'users' }", keys) else {
-            panic!("consul was written")
+            panic!("the origin is not Consul")
         };
         let tls = TlsSettings {
             ca: "/etc/socklb/ca.pem".into(),
@@ -428,7 +430,7 @@ mod tests {
         let (Origin::Kubernetes(kubernetes), OnEmpty::Refuse) =
             origin("{ kubernetes = 'shop/users', port = 'http' }", server)
         else {
-            panic!("kubernetes was written")
+            panic!("the origin is not Kubernetes, or `on_empty` has another value")
         };
         assert_eq!((&*kubernetes.namespace, &*kubernetes.service), ("shop", "users"));
         assert_eq!(kubernetes.port.as_deref(), Some("http"));
@@ -438,7 +440,7 @@ mod tests {
         let (Origin::Kubernetes(kubernetes), OnEmpty::Keep) =
             origin("{ kubernetes = 'shop/users', on_empty = 'keep' }", plain)
         else {
-            panic!("kubernetes was written")
+            panic!("the origin is not Kubernetes, or `on_empty` has another value")
         };
         let settings = KubernetesSettings { server: "[::1]:8001".to_owned(), token: None, tls: None };
         assert_eq!(kubernetes.settings, settings);

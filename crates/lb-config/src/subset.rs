@@ -95,8 +95,8 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
     Some(LoadBand { low_thousandths, high_thousandths, min: min?.unwrap_or(usual.min) })
 }
 
-/// Refuses a size that follows load if the algorithm computes the subsets of all tasks together,
-/// which needs equal sizes.
+/// Refuses a size that follows load if the algorithm needs equal sizes, because it computes the
+/// subsets of all tasks together.
 fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut DiagnosticCollector<'_>) {
     if algorithm != Algorithm::Random {
         let message = format!(

@@ -8,13 +8,13 @@ use lb_config::endpoints::{HostAddresses, ListContext, Parsed, parse};
 
 fn addresses(of: &[(&str, &[&str])]) -> HostAddresses {
     let one = |(name, ips): &(&str, &[&str])| -> (Arc<str>, Arc<[IpAddr]>) {
-        ((*name).into(), ips.iter().map(|ip| ip.parse().expect("an address")).collect())
+        ((*name).into(), ips.iter().map(|ip| ip.parse().expect("the address is valid")).collect())
     };
     of.iter().map(one).collect()
 }
 
 fn read(text: &str, hosts: &HostAddresses) -> Result<Parsed, String> {
-    let service: SocketAddr = "10.96.0.10:80".parse().expect("an address");
+    let service: SocketAddr = "10.96.0.10:80".parse().expect("the address is valid");
     let path = Path::new("users");
     let reading = ListContext { path, port_name: None, service: Some(service), services: &[service], hosts };
     parse(text.as_bytes(), &reading).map_err(|faults| faults.to_string())

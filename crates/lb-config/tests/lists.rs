@@ -44,7 +44,11 @@ fn check(parsed: &Parsed, expected: &[&str], notes: &[&str]) {
 #[track_caller]
 fn refused(text: &str, expected: &str) {
     let begin: String = text.chars().take(200).collect();
-    assert_eq!(read(text, "users").expect_err("the text is no list"), format!("users:{expected}"), "{begin}");
+    assert_eq!(
+        read(text, "users").expect_err("the text is not a list"),
+        format!("users:{expected}"),
+        "{begin}"
+    );
 }
 
 const EMPTY: &str = "1:1: the file has no endpoint; an empty list is refused so that a truncated file does \
@@ -299,7 +303,7 @@ fn yaml(value: &Value, indent: usize, text: &mut String) {
 }
 
 proptest! {
-    // By default, proptest would store failures in files, which do not belong in this tree.
+    // By default, proptest stores failures in files, which do not belong in this tree.
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -411,13 +415,16 @@ fn slices_without_a_kind_or_in_a_plain_list_are_detected() {
     let whole = slice("a", &json!([pod("10.0.0.1", &json!({}))]));
     let expected = read(&whole.to_string(), "users").unwrap();
     let mut bare = whole.clone();
-    bare.as_object_mut().expect("an object").retain(|key, _| key != "kind" && key != "apiVersion");
+    bare.as_object_mut()
+        .expect("the value is an object")
+        .retain(|key, _| key != "kind" && key != "apiVersion");
     for value in
         [&bare, &json!([whole]), &json!([bare]), &json!({ "kind": "EndpointSliceList", "items": [bare] })]
     {
         assert_eq!(read(&value.to_string(), "users").as_ref(), Ok(&expected), "{value}");
     }
-    // If the service is not known, IPv4 is preferred to IPv6 in any order.
+    // If the service's address is not known, IPv4 is preferred to IPv6, whatever the order of the
+    // slices.
     let mut other = slice("b", &json!([pod("fd00::1", &json!({}))]));
     other["addressType"] = json!("IPv6");
     for slices in [json!([whole, other]), json!([other, whole])] {
@@ -615,7 +622,7 @@ fn slices_in_separate_texts_yield_the_same_list_as_in_one_text() {
 
     assert_eq!(read_slices([], None, false).unwrap().0.len(), 0, "an empty list of slices is not a fault");
     let wrong = read_slices([("users-1", "{}"), ("users-2", "[]")], None, false);
-    let Err(SlicesError::Faults(faults)) = wrong else { panic!("the text has faults") };
+    let Err(SlicesError::Faults(faults)) = wrong else { panic!("the text has no faults") };
     let expected = "users-1:1:1: addressType is missing in a slice (write \"addressType\": \"IPv4\")";
     assert_eq!(faults.to_string(), expected);
 }

@@ -24,7 +24,7 @@ use lb_document::{NotAnAddress, did_you_mean, parse_address};
 
 const KEYS: [&str; 2] = ["targets", "labels"];
 
-/// The names of the labels that socklb uses, without the prefix.
+/// The names of the labels that socklb uses, without [`PREFIX`].
 const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
 
 /// The prefix of labels that only socklb uses.
@@ -78,13 +78,13 @@ type Label = Option<(Range<usize>, String)>;
 /// A group of targets and its labels, in the order of [`LABELS`].
 struct TargetGroup<'t> {
     targets: Vec<JsonValue<'t>>,
-    /// Labels with the prefix.
+    /// Labels with [`PREFIX`].
     own: [Label; LABELS.len()],
-    /// Labels without the prefix.
+    /// Labels without [`PREFIX`].
     plain: [Label; LABELS.len()],
 }
 
-/// Returns the reason why a label without the prefix is ignored in this file; `None` if the label
+/// Returns the reason why a label without [`PREFIX`] is ignored in this file; `None` if the label
 /// is used.
 fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticCollector<'_>) -> Option<String> {
     let mut indexes = BTreeSet::new();

@@ -51,7 +51,8 @@ impl<'t> JsonDocument<'t> {
         Ok(Some(JsonValue { name: "the file", document: self, raw }))
     }
 
-    /// Some editors begin a file with a byte order mark, which JSON does not allow.
+    /// The text without a byte order mark. Some editors begin a file with this mark, which JSON
+    /// does not allow.
     fn body(&self) -> &str {
         self.json.strip_prefix('\u{feff}').unwrap_or(&self.json)
     }
@@ -186,7 +187,7 @@ impl<'t> JsonValue<'t> {
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
     }
 
-    /// The value of one key of the object.
+    /// The value of one key of this object.
     pub const fn of_key(&self, name: &'static str, raw: &'t RawValue) -> Self {
         Self { name, raw, ..*self }
     }

@@ -13,8 +13,8 @@ use serde_json::value::RawValue;
 use super::json::JsonValue;
 use super::{ListContext, ListEntry, ListedAddress, consul, envoy, file_sd, slices};
 
-/// The keys that identify the shape. If the file is a list, these keys are in its first element; if
-/// the file is an object, in this object.
+/// The keys that identify the shape of a list. If the file is a list, these keys are in its first
+/// element; if the file is an object, in this object.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Marks<'t> {

@@ -116,7 +116,7 @@ enum OpenCollection {
 type Anchor = (Range<usize>, Range<usize>);
 
 struct YamlToJson {
-    /// Indexed by the parser's number of the anchor, which begins at 1.
+    /// Indexed by the parser's number of the anchor. The numbers begin at 1.
     anchors: Vec<Option<Anchor>>,
     open: Vec<OpenCollection>,
     /// Whether the document has ended.
@@ -253,8 +253,8 @@ impl YamlToJson {
         match text {
             _ if is_text => self.json.push_string(text),
             "" | "~" | "null" | "Null" | "NULL" => self.json.text.push_str("null"),
-            // Other spellings of truth values are read as text: a label then has the text as
-            // written, and no format has truth values with these spellings in other places.
+            // Other spellings of truth values are read as text, so that a label has the text as
+            // written. Outside of labels, no format uses these spellings.
             "true" | "false" => self.json.text.push_str(text),
             // Numbers that only YAML has, such as 0x10 or .5, are read as text.
             _ if text.parse::<Number>().is_ok() => self.json.text.push_str(text),
