@@ -1,5 +1,5 @@
-//! Measures the time from a plan in memory until the next connect uses a completely new table of
-//! 4,096 entries.
+//! Measures the time to publish a plan with a completely new table of 4,096 entries, until the next
+//! connect uses this table.
 //!
 //! Two plans alternate. Each has 128 backends, and no backend is in both. Each round changes the
 //! maps to the other plan: it finds the differences, writes 128 slots and 4,096 entries, and
@@ -56,8 +56,10 @@ fn measure(folder: &Path, cgroup: &Path) {
     let purpose = Purpose { accounting: Accounting::Full, scans: true };
     let kernel = Box::new(PinnedClient::lock(pins).expect("lock the pins"));
     let mut datapath = Datapath::open(kernel, &Limits::default(), features, purpose).expect("load");
-    let cursor_seed =
-        CursorSeed { task: "bench".to_owned(), cpus: lb_kernel::possible_cpus().expect("a number") };
+    let cursor_seed = CursorSeed {
+        task: "bench".to_owned(),
+        cpus: lb_kernel::possible_cpus().expect("the number of CPUs is known"),
+    };
     let plans = [plan(1, 0), plan(2, BACKENDS)];
     assert!(datapath.apply(&plans[0], &cursor_seed).expect("apply"));
     datapath.kernel().attach(&cgroup).expect("attach");
@@ -75,7 +77,9 @@ fn measure(folder: &Path, cgroup: &Path) {
         seen.push(started.elapsed().as_secs_f64() * 1e6);
         assert!(done, "the arena had no room for the new table");
         let (accepted, _) = listener.accept().expect("accept");
-        let IpAddr::V4(reached) = accepted.local_addr().expect("an address").ip() else { panic!("IPv4") };
+        let IpAddr::V4(reached) = accepted.local_addr().expect("the address is known").ip() else {
+            panic!("the address is not IPv4")
+        };
         assert_eq!(
             usize::from(reached.octets()[2]),
             net,
@@ -101,11 +105,11 @@ fn measure(folder: &Path, cgroup: &Path) {
 /// A plan with the backends 127.0.`net`.x, in slots from `first` on.
 fn plan(net: u8, first: u32) -> Plan {
     let counts = apportion(&vec![1; BACKENDS as usize], ENTRIES);
-    let slot = |i: u32| Slot::new(first + i).expect("few slots");
+    let slot = |i: u32| Slot::new(first + i).expect("the slot number is valid");
     let schedule: Arc<[Slot]> = interleave(&counts).into_iter().map(slot).collect();
     let service = ServicePlan {
         name: "bench".to_owned(),
-        address: SERVICE.parse().expect("an address"),
+        address: SERVICE.parse().expect("the address is valid"),
         protocol: Protocol::Tcp,
         open: true,
         errno: 113,
@@ -139,7 +143,10 @@ fn stage() -> PathBuf {
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .expect("private");
     let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status();
-    assert!(up.is_ok_and(|status| status.success()), "ip (Debian's iproute2) brings loopback up");
+    assert!(
+        up.is_ok_and(|status| status.success()),
+        "the command `ip` (Debian: iproute2) must bring loopback up"
+    );
     let folder = std::env::temp_dir().join(format!("socklb-bench-{}", std::process::id()));
     fs::create_dir_all(folder.join("bpf")).expect("make a folder");
     rustix::mount::mount("bpf", folder.join("bpf"), "bpf", MountFlags::empty(), None).expect("mount bpffs");

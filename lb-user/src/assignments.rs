@@ -69,14 +69,14 @@ pub fn consumers<'c>(clients: impl IntoIterator<Item = &'c ClientConfig>, servic
     clients.into_iter().filter_map(consumer).collect()
 }
 
-/// A list, and its memberships for the tasks that have requested them. Cheap to clone.
+/// A list, and the memberships that were computed for tasks. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Assignments {
     list: Arc<EndpointList>,
     memberships: Vec<(Consumer, Arc<Membership>)>,
 }
 
-/// The assignments for each service, by service name.
+/// The assignments of each service, keyed by service name.
 pub type AssignmentsByService = BTreeMap<String, Assignments>;
 
 impl Assignments {
@@ -85,7 +85,7 @@ impl Assignments {
         Arc::clone(&self.list)
     }
 
-    /// A list without assignments yet.
+    /// Creates a value with the list and no assignments.
     pub fn new(list: EndpointList) -> Self {
         Self { list: Arc::new(list), memberships: Vec::new() }
     }
@@ -220,7 +220,7 @@ mod tests {
             [consumer(0, 5, 7), consumer(4, 5, 7), consumer(4, 6, 7), consumer(4, 5, 8), consumer(0, 5, 7)];
         let mut assignments = Assignments::new(list(7));
         assignments.complete(&consumers);
-        assert_eq!(assignments.memberships.len(), 4, "each distinct consumer once");
+        assert_eq!(assignments.memberships.len(), 4, "one membership for each distinct consumer");
         for consumer in &consumers {
             let alone = Membership::of(&consumer.service, consumer.task, assignments.list());
             let assignment = assignments.assignment(&consumer.service, consumer.task).unwrap();

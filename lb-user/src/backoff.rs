@@ -51,7 +51,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Backoff<T> {
     }
 
     /// Records a failure. Returns whether the caller should report it: `false` if the last error
-    /// was the same.
+    /// had the same text.
     pub fn failed(&mut self, now: T, error: &str) -> bool {
         let pause = self.next.map_or(SHORTEST, |(_, pause)| (2 * pause).min(LONGEST));
         self.next = Some((now + pause, pause));

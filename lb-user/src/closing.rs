@@ -13,7 +13,7 @@ use crate::api::Reply;
 use crate::error::chain;
 use crate::{flows, names};
 
-/// Connections are closed in batches, one per tick.
+/// Connections are closed in batches, one batch per tick.
 const TICK: Duration = Duration::from_millis(100);
 /// The number of ticks after which a job ends: ten seconds, so that the answer to a request arrives
 /// within the socket's time limit.
@@ -101,8 +101,8 @@ pub struct CloseJob {
     pub order: CloseOrder,
     /// All clients of the host.
     pub targets: Vec<ReclaimTarget>,
-    /// Whether the backend exists even if no client uses it. If this is `false` and no client uses
-    /// the backend, the job reports an unknown backend.
+    /// Whether the backend is known to exist, even if no client uses it. If this is `false` and no
+    /// client uses the backend, the job reports an unknown backend.
     pub is_known: bool,
     /// The job does not close flows that began after this time, in nanoseconds of
     /// `CLOCK_MONOTONIC`.
@@ -263,7 +263,7 @@ mod tests {
             assert!(batches[0] > 0, "the first connection is closed at once");
             for second in batches.windows(10) {
                 let turns: u64 = second.iter().sum();
-                assert!(turns.abs_diff(rate.into()) <= 1, "{rate}: {second:?}");
+                assert!(turns.abs_diff(rate.into()) <= 1, "rate {rate}, turns {second:?}");
             }
         }
     }

@@ -53,12 +53,12 @@ impl RunningState {
         Ok(Self { configured: from_pins(&paths.pins)?, is_whole: false, status })
     }
 
-    /// The wanted shares of a service's backends in a client task at present; empty if the task
-    /// does not dial the service.
+    /// The present wanted shares of a service's backends in a client task; empty if the task does
+    /// not dial the service.
     fn parts(&self, client: &str, service: &str) -> BackendShares {
         let service = self.status.client(client).and_then(|client| client.service(service));
         let Some(service) = service.filter(|service| service.open) else { return BackendShares::default() };
-        // A leaving backend has no share, now or in the new configuration.
+        // A leaving backend has no share in either configuration.
         let stays = service.backends.iter().filter(|backend| !backend.is_leaving());
         let part = |backend: &lb_view::backend::BackendStatus| {
             let (share, weight, active) = (backend.share_wanted, backend.weight, backend.active);

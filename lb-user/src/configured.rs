@@ -147,7 +147,7 @@ fn load_keys(ControlRules { law, mode, .. }: ControlRules) -> Keys {
 }
 
 fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
-    // The other fields are derived from the probe, which has its own keys.
+    // The ignored fields are derived from the probe, which has its own keys.
     let HealthRules {
         panic_threshold,
         replace_after,
@@ -166,8 +166,8 @@ fn health_keys(health: HealthRules, probe: Option<&ProbeConfig>) -> Keys {
     let Some(ProbeConfig { kind, port, interval }) = probe else { return all };
     all.extend(keys([("health.interval", in_units(*interval)), ("health.port", or_none(*port))]));
     match kind {
-        // The keys that authenticate reports are secret. The value therefore contains only their
-        // numbers.
+        // The keys that authenticate reports are secret. The value therefore contains only the ids
+        // of the keys.
         ProbeKind::Report { keys: known, idle_interval } => {
             let ids: Vec<String> = known.all().iter().map(|key| key.id.to_string()).collect();
             all.extend(keys([
@@ -358,8 +358,8 @@ fn host(config: &Config) -> Keys {
     all
 }
 
-/// The configuration in the pinned maps. It has fewer keys, because the maps contain only the
-/// values that the kernel programs need.
+/// The configuration in the pinned maps. It has fewer keys than the configuration file, because the
+/// maps contain only the values that the kernel programs need.
 ///
 /// # Errors
 /// If the maps cannot be read.

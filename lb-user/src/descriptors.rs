@@ -46,7 +46,7 @@ const fn own(clients: u64) -> u64 {
 pub fn connections_limit(limit: u64, clients: u64) -> usize {
     let left = limit.saturating_sub(own(clients)) / LISTENERS;
     let connections_limit = left.saturating_sub(1).clamp(FEWEST_CONNECTIONS, CONNECTIONS);
-    usize::try_from(connections_limit).expect("at most CONNECTIONS")
+    usize::try_from(connections_limit).expect("the limit is at most CONNECTIONS")
 }
 
 /// A warning if `limit`, the number of allowed descriptors, is less than the daemon may need.
@@ -90,19 +90,19 @@ mod tests {
             (1200, 1, 19),
             (0, 64, 4),
         ] {
-            assert_eq!(connections_limit(limit, clients), expected, "{limit} for {clients}");
+            assert_eq!(connections_limit(limit, clients), expected, "limit {limit}, {clients} clients");
         }
         for (limit, clients) in [(wanted(1), 1), (wanted(1) - 2, 1), (wanted(64), 64), (1200, 1)] {
             let connections = LISTENERS * (connections_limit(limit, clients) as u64 + 1);
-            assert!(own(clients) + connections <= limit, "{limit} for {clients}");
+            assert!(own(clients) + connections <= limit, "limit {limit}, {clients} clients");
         }
         let limits = include_str!("../../docs/reference/limits.md").replace(',', "");
         for (clients, row) in [(1, "together with one client"), (64, "together with 64 clients")] {
             let number = wanted(clients);
             assert!(limits.contains(&format!("| {row} | {number} |")), "{row}: {number}");
         }
-        // The systemd unit allows the descriptors that the maximum number of clients needs, and the
-        // comment in the unit names the same number.
+        // The systemd unit allows enough descriptors for the maximum number of clients. The comment
+        // in the unit states the same number.
         let unit = include_str!("../../packaging/systemd/socklb.service");
         let most = wanted(lb_common::abi::MAX_CLIENTS as u64);
         assert!(

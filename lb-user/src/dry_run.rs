@@ -17,8 +17,8 @@ use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::CommandFailure;
 use crate::source::{ListOrigin, ListSource};
 
-/// The sources of all lists, except lists in the configuration itself without host names. Services
-/// with the same address and source share one entry.
+/// The sources of all lists. A list in the configuration itself has a source only if it contains
+/// host names. Services with the same address and source share one entry.
 pub fn list_sources(config: &Config) -> Vec<ListSource> {
     let services: Vec<_> = config.clients.iter().flat_map(|client| &client.services).collect();
     let mut sources: Vec<ListSource> = Vec::new();
@@ -44,7 +44,7 @@ pub fn assignments(
         if !by_service.contains_key(name) {
             let mut sources = sources.iter();
             let source = sources.find(|source| source.origin == origin && source.service == *address);
-            let source = source.context("every list has a source")?;
+            let source = source.context("a list has no source")?;
             // A command does not query servers. Instead of a server's answer, it uses the list that
             // the daemon stored last.
             let mut assignments = match source.read(None).transpose()? {
@@ -65,9 +65,9 @@ pub fn stored(source: &ListSource) -> Option<Assignments> {
     Some(source.stored().ok()?.assignments)
 }
 
-/// The list that a daemon with this configuration used last, by service name. For a service with an
-/// endpoint file, this is the stored last good list; if no list is stored, it is the list in the
-/// file. Lists that cannot be read are skipped.
+/// The lists that a daemon with this configuration used last, keyed by service name. For a service
+/// with an endpoint file, this is the stored last good list; if no list is stored, it is the list
+/// in the file. Lists that cannot be read are skipped.
 pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
     let mut lists = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {
@@ -112,9 +112,9 @@ pub fn balancer(
     let services = client.services.iter().map(|service| service.service.clone()).collect();
     let mut balancer = Balancer::new(services, limits, Adopted::default(), Duration::ZERO)?;
     for (position, configured) in client.services.iter().enumerate() {
-        let assignments = by_service.get(&configured.service.name).context("every service has a list")?;
+        let assignments = by_service.get(&configured.service.name).context("a service has no list")?;
         let assignment = assignments.assignment(&configured.service, client.task);
-        let fact = assignment.context("the assignments of all clients are complete")?.fact(position);
+        let fact = assignment.context("the assignment of a client was not computed")?.fact(position);
         let delivered = balancer.handle(Duration::ZERO, fact);
         delivered.map_err(|refused| DoesNotFit {
             client: client.name.clone(),

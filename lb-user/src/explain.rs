@@ -58,8 +58,8 @@ pub fn explain<T: Copy + Ord + Add<Duration, Output = T>>(
             let list = endpoints.as_slice();
             list.binary_search_by_key(&index, |endpoint| endpoint.index).ok().map(|at| list[at].address)
         };
-        // If the size follows load, the stored order covers all sizes. The explanation shows the
-        // order only up to, and without, the member that the next larger size would add.
+        // If the size follows load, the stored order covers all sizes. The explanation shows only
+        // the members before the one that the next larger size adds.
         let ends_at = if matches!(service.subset, Subset::Sized { size: Size::Band(_), .. }) {
             let mut members = membership
                 .order
@@ -110,7 +110,7 @@ fn inputs(
     let size = membership.size.map(|size| size.min(endpoints.count()));
     let everybody_has_all = membership.members.iter().all(|member| member.connections == count);
     // Even if every task uses all backends, the arc of a task may cover some backends only partly.
-    // The parts of the arcs then determine the shares.
+    // The covered parts then determine the shares.
     let is_whole = everybody_has_all && size.is_some_and(|size| size as usize >= membership.members.len());
     let (algorithm, by_weight) = match service.subset {
         Subset::All => ("all", ShareSource::Weights),
@@ -187,8 +187,8 @@ pub fn may_be_chosen<T: Copy + Ord + Add<Duration, Output = T>>(
 ) -> bool {
     let Some((usable, health)) = row.usable.get(&address) else { return false };
     let verdict = balancer.standing(Identity { service, address }).and_then(BackendEvidence::worst);
-    // The backend's state word does not show that the backend reports itself as a lame duck:
-    // connects read this from the verdict array.
+    // A backend's report that it is a lame duck is not in the backend's state word, but in the
+    // verdict array.
     let is_lame_by_report =
         verdict.is_some_and(|verdict| verdict.who == Who::Report && verdict.health == Health::LameDuck);
     match usable {

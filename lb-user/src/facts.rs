@@ -55,10 +55,12 @@ pub struct ReportCounts {
     pub requests: u64,
     /// Requests that could not be sent.
     pub unsent: u64,
-    /// Received datagrams by result: the names in [`Refusal::NAMES`], and `believed`.
+    /// The number of received datagrams for each result: the names in [`Refusal::NAMES`], and
+    /// `believed`.
     pub datagrams: Vec<(&'static str, u64)>,
-    /// Datagrams that the kernel's receiver program processed, since the host's maps were created,
-    /// by result: the names in [`Reception::NAMES`]. Empty if the kernel receives no reports.
+    /// The number of datagrams that the kernel's receiver program has processed since the host's
+    /// maps were created, for each result in [`Reception::NAMES`]. Empty if the kernel receives no
+    /// reports.
     pub by_kernel: Vec<(&'static str, u64)>,
 }
 
@@ -93,31 +95,32 @@ pub struct ClientFacts {
     pub is_attached: bool,
     /// The results of the passes over the client's flow records.
     pub reclaim: Reclaim,
-    /// The source of the endpoints of each service, by name.
+    /// The source of each service's endpoints, keyed by service name.
     pub sources: BTreeMap<String, SourceStatus>,
     /// Services for which ejection is configured but cannot happen, because the programs do not
     /// record why flows fail.
     pub without_causes: BTreeSet<String>,
     /// Services that are in panic.
     pub panics: BTreeSet<String>,
-    /// The endpoints that no task of the job uses, by service name. Contains only services with
-    /// such endpoints.
+    /// The endpoints that no task of the job uses, keyed by service name. Contains only services
+    /// with such endpoints.
     pub unused: BTreeMap<String, UnusedEndpoints>,
-    /// The list in use, by service name.
+    /// The lists in use, keyed by service name.
     pub lists: BTreeMap<String, Arc<EndpointList>>,
-    /// The time after which an unavailable member is replaced, by service name.
+    /// The time after which an unavailable member is replaced, keyed by service name.
     pub replace_after: BTreeMap<String, Duration>,
-    /// For how long each unavailable backend has been unavailable, by service name and address.
+    /// For how long each unavailable backend has been unavailable, keyed by service name and
+    /// address.
     pub unavailable: BTreeMap<(String, SocketAddr), Duration>,
-    /// The results of probes and reports of each backend, by service name and address.
+    /// The results of each backend's probes and reports, keyed by service name and address.
     pub probes: BTreeMap<(String, SocketAddr), BackendHealth>,
     /// The operators' overrides that are in force for the client.
     pub overrides: Vec<Override>,
-    /// How many connections were closed since the daemon started, by service name and cause.
+    /// The number of connections closed since the daemon started, keyed by service name and cause.
     pub closed: BTreeMap<(String, CloseCause), u64>,
-    /// The state of load control and slow start, by service name.
+    /// The state of load control and slow start, keyed by service name.
     pub loads: BTreeMap<String, ServiceLoadStatus>,
-    /// The state of `rebalance`, by service name.
+    /// The state of `rebalance`, keyed by service name.
     pub rebalances: BTreeMap<String, RebalanceStatus>,
     /// The runs of the programs of each hook; empty if the kernel has not counted them.
     pub runs: Vec<(&'static str, Runs)>,

@@ -15,8 +15,8 @@
 //! Last, the output for people ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a
 //! daemon would decide if it were started ([`dry_run`]) and the cost of its probes
 //! ([`probe_cost`]), the files that Envoy reads ([`envoy`]), the configuration as keys and values
-//! ([`configured`]), its comparison with the running one ([`comparison`]), the diagnosis of the
-//! host ([`doctor`]), and the commands ([`cli`]).
+//! ([`configured`]), its comparison with the running configuration ([`comparison`]), the diagnosis
+//! of the host ([`doctor`]), and the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod error;

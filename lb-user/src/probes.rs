@@ -22,8 +22,8 @@ use tokio::task::AbortHandle;
 
 use crate::error::chain;
 
-/// The maximum number of unused endpoints that are probed because they would replace members next.
-/// At most as many unused lame ducks are probed, because lame ducks serve if no member serves.
+/// The maximum number of unused endpoints that are probed because they are next to replace members.
+/// The same maximum applies to unused lame ducks, which serve if no member serves.
 const NEXT: usize = 4;
 
 /// The endpoints that the daemon probes or polls for a client task: members, their substitutes, the

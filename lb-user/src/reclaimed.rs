@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// The time over which flows are counted.
 const WINDOW: Duration = Duration::from_secs(600);
-/// A smaller number of ends without a record may be chance, even if few flows end.
+/// The smallest number of unrecorded flow ends that is a fault. A smaller number may be chance,
+/// even if few flows end.
 const LEAST: u64 = 10;
 /// One end without a record among this number of ended flows may be chance.
 const ONE_IN: u64 = 100;
@@ -47,8 +48,8 @@ impl<T: Copy + Sub<Output = Duration>> Reclaimed<T> {
         }
     }
 
-    /// The text of a fault about one client if the programs have recorded too few ends; otherwise
-    /// `None`.
+    /// The text of the client's fault; `None` unless the programs have recorded too few ends of
+    /// flows.
     pub fn fault(&self) -> Option<String> {
         let (_, first) = self.passes.front()?;
         let (_, last) = self.passes.back()?;
@@ -105,7 +106,7 @@ mod tests {
     #[test]
     fn more_than_one_percent_and_at_least_ten_unseen_ends_are_a_fault() {
         assert_eq!(faults([(0, 0, 0), (0, 9, 0), (0, 1, 0)]), [false, false, true]);
-        assert_eq!(faults([(0, 0, 0), (990, 10, 0)]), [false, false], "exactly one in a hundred");
+        assert_eq!(faults([(0, 0, 0), (990, 10, 0)]), [false, false], "exactly one in a hundred is no fault");
         assert_eq!(faults([(0, 0, 0), (989, 10, 0)]), [false, true]);
         assert_eq!(faults([(0, 20, 0)]), [true], "the flows ended under an earlier daemon");
     }

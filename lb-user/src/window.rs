@@ -341,7 +341,7 @@ mod tests {
     fn a_window_spans_a_minute_and_at_most_one_sample_more() {
         let start = Duration::from_secs(1000);
         let mut window = Window::<Duration>::default();
-        assert_eq!(recent(&window, start, 5), None, "there is no sample yet");
+        assert_eq!(recent(&window, start, 5), None, "no counts exist before the first sample");
         let mut longest = 0;
         for second in 0..300 {
             let now = start + Duration::from_secs(second);
@@ -353,7 +353,10 @@ mod tests {
             #[expect(clippy::cast_precision_loss, reason = "small numbers")]
             if let Some((count, seconds)) = over.filter(|_| second > 0) {
                 assert!((count as f64 - 10.0 * seconds).abs() < 1e-6);
-                assert!(seconds < 75.0 && (seconds >= 60.0 || second < 60), "{seconds} at {second}");
+                assert!(
+                    seconds < 75.0 && (seconds >= 60.0 || second < 60),
+                    "counts of {seconds} s at second {second}"
+                );
             }
         }
         assert_eq!((longest, size_of::<Sample>()), (5, 168));
@@ -380,7 +383,7 @@ mod tests {
     #[test]
     fn a_backend_without_flows_is_settled_until_the_next_flow() {
         let mut window = Window::<Duration>::default();
-        assert!(!window.is_settled(BACKEND, 0), "there is no sample yet");
+        assert!(!window.is_settled(BACKEND, 0), "no counts exist before the first sample");
         for is_settled in [true, false] {
             let sample = Sample { is_settled, ..Sample::of(BACKEND, &chosen(5)) };
             window.push(DISTANCE, vec![sample], Vec::new());
@@ -448,7 +451,7 @@ mod tests {
             [window.limited(THREE, 160), window.limited(FOUR, 9), window.limited(ServiceIndex(5), 9)],
             [Some(60), Some(2), Some(9)]
         );
-        assert_eq!(window.limited(THREE, 6), Some(6), "another service has taken the index");
+        assert_eq!(window.limited(THREE, 6), Some(6), "another service has the index");
         // A minute later, the first sample is too old.
         window.push(Duration::from_secs(1075), Vec::new(), vec![(THREE, 150)]);
         assert_eq!(window.limited(THREE, 150), Some(20));

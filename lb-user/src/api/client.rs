@@ -23,9 +23,9 @@ use crate::config::Paths;
 /// Encodes a name as a segment of a path or a value in a query. Names may contain any character
 /// except `/`.
 pub fn quoted(name: &str) -> PercentEncode<'_> {
-    /// The characters to encode. The characters that are removed from the set need no encoding by
-    /// RFC 3986. If they were encoded, each dot, colon and comma of an address would need three
-    /// bytes, and the size of a request's head is limited.
+    /// The characters to encode. Characters that RFC 3986 allows unencoded are removed from the
+    /// set: an encoded dot, colon or comma of an address needs three bytes, and the size of a
+    /// request's head is limited.
     const QUOTED: &AsciiSet =
         &NON_ALPHANUMERIC.remove(b'.').remove(b':').remove(b',').remove(b'-').remove(b'_').remove(b'~');
     percent_encoding::utf8_percent_encode(name, QUOTED)
@@ -85,7 +85,7 @@ pub async fn post_cancellable<T: DeserializeOwned>(paths: &Paths, path: &str) ->
 /// # Errors
 /// The errors of [`post_to_daemon`].
 pub fn post_and_store<T: DeserializeOwned>(paths: &Paths, path: &str) -> Result<Answer<T>> {
-    /// The daemon answers after 5 s at the latest, even if its file system does not.
+    /// The daemon answers after 5 s at the latest, even if its file system does not respond.
     const TO_STORE: Duration = Duration::from_secs(10);
     request(paths, Method::POST, path, TO_STORE)
 }
@@ -116,7 +116,7 @@ async fn send<T: DeserializeOwned>(
     to_end: Duration,
 ) -> Result<Answer<T>> {
     // If the connection breaks during a request that changes state, it is unknown whether the
-    // change was made. This is an error, not `NotRunning`.
+    // change was made. The result is then an error, not `NotRunning`.
     let changes_nothing = method == Method::GET;
     let ended = || if changes_nothing { Ok(Answer::NotRunning) } else { Err(DaemonEnded.into()) };
     let response = match tokio::time::timeout(to_begin, begin(paths, method, path)).await {
@@ -271,7 +271,8 @@ mod tests {
         for cut in cuts.into_iter().chain([1, 5, 7].map(|cut| &chunked[..chunked.len() - cut])) {
             let answer = request_answered(cut, Method::GET);
             assert!(matches!(answer, Ok(Answer::NotRunning)), "{cut:?}: {:?}", answer.err());
-            let error = request_answered(cut, Method::POST).expect_err("the change may have been made");
+            let error =
+                request_answered(cut, Method::POST).expect_err("an incomplete answer to a POST is an error");
             assert!(error.is::<DaemonEnded>(), "{cut:?}: {error:#}");
         }
         assert!(request_answered(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(), "the answer is not HTTP");

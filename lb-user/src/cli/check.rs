@@ -151,7 +151,7 @@ fn previewed(service: Option<&str>, file: &ListFile, previews: &[(String, PathBu
     preview.map_or_else(|| file.clone(), |(_, path)| ListFile { path: path.clone(), ..file.clone() })
 }
 
-/// Replaces the files and servers that have a preview with the file of the preview.
+/// For each preview, replaces the service's file or server with the file of the preview.
 ///
 /// # Errors
 /// If a preview is for a service that no client dials with a list from a file or a server.

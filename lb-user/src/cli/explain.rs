@@ -1,5 +1,5 @@
-//! `socklb explain`: shows why a client has this subset, these shares and this schedule. The
-//! explanation comes from the daemon, or from the configuration's files if no daemon answers.
+//! `socklb explain`: explains a client's subset, shares and schedule for a service. The explanation
+//! comes from the daemon, or from the configuration's files if no daemon answers.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

@@ -15,7 +15,7 @@ use crate::source::{SourceError, last_good};
 /// The maximum size of the file: 1 KiB for each of 256 services.
 const MAX_BYTES: u64 = 256 << 10;
 
-/// Addresses by the text of their origin.
+/// Addresses of services, keyed by the text of their origin.
 pub type KnownAddresses = BTreeMap<String, SocketAddr>;
 
 /// The path of the file, below the state directory.
@@ -25,7 +25,7 @@ pub fn path(state: &Path) -> PathBuf {
 
 /// The text of the file.
 pub fn render(known: &KnownAddresses) -> Arc<[u8]> {
-    let mut text = serde_json::to_vec_pretty(known).expect("a map with texts as keys can be written");
+    let mut text = serde_json::to_vec_pretty(known).expect("a map with string keys can be serialised");
     text.push(b'\n');
     text.into()
 }
@@ -45,7 +45,7 @@ pub fn read(state: &Path) -> Result<KnownAddresses, SourceError> {
     last_good::read_at_most(&path(state), MAX_BYTES).map(|text| parse(&text))
 }
 
-/// An environment with these addresses instead of the stored ones.
+/// An environment that returns these addresses instead of the stored addresses.
 pub struct WithAddresses<'a> {
     pub env: &'a dyn ProcessEnvironment,
     pub known: &'a KnownAddresses,

@@ -80,7 +80,7 @@ pub fn examine(
     }
 }
 
-/// Reports whether another program is attached to an interface without socklb's program.
+/// For an interface without socklb's program, reports whether another program is attached.
 fn others(diagnosis: &mut Diagnosis, description: &str, interface: &Interface) {
     let named = names_of_others(interface, None);
     if named.is_empty() {

@@ -152,7 +152,7 @@ mod tests {
         let good = "client web, service users: 2 backends probed by report: 1 lame-duck, 1 ready";
         assert_eq!(finding(&[("ready", None), ("lame-duck", None)]), [(Severity::Ok, good.to_owned())]);
         let silent = ("silent", Some("its agent is silent"));
-        let [(state, text)] = &finding(&[silent; 5])[..] else { panic!("one finding") };
+        let [(state, text)] = &finding(&[silent; 5])[..] else { panic!("there is not exactly one finding") };
         assert_eq!(*state, Severity::Warning);
         let named = "unknown: 10.0.0.1:1 (its agent is silent), 10.0.0.1:2 (its agent is silent), \
                      10.0.0.1:3 (its agent is silent) and 2 more";

@@ -98,8 +98,8 @@ fn covering(paths: &Paths, cgroups: &[(PathBuf, u64)]) -> Result<Vec<Covering>, 
             let (covers, abi) = if pins.is_of_this_version() {
                 (lb_kernel::is_balanced(pins, *id)?, None)
             } else {
-                // Another version may use other hooks. The cgroup is covered if programs of that
-                // version with which flows begin are attached to it.
+                // Another version may use other hooks, so this code checks whether flows of that
+                // version's client begin in the cgroup.
                 (lb_kernel::begins_at(pins)?.contains(id), Some(pins.version))
             };
             if covers {

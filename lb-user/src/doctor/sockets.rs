@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(text(7), "web (pid 1), web (pid 2), web (pid 3), web (pid 4), web (pid 5) and 2 more");
     }
 
-    /// Checks the number of findings by severity, and the text that counts sockets without a
+    /// Checks the number of findings of each severity, and the text that counts sockets without a
     /// finding of their own.
     #[track_caller]
     fn check(connected: u32, listening: u32, expected: (usize, usize), more: &[&str]) {

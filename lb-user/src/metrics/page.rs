@@ -1,5 +1,5 @@
-//! Writes a page in one of two formats that Prometheus reads: OpenMetrics, or its older text
-//! format.
+//! Writes the page of metrics in one of two formats that Prometheus reads: OpenMetrics, or its
+//! older text format.
 //!
 //! The client library writes OpenMetrics. It also writes the text format, from changed
 //! descriptions: in that format, the description of a counter has the suffix `_total`, and there
@@ -93,7 +93,7 @@ impl Sheet<'_> {
         let unit = family.unit.map(|unit| if unit == "bytes" { Unit::Bytes } else { Unit::Seconds });
         let stem = unit.as_ref().map_or(family.name, |unit| {
             let stem = family.name.strip_suffix(unit.as_str()).and_then(|stem| stem.strip_suffix('_'));
-            stem.expect("a test checks that names end with their units")
+            stem.expect("a metric's name ends with its unit")
         });
         let (name, unit, kind) = match (self.form, family.kind) {
             (ExpositionFormat::OpenMetrics, FamilyType::Counter) => {
@@ -167,7 +167,7 @@ fn seconds_of_us(us: u64) -> f64 {
     us as f64 / 1e6
 }
 
-#[expect(clippy::cast_precision_loss, reason = "an error of 10^-15 of the sum does not matter")]
+#[expect(clippy::cast_precision_loss, reason = "a relative error of 10^-15 does not matter")]
 fn seconds_of_ns(ns: u64) -> f64 {
     ns as f64 / 1e9
 }

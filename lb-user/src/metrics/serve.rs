@@ -30,8 +30,8 @@ struct Pages {
     text: Rounds,
 }
 
-/// Binds the port. The daemon calls this before it changes the kernel's maps, so that an error has
-/// no effect on connects.
+/// Binds the port for metrics. The daemon calls this before it changes the kernel's maps, so that
+/// an error has no effect on connects.
 ///
 /// # Errors
 /// If the port cannot be bound.

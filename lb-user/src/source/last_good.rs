@@ -142,7 +142,7 @@ mod tests {
             // list. Only the last line feed may be missing.
             let end = String::from_utf8_lossy(&stored).trim_end().len();
             for cut in 0..end {
-                assert!(read(&source.last_good, &stored[..cut]).is_err(), "{cut} of {text}");
+                assert!(read(&source.last_good, &stored[..cut]).is_err(), "the first {cut} bytes of {text}");
             }
         }
     }
@@ -181,7 +181,7 @@ mod tests {
                             }
                         }
                         let stored = fs::read(path).unwrap();
-                        let body = stored.strip_suffix(END_OF_TOML).expect("a whole list");
+                        let body = stored.strip_suffix(END_OF_TOML).expect("the stored list is complete");
                         assert!(texts.iter().any(|text| body[..body.len() - 1] == **text));
                     }
                 });

@@ -81,7 +81,7 @@ mod tests {
             assert_eq!(
                 guard(base.clone()).defer_removals(&list(answer.clone())),
                 None,
-                "{base:?} to {answer:?}"
+                "from {base:?} to {answer:?}"
             );
         }
         let empty = Guard { base: Arc::default(), accepted: None };

@@ -1,4 +1,4 @@
-//! The keys of the screen, and the bytes that terminals send for them.
+//! The keys of `socklb status --watch`, and the bytes that terminals send for them.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyAction {

@@ -1,5 +1,5 @@
-//! The signals that a screen handles. A signal with a handler does not end the process, so the
-//! process can restore the terminal first.
+//! The signals that `socklb status --watch` handles while it shows a screen. A signal with a
+//! handler does not end the process, so the process can restore the terminal first.
 
 use std::io;
 

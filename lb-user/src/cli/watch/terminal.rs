@@ -1,5 +1,5 @@
-//! The terminal in the modes that a screen needs: alternate buffer, no cursor, no wrapping,
-//! unbuffered keys. All modes are restored at the end.
+//! The terminal in the modes that `socklb status --watch` needs: alternate buffer, no cursor, no
+//! wrapping, unbuffered keys. All modes are restored at the end.
 
 use std::io::{self, IsTerminal};
 

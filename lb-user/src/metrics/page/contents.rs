@@ -1,4 +1,4 @@
-//! The contents of a page, metric by metric.
+//! The contents of the page of metrics, metric by metric.
 
 use std::collections::BTreeSet;
 use std::fmt;
