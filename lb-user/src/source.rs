@@ -86,7 +86,7 @@ pub enum SourceError {
     Unanswered { place: PathBuf, count: usize, first: Arc<str> },
     #[error("{}: no endpoint is left: {why}", place.display())]
     Unresolved { place: PathBuf, why: String },
-    #[error("{}: with its {own} host names, the lists of this host have {all}, but at most {MAX_HOSTS} are resolved", place.display())]
+    #[error("{}: the list has {own} host names, and all lists of this host have {all}, but at most {MAX_HOSTS} are resolved", place.display())]
     TooManyHosts { place: PathBuf, own: usize, all: usize },
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
@@ -97,9 +97,9 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// Converts the error to a failure of the feed. After a read error, for example a lack of
-    /// descriptors or memory, the feed reads the same version of the file again. It reads a missing
-    /// file when the file appears.
+    /// Converts the error to a failure for `lb_core::feed`. After a read error, for example a lack
+    /// of descriptors or memory, the feed reads the same version of the file again. It reads a
+    /// missing file when the file appears.
     pub fn into_failure(self) -> ReadFailure {
         let text = crate::error::chain(&self);
         match self {
@@ -154,9 +154,9 @@ impl Stamp {
         }
     }
 
-    /// Whether any later change of the file would result in another stamp. Kernels before 6.13 use
-    /// the time of the last tick as the time of a change. Two changes within one tick may therefore
-    /// result in equal stamps.
+    /// Whether every later change of the file changes the stamp. Kernels before 6.13 use the time
+    /// of the last tick as the time of a change. Two changes within one tick may therefore result
+    /// in equal stamps.
     pub fn is_settled(self) -> bool {
         /// Two ticks of the slowest clock, 100 Hz.
         const TICKS: Duration = Duration::from_millis(20);
@@ -406,7 +406,7 @@ impl ListSource {
     }
 
     /// Refuses a list without any endpoint. Also refuses a list with host names that have no answer
-    /// yet, because the list would take effect with only a part of its endpoints.
+    /// yet, so that no list takes effect with only a part of its endpoints.
     fn check_hosts(
         &self,
         names: &BTreeSet<HostName>,

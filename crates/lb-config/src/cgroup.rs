@@ -50,8 +50,7 @@ fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     if components().any(|component| component == Component::ParentDir) {
         return Err(("contains \"..\"", example()));
     }
-    // Each "." is dropped, because it has no effect. With it, one cgroup could have two different
-    // paths.
+    // Each "." is dropped, so that a cgroup has only one path.
     let names = components().filter(|component| *component != Component::CurDir);
     let cgroup = names.collect::<PathBuf>().to_string_lossy().into_owned();
     if cgroup.is_empty() {

@@ -114,7 +114,7 @@ impl ListedAddress {
                 Err(NotAnAddress { why: "has a wrong port", help: "write 1 to 65535".to_owned() })
             }
             (None, _) => parse_address(text).map(Self::Address).map_err(|refusal| {
-                // The text looks like a host name, but is not a valid one.
+                // The text looks like a host name, but is not a valid host name.
                 let is_like_name = refusal.why.starts_with("is a host name");
                 let why = if is_like_name { "is not an address" } else { refusal.why };
                 NotAnAddress { why, ..refusal }
@@ -137,7 +137,7 @@ impl ListedAddress {
     }
 }
 
-/// As [`ListedAddress::parse`], but the message begins with the quoted text.
+/// Like [`ListedAddress::parse`], but the message begins with the quoted text.
 pub fn target(text: &str) -> Result<ListedAddress, Refusal> {
     ListedAddress::parse(text)
         .map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
@@ -454,8 +454,8 @@ pub fn check(
     let is_clean = report.is_clean();
     let Expanded { hosts, resolved } = hosts::expand(&mut entries, reading.hosts, report, notes);
     if !is_clean {
-        // Entries with addresses of host names are dropped, so that a duplicate index that has been
-        // reported is not reported again.
+        // Drops entries with addresses of host names, because duplicate indexes of these entries
+        // have already been reported.
         entries.retain(|entry| !entry.target.as_ref().is_some_and(|target| is_resolved(target, &resolved)));
     }
     let given: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();

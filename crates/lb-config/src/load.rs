@@ -1,7 +1,7 @@
 //! The keys of a `[[service]]` that change weights: `load` and `slow_start`.
 //!
 //! Both keys change weights, so they are refused if the policy ignores weights. The fault is
-//! reported at the value that would have no effect.
+//! reported at the value without effect.
 
 use std::time::Duration;
 

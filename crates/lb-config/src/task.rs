@@ -103,7 +103,7 @@ fn index_of_host(
         return None;
     };
     // The number is at the end of the first label. The domain, which begins at the first dot, is
-    // the same on every host, so a number in the domain would also be the same.
+    // the same on every host.
     let label = name.split('.').next().unwrap_or_default();
     let start = label.trim_end_matches(|character: char| character.is_ascii_digit()).len();
     let index = parse_index(&label[start..]);

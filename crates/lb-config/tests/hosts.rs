@@ -108,7 +108,7 @@ fn an_index_needs_a_name_with_one_address() {
         Ok::<_, String>(all)
     };
     assert_eq!(indexes(&addresses(&[("a", &["10.0.0.1"]), ("b", &["10.0.0.2"])])), Ok(vec![3, 4, 5]));
-    assert_eq!(indexes(&addresses(&[("a", &["10.0.0.1"])])), Ok(vec![3, 5]), "b does not resolve");
+    assert_eq!(indexes(&addresses(&[("a", &["10.0.0.1"])])), Ok(vec![3, 5]), "only `b` does not resolve");
     assert_eq!(
         indexes(&addresses(&[("a", &["10.0.0.3"]), ("b", TWO)])),
         Err("users:6:9: index 4 belongs to b, which has 2 addresses (give indexes only to names with one \

@@ -144,7 +144,7 @@ fn slices_of_kubectl_and_of_the_api_are_read() {
         let notes = [
             "left out: \"users-v6\": a slice of addressType \"IPv6\", but the service is \"IPv4\"",
             "left out: 10.40.1.6:8080 and 1 more: not ready",
-            "more than once in the list: 10.40.1.5:8080: the best entry counts",
+            "more than once in the list: 10.40.1.5:8080: only the best entry is used",
         ];
         check(&parsed, &expected, &notes);
         let without = parse(text.as_bytes(), &ListContext { service, ..reading("users", None) })
@@ -266,7 +266,7 @@ fn toml(rows: &Rows) -> String {
     rows.iter().map(entry).collect()
 }
 
-/// The same list as Consul instances, one instance for each endpoint. Consul has no lame ducks.
+/// These rows as Consul instances, one instance for each endpoint. Consul has no lame ducks.
 fn instances(rows: &Rows) -> Value {
     let instance = |(port, index, weight, _, zone): &(u16, u32, u16, EndpointState, u8)| {
         json!({
@@ -455,7 +455,7 @@ fn the_best_of_several_entries_with_one_address_counts() {
     for turn in 0..all.len() {
         all.rotate_left(1);
         let parsed = read(&json!(all).to_string(), "users").unwrap();
-        let note = "more than once in the list: 10.0.0.1:80: the best entry counts";
+        let note = "more than once in the list: 10.0.0.1:80: only the best entry is used";
         assert_eq!(
             (lines(&parsed.list), parsed.notes),
             (vec!["10.0.0.1:80 7 5 Healthy -".to_owned()], vec![note.to_owned()]),

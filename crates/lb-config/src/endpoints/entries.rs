@@ -211,7 +211,7 @@ impl<'t> Reader<'t> {
             [_] if is_entries && is_list && !self.is_value && !self.root.contains_key(ENTRIES) => {
                 self.section = CurrentTable::Entry(range(span), DeTable::new());
             }
-            // A table within the previous entry; an entry may not have such a value.
+            // A table within the previous entry. An entry may not contain a table.
             [_, second, ..] if is_entries && self.entries.is_some() => {
                 let entries = self.entries.as_mut().and_then(|(_, entries)| entries.last_mut());
                 if let Some(DeValue::Table(table)) = entries.map(Spanned::get_mut) {

@@ -93,7 +93,7 @@ pub fn expand(
     if let Some(first) = doubles.first() {
         let doubles = example(&first.to_string(), doubles.len());
         notes.push(format!(
-            "addresses that belong to several entries with host names: {doubles}: the best entry counts"
+            "addresses that belong to several entries with host names: {doubles}: only the best entry is used"
         ));
     }
     if !missing.is_empty() {

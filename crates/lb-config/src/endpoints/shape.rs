@@ -213,7 +213,7 @@ pub fn merge(entries: Vec<ListEntry>, notes: &mut Vec<String>) -> Vec<ListEntry>
     }
     if let Some(first) = doubles.first() {
         let doubles = example(&first.to_string(), doubles.len());
-        notes.push(format!("more than once in the list: {doubles}: the best entry counts"));
+        notes.push(format!("more than once in the list: {doubles}: only the best entry is used"));
     }
     merged
 }

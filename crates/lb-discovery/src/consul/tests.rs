@@ -94,7 +94,7 @@ fn a_recorded_answer_becomes_a_list_and_notes() {
         "left out: \"2001:db8::5\" port 8080: an IPv6 address, but the service has an IPv4 address",
         "left out: \"10.41.0.7\" port 65536 and 1 more: not a port from 1 to 65535",
         "left out: \"10.41.0.300\" port 8080: not an IP address or a host name",
-        "more than once in the list: 10.41.0.1:8080: the best entry counts",
+        "more than once in the list: 10.41.0.1:8080: only the best entry is used",
     ];
     assert_eq!(list.notes, notes);
     let list = expect_list(finding(RECORDED.as_bytes(), 23, "Users", true).unwrap());

@@ -304,7 +304,7 @@ async fn a_list_has_the_addresses_zones_and_versions_of_its_slices() {
         [
             "left out: \"users-v8rtn\": a slice of addressType \"IPv6\", but the service is \"IPv4\"",
             "left out: 10.40.1.6:8080: not ready",
-            "more than once in the list: 10.40.1.5:8080: the best entry counts",
+            "more than once in the list: 10.40.1.5:8080: only the best entry is used",
         ]
     );
 }

@@ -214,8 +214,7 @@ fn a_host_has_1024_host_names_in_all_of_its_lists() {
         stage.list_text(&names(0..MAX_HOSTS + 1));
         stage.pass(MINUTE);
         assert_eq!(stage.dialled_backends(), BACKENDS);
-        let expected =
-            "with its 1025 host names, the lists of this host have 1025, but at most 1024 are resolved";
+        let expected = "the list has 1025 host names, and all lists of this host have 1025, but at most 1024 are resolved";
         assert!(stage.fault().contains(expected), "{}", stage.fault());
         // Equal names count once.
         stage.list_text(&format!("{}{}", names(0..MAX_HOSTS), list_of(&["n0.example:81"])));
