@@ -46,7 +46,7 @@ impl Assignment {
         self.membership.members.len() + self.membership.reserve.len()
     }
 
-    /// The same assignment with `size` members, if the size of the subset follows load.
+    /// This assignment, resized to `size` members if the size of its subset follows load.
     #[must_use]
     pub fn resized(&self, size: u32) -> Self {
         Self { list: Arc::clone(&self.list), membership: Arc::new(self.membership.resized(size)) }

@@ -149,7 +149,7 @@ fn inputs(
     }
 }
 
-/// The largest size that `auto` tries before it uses all endpoints.
+/// The largest subset size that `auto` tries before it uses all endpoints.
 const LARGEST_RUNG: u32 = weights::RUNGS[weights::RUNGS.len() - 1];
 
 fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Membership) -> Auto {
@@ -165,7 +165,7 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     why.push_str(if clients == 1 {
         "; the only task of a job uses all backends"
     } else if size < backends && algorithm.is_aperture() {
-        "; arcs are even at any size"
+        "; arcs use all backends evenly at any size"
     } else if size < backends {
         "; the smallest such size at which the tasks together can use 99 % of the backends"
     } else if least > LARGEST_RUNG && least < backends {
@@ -173,7 +173,7 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
     } else if tried.is_empty() {
         "; there are no more backends"
     } else {
-        "; all, because with fewer the tasks together cannot use 99 % of the backends"
+        "; all backends, because with smaller subsets the tasks together cannot use 99 % of the backends"
     });
     Auto { min, least, tried, why }
 }
@@ -199,7 +199,7 @@ pub fn may_be_chosen<T: Copy + Ord + Add<Duration, Output = T>>(
     }
 }
 
-/// The backends of a row that are not healthy.
+/// The unhealthy backends of a balancer's [`Row`].
 fn unhealthy<T: Copy + Ord + Add<Duration, Output = T>>(
     balancer: &Balancer<T>,
     service: ServiceIndex,
@@ -300,12 +300,12 @@ mod tests {
             12,
             "at least 500, so that each of 1000 backends has one of 2 tasks; auto has no size this large, so all backends are used",
         );
-        check(Algorithm::Aperture, (1000, 1000), 12, "at least 12; arcs are even at any size");
+        check(Algorithm::Aperture, (1000, 1000), 12, "at least 12; arcs use all backends evenly at any size");
         check(
             Algorithm::Random,
             (2, 40),
             12,
-            "at least 20, so that each of 40 backends has one of 2 tasks; all, because with fewer the tasks together cannot \
+            "at least 20, so that each of 40 backends has one of 2 tasks; all backends, because with smaller subsets the tasks together cannot \
              use 99 % of the backends",
         );
     }

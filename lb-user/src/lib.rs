@@ -94,8 +94,8 @@ pub fn main() -> ExitCode {
         }
         Err(CommandFailure::Other(error)) => {
             print::failure(format_args!("{error:#}"));
-            // A missing privilege has its own exit code, because a change of the configuration
-            // would not help.
+            // A missing privilege has its own exit code, because a change of the configuration does
+            // not correct it.
             if is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }
         }
     }

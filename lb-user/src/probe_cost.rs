@@ -68,7 +68,7 @@ impl ProbedService<'_> {
             ProbeKind::Connect { .. } => String::new(),
         };
         let mut text = format!(
-            "{} probed by {} every {interval}{idle}: at most {} per second, about {} % of a processor",
+            "{} probed by {} every {interval}{idle}: at most {} probes per second, about {} % of a processor",
             counted(backends.len(), "backend"),
             probe.name(),
             rounded(rate),
@@ -109,7 +109,7 @@ mod tests {
         let mut probed = ProbedService { probe: &probe, backends, of_task: 24, listed: 1000, tasks: 1 };
         assert_eq!(
             probed.text(),
-            "24 backends probed by tcp every 2s: at most 12 per second, about 0.12 % of a processor"
+            "24 backends probed by tcp every 2s: at most 12 probes per second, about 0.12 % of a processor"
         );
         probed.tasks = 10_000;
         assert!(

@@ -27,7 +27,7 @@ use crate::error::chain;
 const NEXT: usize = 4;
 
 /// The endpoints that the daemon probes or polls for a client task: members, their substitutes, the
-/// endpoints that would replace members next, and the lame ducks that would serve.
+/// endpoints that are next to replace members, and the lame ducks that serve if no member serves.
 pub fn probed(
     membership: &Membership,
     is_used: impl Fn(SocketAddr) -> bool + Copy,
@@ -73,8 +73,8 @@ pub struct ProbedHealth {
     pub health: Health,
     /// The reason, if the backend is refusing.
     pub why: Why,
-    /// Whether the backend is refusing although fewer than `fall` probes have been made. A backend
-    /// that was healthy becomes refusing only after `fall` failures.
+    /// Whether the backend is refusing before `fall` probes have been made. A backend that was
+    /// healthy becomes refusing only after `fall` failures.
     pub is_unconfirmed: bool,
 }
 
@@ -112,7 +112,7 @@ struct Places {
 }
 
 impl Places {
-    /// Divides the places among these services.
+    /// Divides the places for connections among these services.
     fn share(&mut self, services: &BTreeSet<&str>) {
         let each = (MAX_UNDER_WAY / services.len().max(1)).max(1);
         self.services.retain(|service, _| services.contains(&**service));

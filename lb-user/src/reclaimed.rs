@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(faults([(0, 0, 0), (0, 9, 0), (0, 1, 0)]), [false, false, true]);
         assert_eq!(faults([(0, 0, 0), (990, 10, 0)]), [false, false], "exactly one in a hundred is no fault");
         assert_eq!(faults([(0, 0, 0), (989, 10, 0)]), [false, true]);
-        assert_eq!(faults([(0, 20, 0)]), [true], "the flows ended under an earlier daemon");
+        assert_eq!(faults([(0, 20, 0)]), [true], "flows that ended under an earlier daemon are included");
     }
 
     #[test]

@@ -302,9 +302,9 @@ pub fn reason(slot: &SlotView) -> Option<String> {
     found(slot).2
 }
 
-/// The health of a backend, the witness, and the reason. All three come from the worst of three
-/// findings: the finding of the daemon, the finding of the kernel programs, and the backend's own
-/// report.
+/// The health of a backend, its source ([`Who`]), and the reason. All three come from the worst of
+/// three findings: the finding of the daemon, the finding of the kernel programs, and the backend's
+/// own report.
 pub fn found(slot: &SlotView) -> (Health, Option<Who>, Option<String>) {
     let reason = stated_reason(slot.reason, slot.state, slot.usable);
     let (health, by) = meaning(reason);

@@ -369,11 +369,11 @@ mod tests {
             window.push(DISTANCE * at, vec![Sample::of(backend, &chosen(count))], Vec::new());
             window.chosen().contains(&backend)
         };
-        assert!(is_chosen(0, BACKEND, 5), "the time of the choice is unknown");
+        assert!(is_chosen(0, BACKEND, 5), "a choice at an unknown time is recent");
         assert!(!is_chosen(1, BACKEND, 5));
         assert!(is_chosen(2, BACKEND, 6));
         assert!(!is_chosen(3, BACKEND, 6));
-        assert!(is_chosen(4, backend(2), 6), "another backend has the slot");
+        assert!(is_chosen(4, backend(2), 6), "earlier choices of a new backend are recent");
         assert!(!is_chosen(5, backend(3), 0));
         window.begin(backend(4), &chosen(7));
         window.push(DISTANCE * 6, vec![Sample::of(backend(4), &chosen(7))], Vec::new());
@@ -389,7 +389,7 @@ mod tests {
             window.push(DISTANCE, vec![sample], Vec::new());
             assert_eq!(window.is_settled(BACKEND, 5), is_settled);
             assert!(!window.is_settled(BACKEND, 6));
-            assert!(!window.is_settled(backend(2), 5), "another backend has the slot");
+            assert!(!window.is_settled(backend(2), 5), "a new backend in the slot is not settled");
         }
     }
 
@@ -409,7 +409,7 @@ mod tests {
         );
         assert_eq!(push(1, &[BACKEND, other], vec![]), (vec![first, of_other], vec![]));
         assert_eq!(push(2, &[BACKEND, other], vec![later]), (vec![later, of_other], vec![BACKEND]));
-        assert_eq!(push(3, &[other], vec![]), (vec![of_other], vec![]), "one backend has left");
+        assert_eq!(push(3, &[other], vec![]), (vec![of_other], vec![]), "a removed backend has no entry");
     }
 
     #[test]
@@ -451,7 +451,7 @@ mod tests {
             [window.limited(THREE, 160), window.limited(FOUR, 9), window.limited(ServiceIndex(5), 9)],
             [Some(60), Some(2), Some(9)]
         );
-        assert_eq!(window.limited(THREE, 6), Some(6), "another service has the index");
+        assert_eq!(window.limited(THREE, 6), Some(6), "counts of the index's previous service are ignored");
         // A minute later, the first sample is too old.
         window.push(Duration::from_secs(1075), Vec::new(), vec![(THREE, 150)]);
         assert_eq!(window.limited(THREE, 150), Some(20));

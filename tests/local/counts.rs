@@ -165,7 +165,7 @@ fn the_doctor_notes_anomalies() {
     let [found] = &of("anomalies")[..] else { panic!("{findings:?}") };
     assert_eq!(
         (found.state, found.text.as_str()),
-        (Severity::Note, "client web: 3 records were ended by two calls at the same time")
+        (Severity::Note, "client web: 3 flows were ended by two programs at the same time")
     );
     let limits: Vec<String> = of("limits").iter().map(|finding| finding.text.clone()).collect();
     for part in ["client web: 0 of 131072 flow_overflow", "client web: 0 of 131072 datagrams"] {

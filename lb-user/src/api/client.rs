@@ -275,6 +275,9 @@ mod tests {
                 request_answered(cut, Method::POST).expect_err("an incomplete answer to a POST is an error");
             assert!(error.is::<DaemonEnded>(), "{cut:?}: {error:#}");
         }
-        assert!(request_answered(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(), "the answer is not HTTP");
+        assert!(
+            request_answered(b"SSH-2.0-OpenSSH\r\n\r\n", Method::GET).is_err(),
+            "an answer that is not HTTP is an error"
+        );
     }
 }

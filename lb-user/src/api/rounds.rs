@@ -1,5 +1,5 @@
 //! Builds documents that many readers may request at the same time. A thread builds one document at
-//! a time. All requests that arrive meanwhile share the next document.
+//! a time. All requests that arrive while a document is built share the next document.
 //!
 //! The processor time therefore does not depend on the number of readers: one thread builds all
 //! documents, with one pass over the maps for each document. A reader receives only data that was

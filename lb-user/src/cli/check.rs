@@ -129,8 +129,7 @@ pub fn run(
             (None, true) => files.over(config.paths.clone())?,
             _ => paths_of(files)?,
         };
-        // The options on the command line override the file, because a daemon would be started with
-        // the same options.
+        // The options on the command line override the file, as they do when a daemon starts.
         let config = Config { paths: files.over(config.paths.clone())?, ..config };
         let comparison = comparison::compare(&config, &by_service, &paths)?;
         match form {

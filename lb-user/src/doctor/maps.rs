@@ -23,7 +23,7 @@ pub fn usage(diagnosis: &mut Diagnosis, name: &str, pins: &Pins, has_two_tables:
     let (limit, places) = (records.map, records.capacity);
     let flows = records.used + overflow.used;
     if has_two_tables {
-        // The overflow table has room for the same number of flows again: it stores a flow if the
+        // The overflow table has room for as many flows as the flow table. It stores a flow if the
         // flow's bucket in the flow table is occupied.
         let what = format!("{limit} ({places}, and the same number in the overflow table)");
         full(limit, flows, places.saturating_mul(2), &what);
@@ -64,11 +64,11 @@ pub fn anomalies(diagnosis: &mut Diagnosis, name: &str, pins: &Pins) {
         anomalies.into();
     let counted = [
         (close_without_record, "sockets of flows were closed without a record"),
-        (established_out_of_turn, "flows were established before their SYN was seen"),
-        (ended_twice, "records were ended by two calls at the same time"),
+        (established_out_of_turn, "flows were established, but were not in the phase `connecting` before"),
+        (ended_twice, "flows were ended by two programs at the same time"),
         (
             release_out_of_turn,
-            "sockets were released although the end of their flow should have been seen before",
+            "sockets with closed connections were released, but no program had ended their flows",
         ),
     ];
     let seen: Vec<String> = counted

@@ -1,7 +1,7 @@
 //! The last good lists, stored on disk for a start at which endpoint files cannot be used.
 //!
 //! A stored list may have been truncated. A truncated list may be a valid, shorter list, and a
-//! start with this list would remove backends. A stored list is therefore used only if its end is
+//! start with this list removes backends. A stored list is therefore used only if its end is
 //! intact.
 
 use std::io;
@@ -12,8 +12,8 @@ use lb_host::store::{StateDirectory, StoreError};
 
 use crate::source::{self, SourceError};
 
-/// The end of a complete stored list. A list in JSON needs no such line: its closing bracket is the
-/// end.
+/// The end of a complete stored list. A list in JSON does not need this line: its closing bracket
+/// is the end.
 const END_OF_TOML: &[u8] = b"\n# socklb: the list is complete\n";
 
 /// The bytes that are added to the end of a list when it is stored.

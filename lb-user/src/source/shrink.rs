@@ -1,7 +1,7 @@
 //! Defers the removals of an answer that removes most endpoints at once.
 //!
 //! A server that has just started, or that answers from a part of its data, may list only some of
-//! the endpoints. Such an answer is a valid, shorter list, and would remove healthy backends. The
+//! the endpoints. Such an answer is a valid, shorter list, but removes healthy backends. The
 //! removals in an answer therefore take effect only after the server has repeated them; the
 //! additions take effect at once.
 
