@@ -375,7 +375,7 @@ fn read_servers(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<So
     items.iter().filter_map(|item| item.parse(dns_server, report)).collect()
 }
 
-/// Reads the address of a DNS server; its port may be left out.
+/// Reads the address of a DNS server. The port is optional.
 fn dns_server(text: &str) -> Result<SocketAddr, Refusal> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Ok(SocketAddr::new(ip, DNS_PORT)),
@@ -555,8 +555,8 @@ pub fn api_server(text: &str) -> Result<String, Refusal> {
     }
 }
 
-/// Reads the rules for the answers of a remote source. `on_empty` is the default of the key of this
-/// name.
+/// Reads the rules for the answers of a remote source. `on_empty` is the default of the key
+/// `on_empty`.
 pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty, report: &mut DiagnosticCollector<'_>) -> RemoteRules {
     let stale_after = backends::STALE_AFTER.take_written(table, report).flatten();
     let on_stale = backends::ON_STALE.take_or_default(table, report);

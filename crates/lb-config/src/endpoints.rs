@@ -417,7 +417,7 @@ pub struct ListEntry {
 }
 
 impl ListEntry {
-    /// An endpoint with this address, and defaults for everything else.
+    /// An endpoint with this address and default values.
     pub fn bare(span: Range<usize>, target: Option<ListedAddress>) -> Self {
         Self {
             span,

@@ -109,7 +109,7 @@ mod tests {
             format!("1:1: client \"j0\" needs 68 slots, but only 64 are allowed {}", help("slots"));
         check(&text(4, &file(17), "slots = 64"), &[&expected]);
 
-        // With `all`, the file may contain no endpoint, but even then a schedule has its minimum
+        // With the subset `all`, even a file without endpoints needs a schedule of the minimum
         // length.
         let all = "backends = { file = 'f' }";
         good(&text(2, all, "schedule_entries = 2048"));

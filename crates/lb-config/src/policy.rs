@@ -37,8 +37,8 @@ pub struct PolicyConfig {
     pub rebind: Option<Duration>,
 }
 
-/// Reads these keys of a service's table; `None` if any of them is wrong. `protocol` is the
-/// service's protocol, or `None` if it cannot be read.
+/// Reads the keys in [`PolicyConfig`] from a service's table; `None` if any of them is wrong.
+/// `protocol` is the service's protocol, or `None` if it cannot be read.
 pub fn read(
     table: &Table<'_>,
     protocol: Option<Protocol>,
@@ -286,8 +286,8 @@ mod tests {
         );
     }
 
-    /// The ways to request a scan of all backends: the lines, the position and name of the key that
-    /// causes the scan, and another remedy for the help text.
+    /// Settings that cause a scan of all backends: the lines of the service, the position and name
+    /// of the key that causes the scan, and a further remedy in the help text.
     const SCANS: [(&str, &str, &str); 3] = [
         ("policy = 'least-loaded'", "8:10: policy \"least-loaded\"", ""),
         ("active_limit = 9", "8:16: overflow \"least-loaded\", the default,", ", or overflow = \"refuse\""),

@@ -24,7 +24,7 @@ use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table};
 
-/// The facts on which the meaning of `backends` depends.
+/// The settings on which the value of `backends` depends.
 #[derive(Clone, Copy)]
 pub struct Surroundings<'a> {
     /// The address of this service.

@@ -109,7 +109,7 @@ mod tests {
         check_least("{ size = 200 }", Some(300), (0, 9), 200, 8192);
         check_least("{ size = 200 }", Some(33), (0, 9), 33, 2048);
         // If the job has one task, the task uses all endpoints. Each of several tasks uses at least
-        // its part.
+        // its share of the endpoints.
         check_least("{}", Some(300), (0, 1), 300, 16_384);
         check_least("{}", Some(300), (2, 5), 60, 2048);
         check_least("{}", Some(300), (2, 100), 12, 1024);

@@ -115,7 +115,7 @@ fn an_index_needs_a_name_with_one_address() {
              address, or to no endpoint)"
             .to_owned())
     );
-    // Both names have the same address: the lower index counts.
+    // Both names have the same address: the lower index is used.
     assert_eq!(indexes(&addresses(&[("a", &["10.0.0.1"]), ("b", &["10.0.0.1"])])), Ok(vec![3, 5]));
 }
 

@@ -25,7 +25,7 @@ pub type HostAddresses = BTreeMap<Arc<str>, Arc<[IpAddr]>>;
 /// The value for callers that resolve no host names.
 pub static NO_HOSTS: HostAddresses = BTreeMap::new();
 
-/// The host names of a list that [`expand`] has replaced by addresses.
+/// The host names that [`expand`] has replaced by addresses.
 #[derive(Default)]
 pub struct Expanded {
     /// The host names of the entries.

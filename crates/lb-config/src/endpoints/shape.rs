@@ -14,7 +14,7 @@ use super::json::JsonValue;
 use super::{ListContext, ListEntry, ListedAddress, consul, envoy, file_sd, slices};
 
 /// The keys that identify the shape of a list. If the file is a list, these keys are in its first
-/// element; if the file is an object, in this object.
+/// element; if the file is an object, they are in this object.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Marks<'t> {

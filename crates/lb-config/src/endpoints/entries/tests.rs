@@ -102,7 +102,7 @@ proptest! {
     }
 }
 
-/// Random mutations have found this case: a duplicate key in a table that an entry may not have.
+/// A case that random mutations found: a duplicate key in a table that an entry may not have.
 #[test]
 fn a_duplicate_key_in_an_invalid_table_is_refused_because_of_the_table() {
     for text in
