@@ -48,8 +48,8 @@ use crate::error::CommandFailure;
 use lb_view::filter::Filter;
 pub use options::{Cli, Command, PathOptions};
 
-/// The exit code "degraded": the command worked, and its output shows something that an operator
-/// should look at.
+/// The exit code "degraded": the command worked, and its output shows a problem that an operator
+/// should examine.
 const DEGRADED: u8 = 3;
 
 pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {

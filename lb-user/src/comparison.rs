@@ -77,8 +77,8 @@ impl RunningState {
         meant.flat_map(|(_, service)| &service.backends).map(|backend| backend.active).sum()
     }
 
-    /// The changes that need a restart of the daemon. If the daemon has not sent its keys, only the
-    /// limits of the maps are checked.
+    /// The changes that need a restart of the daemon. If the daemon has not sent its configuration
+    /// keys, only the limits of the maps are checked.
     fn unchangeable(&self, config: &Config, paths: &Paths) -> Vec<String> {
         if self.is_whole {
             let clients: Vec<&str> = self.configured.clients.keys().map(String::as_str).collect();

@@ -66,8 +66,8 @@ pub fn stored(source: &ListSource) -> Option<Assignments> {
 }
 
 /// The lists that a daemon with this configuration used last, keyed by service name. For a service
-/// with an endpoint file, this is the stored last good list; if no list is stored, it is the list
-/// in the file. Lists that cannot be read are skipped.
+/// with an endpoint file, the map contains the stored last good list; if no list is stored, it
+/// contains the list in the file. Lists that cannot be read are skipped.
 pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
     let mut lists = BTreeMap::new();
     for configured in config.clients.iter().flat_map(|client| &client.services) {

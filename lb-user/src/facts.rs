@@ -67,9 +67,9 @@ pub struct ReportCounts {
 /// The reloads since the daemon started.
 #[derive(Clone, Copy, Debug)]
 pub struct Reloads {
-    /// How often a new configuration was applied.
+    /// The number of configurations that were applied.
     pub taken_on: u64,
-    /// How often a configuration could not be used.
+    /// The number of configurations that could not be used.
     pub refused: u64,
     pub in_force_since: SystemTime,
     /// Whether the present configuration file cannot be used.
@@ -88,8 +88,8 @@ pub struct ClientFacts {
     pub configured: PathBuf,
     /// The cgroup that the last check found at the configured path.
     pub cgroup: Option<PathBuf>,
-    /// The kernel's id and the path of the cgroup to which the programs are attached; `None` if
-    /// they are not attached.
+    /// The cgroup to which the programs are attached: its id in the kernel, and its path. `None` if
+    /// the programs are not attached.
     pub attached: Option<(u64, PathBuf)>,
     /// Whether the programs are attached to the cgroup that is now at the configured path.
     pub is_attached: bool,

@@ -46,8 +46,7 @@ pub fn probed(
 /// The maximum number of concurrent connections of all services together.
 pub const MAX_UNDER_WAY: usize = 256;
 
-/// The time between the beginnings of two probes. If many probes are due at the same moment, at
-/// most a thousand begin per second.
+/// The minimum time between the starts of two probes: at most a thousand probes start per second.
 pub const BETWEEN: Duration = Duration::from_millis(1);
 
 /// A backend to probe, with the settings of its probes.

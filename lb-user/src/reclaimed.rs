@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// The time over which flows are counted.
 const WINDOW: Duration = Duration::from_secs(600);
 /// The smallest number of unrecorded flow ends that is a fault. A smaller number may be chance,
-/// even if few flows end.
+/// even if it is a large share of the ended flows.
 const LEAST: u64 = 10;
 /// One end without a record among this number of ended flows may be chance.
 const ONE_IN: u64 = 100;
@@ -26,7 +26,7 @@ pub struct Ends {
     pub reclaimed_mptcp: u64,
 }
 
-/// The passes of the last ten minutes, with times of any clock.
+/// The passes of the last ten minutes. `T` is a point in time on any clock.
 #[derive(Debug)]
 pub struct Reclaimed<T = Instant> {
     passes: VecDeque<(T, Ends)>,

@@ -495,8 +495,8 @@ pub struct Contents {
     pub notes: Arc<[String]>,
     /// The text of the list; empty once it is stored.
     pub text: Arc<[u8]>,
-    /// The removals in the server's answer that do not take effect yet; `None` if the list is the
-    /// whole answer.
+    /// The removals in the server's answer that do not take effect yet; `None` if the list equals
+    /// the answer.
     pub pending: Option<PendingRemovals>,
 }
 

@@ -124,8 +124,8 @@ impl Recent {
     }
 }
 
-/// The samples of one client's slots, with times of any clock. A copy shares the samples, and is
-/// therefore cheap to pass to another thread.
+/// The samples of one client's slots. `T` is a point in time on any clock. A copy shares the
+/// samples, and is therefore cheap to pass to another thread.
 #[derive(Clone, Debug)]
 pub struct Window<T = Instant> {
     /// Each sample is sorted by slot.

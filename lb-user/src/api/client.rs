@@ -32,11 +32,11 @@ pub fn quoted(name: &str) -> PercentEncode<'_> {
 }
 
 /// The maximum length of a path with its query, in bytes. The server limits the whole head of a
-/// request; the rest of the head needs less than the 256 bytes that remain.
+/// request. The rest of the head needs less than 256 bytes.
 pub const MAX_PATH: usize = lb_http::HEAD_BYTES - 256;
 
-/// The daemon ended before its answer to a request that changes state was complete, so the change
-/// may have been made.
+/// The daemon ended before it completed the answer to a request that changes state. The change may
+/// have been made.
 #[derive(Debug, thiserror::Error)]
 #[error("the daemon ended before it answered: the change, or a part of it, may have been made")]
 pub struct DaemonEnded;

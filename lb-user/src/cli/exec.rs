@@ -1,4 +1,5 @@
-//! `socklb exec`: starts a command in a client's cgroup once the cgroup is covered.
+//! `socklb exec`: starts a command in a client's cgroup once the client's programs are attached to
+//! it.
 
 use std::ffi::OsString;
 use std::io;
@@ -14,7 +15,7 @@ use super::{PathOptions, paths_of};
 use crate::error::CommandFailure;
 use crate::print;
 
-/// The exit codes that shells use if a command does not exist, and if it cannot be started.
+/// The exit codes of shells: 127 if a command does not exist, 126 if it cannot be started.
 const NOT_FOUND: u8 = 127;
 const NOT_STARTED: u8 = 126;
 

@@ -1,5 +1,5 @@
-//! Examines the network interfaces on which the kernel should receive reports: whether socklb's
-//! program can be attached, the driver, and other programs that are attached.
+//! Examines the network interfaces on which the kernel should receive reports: their drivers,
+//! whether socklb's program can be attached, and other attached programs.
 
 use lb_kernel::receiver::{self, Receiver};
 use lb_kernel::xdp::names_of_others;

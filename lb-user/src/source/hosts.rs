@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lb_discovery::{HostName, HostTable};
 
-/// The maximum number of host names in a text.
+/// The maximum number of host names that a text lists.
 const SHOWN: usize = 4;
 
 /// The maximum number of characters of a reason. A reason names every server that was queried.
