@@ -39,9 +39,9 @@ impl ServiceTemplate {
     }
 
     /// The minimum number of backends of this service that a client task uses, according to the
-    /// text. For an endpoint file or a remote source, which is not read, this is the configured
-    /// size, or 1 if the text contains no size. The size that `auto` chooses is known only after
-    /// the list has been read.
+    /// configuration. For an endpoint file or a remote source, which is not read, this is the
+    /// configured size, or 1 if no size is configured. The size that `auto` chooses is known only
+    /// after the list has been read.
     pub fn backends(&self, task: Task) -> u32 {
         let count = match &self.source {
             EndpointSource::Static(list) => Some(list.count()),
