@@ -1,4 +1,4 @@
-//! Closes the connections of a backend's flows, in jobs of limited length and at a limited rate.
+//! Closes the connections of a backend's flows, in jobs of limited duration and at a limited rate.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::{flows, names};
 
 /// Connections are closed in batches, one batch per tick.
 const TICK: Duration = Duration::from_millis(100);
-/// The number of ticks after which a job ends: ten seconds, so that the answer to a request arrives
-/// within the socket's time limit.
+/// The number of ticks after which a job ends: ten seconds, so that the job's answer arrives within
+/// the time limit of a request to the daemon's socket.
 const TICKS: u64 = 100;
 
 /// The maximum number of jobs of operators at the same time: each job needs a thread and some
@@ -246,7 +246,7 @@ mod tests {
             turns += 1;
             of_tick.push(pace.tick);
         }
-        assert_eq!(turns, u64::from(rate) * TICKS / 10, "{rate} per second");
+        assert_eq!(turns, u64::from(rate) * TICKS / 10, "{rate} turns per second");
         // A wait follows the last batch, so that the next job begins with the next tick.
         assert_eq!(batches.pop(), Some(0));
         assert_eq!(batches.len() as u64, TICKS);

@@ -160,7 +160,9 @@ fn auto(algorithm: Algorithm, position: Position, min: u32, membership: &Members
         membership.tried.iter().map(|&(size, utilization)| CandidateSize { size, utilization }).collect();
     let mut why = match least == min {
         true => format!("at least {min}"),
-        false => format!("at least {least}, so that each of {backends} backends has one of {clients} tasks"),
+        false => {
+            format!("at least {least}, so that each of {backends} backends is used by one of {clients} tasks")
+        }
     };
     why.push_str(if clients == 1 {
         "; the only task of a job uses all backends"
@@ -277,7 +279,7 @@ mod tests {
             rocksteadier,
             (1, 100),
             12,
-            "at least 100, so that each of 100 backends has one of 1 tasks; the only task of a job uses all backends",
+            "at least 100, so that each of 100 backends is used by one of 1 tasks; the only task of a job uses all backends",
         );
         check(rocksteadier, (1, 3), 12, "at least 12; the only task of a job uses all backends");
         check(
@@ -290,7 +292,7 @@ mod tests {
             rocksteadier,
             (10, 200),
             12,
-            "at least 20, so that each of 200 backends has one of 10 tasks; the smallest such size at which the tasks together can \
+            "at least 20, so that each of 200 backends is used by one of 10 tasks; the smallest such size at which the tasks together can \
              use 99 % of the backends",
         );
         check(rocksteadier, (10, 5), 12, "at least 12; there are no more backends");
@@ -298,14 +300,14 @@ mod tests {
             rocksteadier,
             (2, 1000),
             12,
-            "at least 500, so that each of 1000 backends has one of 2 tasks; auto has no size this large, so all backends are used",
+            "at least 500, so that each of 1000 backends is used by one of 2 tasks; auto has no size this large, so all backends are used",
         );
         check(Algorithm::Aperture, (1000, 1000), 12, "at least 12; arcs use all backends evenly at any size");
         check(
             Algorithm::Random,
             (2, 40),
             12,
-            "at least 20, so that each of 40 backends has one of 2 tasks; all backends, because with smaller subsets the tasks together cannot \
+            "at least 20, so that each of 40 backends is used by one of 2 tasks; all backends, because with smaller subsets the tasks together cannot \
              use 99 % of the backends",
         );
     }

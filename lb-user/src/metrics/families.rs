@@ -105,7 +105,7 @@ families! {
     RECORDS_RECLAIMED = counter("socklb_records_reclaimed", CLIENT,
         "Flow records reclaimed since the daemon started, because their sockets no longer existed.");
     RECORDS_RETAINED = gauge("socklb_records_kept", &["client", "reason"],
-        "Open flows whose records the last pass retained although no list of the kernel showed their sockets.");
+        "Flow records that the last pass retained, although the kernel's lists of sockets contained no socket for them.");
     PROGRAM_RUN = of(FamilyType::Counter, "socklb_program_run_seconds", S, &["client", "program"],
         "Time in a kernel program since it was loaded; only while kernel.bpf_stats_enabled is 1.");
     PROGRAM_RUNS = counter("socklb_program_runs", &["client", "program"],

@@ -1,4 +1,4 @@
-//! Pages with example counts, in both formats.
+//! Tests of the page of metrics in both formats, with example counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
