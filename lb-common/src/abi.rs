@@ -8,11 +8,11 @@
 //! not pinned.
 //!
 //! During an upgrade the programs of two versions run side by side. Therefore two properties are
-//! the same in all versions. First, links are pinned as `links/<hook>@<cgroup id>`: with these
-//! pins, the daemon of one version detaches the programs with which flows of the other version
-//! begin. Second, [`map::BACKENDS`] (named `active` up to version 3) is an array in which each
-//! value begins with the open flows of a slot as a 64-bit number: there, the daemon reads when the
-//! last flow of the other version has ended.
+//! the same in all versions. First, links are pinned as `links/<hook>@<cgroup id>`: the daemon of
+//! one version finds the other version's programs there, and detaches those that begin flows.
+//! Second, [`map::BACKENDS`] (named `active` up to version 3) is an array in which each value
+//! begins with the number of a slot's open flows (64 bits). The daemon reads this number to find
+//! when the last flow of the other version has ended.
 
 /// Implements the conversions between a value and a word of the same size. A single store changes
 /// such a value, and a single load reads it.
@@ -70,8 +70,9 @@ pub const MAX_SERVICES: u32 = 256;
 /// Number of cells of the VIP table; a power of two. Services use at most an eighth of the cells,
 /// so nearly every lookup ends at the first cell.
 pub const VIP_CELLS: u32 = 8 * MAX_SERVICES;
-/// A service's cell is less than this number of cells away from the cell to which its address
-/// hashes. With an eighth of the cells in use, larger distances practically never occur by chance.
+/// Maximum number of cells that a lookup in the VIP table examines, beginning with the cell to
+/// which the address hashes. With an eighth of the cells in use, longer runs of used cells
+/// practically never occur by chance.
 pub const MAX_PROBES: u32 = 32;
 /// Maximum client tasks per host. Each client task has its own programs and maps, so this maximum
 /// bounds the locked memory.
@@ -79,8 +80,8 @@ pub const MAX_CLIENTS: usize = 64;
 /// The largest fixed subset size. A scan of more backends would take too long in one run of a
 /// program.
 pub const MAX_SUBSET: u32 = 256;
-/// Maximum backends in the list of one table ([`Members`]): the backends of a whole subset, and up
-/// to half that number of backends that were replaced.
+/// Maximum length of the list of a table's backends ([`Members`]): a whole subset, and replaced
+/// backends up to half that number.
 pub const MAX_LISTED: u32 = MAX_SUBSET + MAX_SUBSET / 2;
 /// Maximum backends of a service without a subset: all its endpoints are its backends.
 pub const MAX_BACKENDS: u32 = 16_384;

@@ -8,7 +8,7 @@
 //!
 //! After the ejection's time, one connect may try the backend: the *trial*. If the trial is
 //! established, the backend is readmitted; if it fails, the backend is ejected for twice as long.
-//! (Envoy's outlier detection ejects as well, but readmits hosts after a time, not by a trial.)
+//! (Envoy's outlier detection also ejects hosts, but readmits them after a time, without a trial.)
 //!
 //! The module must not use maps or clocks. Times are ticks, which wrap around after 52 days, so
 //! they are compared by their distance: a time that is further in the future than the longest
@@ -21,15 +21,14 @@ use crate::ending::{End, Ending, is_below};
 use crate::load::{sign_mask_in_register, smaller};
 use crate::pick::Survey;
 
-/// The result of a flow, by which its backend is judged.
+/// The result of a flow, as evidence for or against its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence {
     /// Whether the result counts for or against the backend.
     pub kind: EvidenceKind,
     /// Whether the flow was a trial.
     pub is_trial: bool,
-    /// The number of the flow's [`Ending`], or [`NO_ANSWER`]; without meaning if the flow has not
-    /// ended.
+    /// The number of the flow's [`Ending`], or [`NO_ANSWER`]; meaningless while the flow is open.
     pub ending: u8,
     /// The failure source of the process that began the flow. But in evidence for [`next`], this
     /// field must contain the source of the whole run of failures, including this failure (see
@@ -133,9 +132,9 @@ const RESET_AT_ONCE_NS: u64 = 3_000_000_000;
 const NO_ANSWER_AFTER_NS: u64 = 500_000_000;
 
 impl Evidence {
-    /// The bits of the kind in the word of evidence.
+    /// The bits of [`Evidence::to_word`] that contain the kind.
     pub const KIND: u32 = 7;
-    /// The bit of the word that is set if the flow was a trial.
+    /// The bit of [`Evidence::to_word`] that is set if the flow was a trial.
     pub const TRIAL: u32 = 8;
 
     /// The evidence that a connection was established.
@@ -144,13 +143,13 @@ impl Evidence {
         Self { kind: EvidenceKind::ESTABLISHED, is_trial, ending: 0, failure_source: FailureSource(0) }
     }
 
-    /// The evidence of the end of a flow that lasted `lasted_ns`.
+    /// The evidence from the end of a flow that lasted `lasted_ns` nanoseconds.
     pub fn of_end(end: End, is_trial: bool, failure_source: FailureSource, lasted_ns: u64) -> Self {
         Self::from_word(Self::word_of_end(end, u32::from(is_trial), failure_source, lasted_ns))
     }
 
-    /// The word ([`Evidence::to_word`]) of the evidence of the end of a flow. `is_trial` is 1 or 0.
-    /// The word is computed without branches, like [`End`].
+    /// Like [`Evidence::of_end`], but returns the evidence as a word ([`Evidence::to_word`]),
+    /// computed without branches. `is_trial` is 1 or 0.
     #[inline(always)]
     pub fn word_of_end(end: End, is_trial: u32, failure_source: FailureSource, lasted_ns: u64) -> u32 {
         /// Endings of a connect that count against the backend.
@@ -198,8 +197,8 @@ impl Evidence {
         Self { kind, is_trial: word & 8 != 0, ending, failure_source }
     }
 
-    /// Whether the evidence can change its backend's ejection word, given as `before`. Most
-    /// evidence cannot.
+    /// Whether the evidence can change `before`, the ejection word of its backend. Most evidence
+    /// cannot.
     #[inline(always)]
     pub fn matters(self, before: EjectionState) -> bool {
         if self.kind.is(EvidenceKind::ESTABLISHED) {
@@ -233,12 +232,12 @@ pub fn name_of_failure(ending: u8) -> &'static str {
     }
 }
 
-/// The backend to which SYNs cannot be sent, or the mark that this host cannot send SYNs: a field
-/// of a service.
+/// The content of [`Service::send_failures`](crate::abi::Service::send_failures): the backend to
+/// which SYNs cannot be sent, or the mark that this host cannot send SYNs.
 ///
-/// A send failure counts against its backend unless SYNs to other backends fail as well. If a SYN
-/// to another backend cannot be sent either, and no SYN was sent in between, this host is
-/// considered unable to send: no send failure counts until a SYN is sent.
+/// A send failure counts against its backend unless SYNs to other backends also fail. If a SYN to
+/// another backend cannot be sent either, and no SYN was sent in between, this host is considered
+/// unable to send: no send failure counts until a SYN is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendFailures(pub u16);
 
@@ -362,8 +361,8 @@ pub fn next(
                 (after, Verdict::Remembered)
             };
         }
-        // Whether the evidence shows that the backend works. An established connection does not
-        // show this if the backend was ejected for missing answers.
+        // Whether the evidence shows that the backend works. An established connection is no such
+        // evidence if the backend was ejected for missing answers.
         let shows = if is_established {
             !awaits_answer(before)
         } else {
@@ -398,8 +397,8 @@ pub fn next(
     (ejected(before, rules, now, random), Verdict::Eject)
 }
 
-/// The source of a backend's run of failures, including this failure. (It is computed without
-/// branches, because the verifier would follow the subsequent code once per branch.)
+/// The source of a backend's run of failures, including the failure in `evidence`. (It is computed
+/// without branches, because the verifier follows the subsequent code once per branch.)
 #[inline(always)]
 pub fn failure_source(
     before: EjectionState,
@@ -575,8 +574,8 @@ impl Event {
 ///
 /// Between two trials there are as many other connects as there are available backends, unless the
 /// first trial has readmitted its backend. Without these connects, a client that connects rarely,
-/// or that gets no result from its trials, would begin one trial after another. So a client never
-/// sends a larger part of its connects to failing backends than it would without ejection.
+/// or that gets no result from its trials, would begin one trial after another. So ejection never
+/// increases the part of a client's connects that goes to failing backends.
 #[inline(always)]
 pub fn next_trial(
     seen: Survey,

@@ -104,8 +104,8 @@ const IN_ORDER: u32 = Ending::Closed.bit() | Ending::Aborted.bit();
 
 /// The end of a flow, as numbers that can be passed to a function of a kernel program.
 ///
-/// The functions return conditions as numbers, 1 or 0, and compute them without branches, because
-/// the verifier follows both sides of each branch to the end of the program.
+/// The methods return conditions as numbers, 1 or 0, and compute them without branches, because the
+/// verifier follows both sides of each branch to the end of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// The number of the [`Ending`] in the low eight bits, and flags in the next eight bits.
@@ -144,9 +144,9 @@ impl End {
         self.with_bytes(received, acknowledged.wrapping_sub(u64::from(is_below(0, acknowledged))))
     }
 
-    /// The same end, with the flag that the kernel could not send the SYN because it had no route
-    /// or no port. (The flag is needed because [`Ending::NotSent`] also covers a SYN that was
-    /// deferred until there is data.)
+    /// Sets the flag that the kernel could not send the SYN, because it had no route or no port, if
+    /// `send_failed` is true. (The flag is needed because [`Ending::NotSent`] also covers a SYN
+    /// that was deferred until there is data.)
     #[inline(always)]
     #[must_use]
     pub const fn send_failed_if(self, send_failed: bool) -> Self {
@@ -563,8 +563,8 @@ mod tests {
             (end.lacks_answer() != 0, end.is_answered() != 0)
         };
         assert_eq!(lacks_and_has(0, 7), (true, false));
-        assert_eq!(lacks_and_has(0, 1), (false, false), "no data");
-        assert_eq!(lacks_and_has(1, 7), (false, false), "closed");
+        assert_eq!(lacks_and_has(0, 1), (false, false), "the client sent no data");
+        assert_eq!(lacks_and_has(1, 7), (false, false), "the backend closed");
         assert_eq!(lacks_and_has(2, 7), (false, true));
         assert_eq!(lacks_and_has(2, 0), (false, true), "the backend speaks first");
     }

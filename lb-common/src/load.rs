@@ -64,9 +64,9 @@ pub fn with_another(
     added(errors, left, more, now, half_life)
 }
 
-/// The number of flows that a backend would have at the load `peak_flows` per share
-/// ([`Service::peak_flows`](crate::abi::Service::peak_flows)), if it has `entries` entries in a
-/// table of 2^`length_log2` entries. `policy` is the number of a [`Policy`].
+/// The number of flows that corresponds to the load `peak_flows` per share
+/// ([`Service::peak_flows`](crate::abi::Service::peak_flows)), for a backend with `entries` entries
+/// in a table of 2^`length_log2` entries. `policy` is the number of a [`Policy`].
 #[inline(always)]
 pub fn peak_of(policy: u8, peak_flows: u64, entries: u32, length_log2: u8) -> u32 {
     let (share, log2) = if policy == Policy::LeastLoaded as u8 { (1, 0) } else { (entries, length_log2) };
@@ -115,9 +115,9 @@ pub fn are_stale(errors: RecentErrors, now: u32) -> bool {
     errors.count != 0 && (LONG..=u32::MAX - LONG).contains(&now.wrapping_sub(errors.since))
 }
 
-/// All bits set if `difference` is negative as a signed number, else 0. The mask replaces a
-/// comparison, which would be a branch: the verifier follows both sides of each branch in each
-/// iteration. `black_box` prevents the compiler from turning the mask into a branch.
+/// A mask with all bits set if `difference` is negative as a signed number, else 0. The mask
+/// replaces a comparison, which would be a branch: the verifier follows both sides of each branch
+/// in each iteration. `black_box` prevents the compiler from turning the mask into a branch.
 #[inline(always)]
 pub fn sign_mask(difference: u64) -> u64 {
     black_box((difference.cast_signed() >> 63).cast_unsigned())
@@ -218,7 +218,7 @@ mod tests {
         let errors = RecentErrors { count: 9, since: 5_000 };
         check(errors, 5_000, 9);
         check(errors, 6_000, 9);
-        // Errors halve up to a thousandth of the half-life late, never early.
+        // A halving is late by at most a thousandth of the half-life, and never early.
         check(errors, 6_002, 4);
         check(errors, 7_004, 2);
         check(errors, 8_006, 1);

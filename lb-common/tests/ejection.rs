@@ -16,8 +16,7 @@ const RULES: EjectionRules = EjectionRules { base: BASE, max: MAX, failures: 5, 
 const NO_JITTER: u32 = 1 << 31;
 const NEW: EjectionState = EjectionState { at: 0, run: 0, level: 0, phase: 0, ending: 0 };
 
-/// The source of failures of one process's flows, and the source of failures of several processes'
-/// flows.
+/// Failure sources: one process, and several processes.
 const ONE: FailureSource = FailureSource::of(7);
 const SEVERAL: FailureSource = FailureSource::SEVERAL;
 
@@ -45,7 +44,7 @@ struct Backend {
     now: u32,
 }
 
-/// The state word that matches this ejection word.
+/// The state word that matches an ejection word.
 fn word(standing: EjectionState, usable: Usable) -> StateWord {
     let ejected = u8::from(standing.phase != EjectionPhase::Counting as u8);
     StateWord { ejected, ..StateWord::new(usable, BackendState::Member) }
@@ -114,7 +113,7 @@ fn each_ending_gives_its_evidence() {
             | Ending::DataTimeout => FAILURE,
             _ => NONE,
         };
-        assert_eq!(kind(false, 0, 0), before, "{ending:?} before it was established");
+        assert_eq!(kind(false, 0, 0), before, "{ending:?} before the connection was established");
         assert_eq!(kind(false, 200_000, 0), before, "{ending:?}");
         let (at_once, later) = match ending {
             Ending::Reset => (EvidenceKind::RESET, NONE),
@@ -262,8 +261,8 @@ fn ejections_double_for_small_numbers_of_failures() {
         for _ in 0..failures {
             again = see(again, REFUSED, BASE).0;
         }
-        assert_eq!(again.at - BASE, 2 * BASE, "the run had not ended");
-        assert_eq!(see(state, ESTABLISHED, BASE).0, NEW, "the run has ended");
+        assert_eq!(again.at - BASE, 2 * BASE, "the run of failures continues");
+        assert_eq!(see(state, ESTABLISHED, BASE).0, NEW, "the connection ends the run of failures");
     }
 }
 
@@ -528,7 +527,7 @@ proptest! {
         let rules = EjectionRules { base, max: base.saturating_mul(factor).min(4_000_000).max(base), ..RULES };
         let whole = (u64::from(base) << level.min(31)).min(u64::from(rules.max)) as f64;
         let lasts = duration(level.min(31), rules, random);
-        prop_assert!((f64::from(lasts) - whole).abs() <= whole / 10.0 + 1.0, "{} of {}", lasts, whole);
+        prop_assert!((f64::from(lasts) - whole).abs() <= whole / 10.0 + 1.0, "{} ticks, not within 10 % of {}", lasts, whole);
         let until = now.wrapping_add(lasts);
         prop_assert_eq!(left(until, rules, now), lasts);
         prop_assert!(lasts == 0 || !is_over(until, rules, until.wrapping_sub(1)));

@@ -77,7 +77,7 @@ proptest! {
                 let store = insert(&table, it, service).expect("the table has room");
                 table.store(store);
                 if let Some(before) = before {
-                    let old = model.remove(&before).expect("the model has it");
+                    let old = model.remove(&before).expect("the model contains the destination");
                     table.services[old as usize] = None;
                 }
                 model.insert(number, service);
@@ -87,11 +87,11 @@ proptest! {
                 prop_assert_eq!(!stores.is_empty(), before.is_some());
                 for store in stores {
                     table.store(store);
-                    prop_assert!(all_there(&table), "a lookup between two stores");
+                    prop_assert!(all_there(&table), "a lookup between two stores misses another service");
                     prop_assert_eq!(find(&table, it), None);
                 }
                 if let Some(before) = before {
-                    let old = model.remove(&before).expect("the model has it");
+                    let old = model.remove(&before).expect("the model contains the destination");
                     table.services[old as usize] = None;
                 }
                 prop_assert_eq!(find(&table, it), None);

@@ -72,9 +72,9 @@ pub fn report_established<I: Instructions>(
     }
 }
 
-/// Reports how the flow of a socket ended. The socket must still have its record. The end is
-/// counted as load, and used as evidence if `judges` includes it. `is_ordinary` is 1 if the socket
-/// requests no special route; if it is 0, a failure is no evidence.
+/// Reports how the flow of a socket ended. The socket must still have its record. The end may count
+/// as load, and it is evidence if `judges` includes it. `is_ordinary` is 1 if the socket requests
+/// no special route; if it is 0, a failure is no evidence.
 #[inline(always)]
 pub fn report_end<I: Instructions>(
     cookie: u64,
@@ -175,8 +175,8 @@ global_function! {
     judge_backend, judge_backend_5_10;
 }
 
-/// Judges, and retries if another CPU changed the ejection word first. Returns what remains to be
-/// done ([`DONE`] and the numbers after it).
+/// Judges the backend, and retries if another CPU changed the ejection word first. Returns [`DONE`]
+/// or one of the numbers after it.
 #[inline(always)]
 fn retry<I: Instructions>(slot: u32, service: u32, evidence: u32) -> u32 {
     let now = tick(clock::now_ns());
@@ -404,7 +404,7 @@ extern "C" fn schedule_trial(index: u32, event: u32, now: u32) -> u32 {
     0
 }
 
-/// Judges a backend by evidence, once. Returns what remains to be done.
+/// Judges a backend by evidence, once. Returns [`DONE`] or one of the numbers after it.
 #[inline(always)]
 fn judge<I: Instructions>(slot: u32, index: u32, evidence: u32, room: u32, now: u32) -> u32 {
     let Some(service) = SERVICES.get_ptr_mut(index) else { return DONE };

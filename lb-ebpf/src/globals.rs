@@ -57,8 +57,8 @@ pub const KNOWS_MPTCP: Constant<u32, { place_of("KNOWS_MPTCP") }> = Constant::ne
 /// unknown helper.)
 pub const HAS_SET_RETVAL: Constant<u32, { place_of("HAS_SET_RETVAL") }> = Constant::new();
 
-/// 1 if the TCP program is attached as well (`accounting = "full"`), else 0. If it is attached, a
-/// flow ends when its connection ends, and the programs can determine the cause.
+/// 1 if the program for TCP events is attached (`accounting = "full"`), else 0. If it is attached,
+/// a flow ends when its connection ends, and the programs can determine the cause.
 pub const FULL_ACCOUNTING: Constant<u32, { place_of("FULL_ACCOUNTING") }> = Constant::new();
 
 /// 1 if a choice for any service of the client may scan the service's backends, else 0. If it is 0,

@@ -20,8 +20,8 @@ pub struct StateWord {
     /// this byte when it ejects the backend, and clears the byte when an operator readmits the
     /// backend, when ejection is turned off, and before the slot gets another backend.
     pub ejected: u8,
-    /// The [`FailureSource`](crate::ejection::FailureSource) of the run of failures; 0 if there is
-    /// no run. Written by the kernel programs.
+    /// The [`FailureSource`](crate::ejection::FailureSource) of the failures in a row; 0 if there
+    /// are none. Written by the kernel programs.
     pub failure_source: u8,
 }
 one_word!(StateWord, u32);
@@ -30,7 +30,7 @@ one_word!(StateWord, u32);
 #[repr(C, align(2))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct DaemonState {
-    /// Bits 0 and 1: a [`Usable`]. Bit 2: whether a probe has found the backend healthy. Bits 3 to
+    /// Bits 0 and 1: a [`Usable`]. Bit 2: set if a probe has found the backend healthy. Bits 3 to
     /// 6: a [`HealthReason`].
     pub usable: u8,
     /// A [`BackendState`]. Only the daemon and the commands read it.
@@ -80,15 +80,14 @@ impl From<bool> for Usable {
     }
 }
 
-/// The health of a backend according to the daemon, and the reason for it: the worst of all
-/// verdicts except two, which are stored elsewhere. One of these is an ejection by the programs
-/// ([`StateWord::ejected`]); the other is a report by which the backend is a lame duck
-/// ([`Verdict`](super::host::Verdict)). Numbers are part of the ABI. Commands show the reason, and
-/// the next daemon adopts it.
+/// The health of a backend according to the daemon, and its reason. It is the worst of all verdicts
+/// except two, which are stored elsewhere: an ejection by the programs ([`StateWord::ejected`]),
+/// and the backend's own report that it is a lame duck ([`Verdict`](super::host::Verdict)). Numbers
+/// are part of the ABI. Commands show the reason, and a restarted daemon adopts it.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HealthReason {
-    /// Not stored: the word was written by a daemon of a version without reasons.
+    /// No reason is stored, because an older version of the daemon wrote the word.
     Unstated = 0,
     /// Healthy.
     Healthy = 1,
@@ -133,19 +132,19 @@ impl HealthReason {
 impl DaemonState {
     const REASON_BIT: u32 = 3;
 
-    /// The value with this `usable` and this `state`, without a reason or a probe's result.
+    /// A value with these two fields, without a reason and without a probe's result.
     pub const fn new(usable: Usable, state: BackendState) -> Self {
         Self { usable: usable as u8, state: state as u8 }
     }
 
-    /// The same value, with the information whether a probe has found the backend healthy.
+    /// Sets whether a probe has found the backend healthy.
     #[must_use]
     pub const fn probed_healthy(self, is_probed_healthy: bool) -> Self {
         let bit = if is_probed_healthy { Usable::PROBED_HEALTHY } else { 0 };
         Self { usable: self.usable & !Usable::PROBED_HEALTHY | bit, ..self }
     }
 
-    /// The same value, with a reason.
+    /// Sets the reason.
     #[must_use]
     pub const fn with_reason(self, reason: HealthReason) -> Self {
         let others = self.usable & ((1 << Self::REASON_BIT) - 1);
@@ -162,8 +161,8 @@ impl DaemonState {
         self.usable & Usable::PROBED_HEALTHY != 0
     }
 
-    /// The reason for the backend's health. Versions without reasons stored the list's verdict as
-    /// number 2, 3 or 6 in `state`; these numbers are translated.
+    /// The reason for the backend's health. Older versions stored the verdict of the endpoint list
+    /// in `state`, as number 2, 3 or 6; this method translates these numbers.
     pub fn reason(self) -> HealthReason {
         let stated = HealthReason::ALL.get((self.usable >> Self::REASON_BIT & 15) as usize).copied();
         match (stated.unwrap_or(HealthReason::Unstated), self.state) {
@@ -176,7 +175,7 @@ impl DaemonState {
 }
 
 impl StateWord {
-    /// The word of a backend in `state` that is not ejected.
+    /// A word with these values, for a backend that is not ejected.
     pub const fn new(usable: Usable, state: BackendState) -> Self {
         Self { usable: usable as u8, state: state as u8, ejected: 0, failure_source: 0 }
     }
@@ -201,8 +200,8 @@ impl StateWord {
         self.may_be_chosen() != 0
     }
 
-    /// 1 if the fallback of a service is a backup, else 0. This word must be the fallback's state
-    /// word. A backup is not ejected, and the daemon permits no policy to choose it.
+    /// 1 if the backend is a backup, else 0. This method is only for the state word of a service's
+    /// fallback. A backup is not ejected, and the daemon permits no policy to choose it.
     #[inline(always)]
     pub const fn is_backup(self) -> u32 {
         ((self.usable as u32 | self.ejected as u32) ^ 1) & 1
@@ -273,8 +272,8 @@ pub struct BackendAddress {
     /// The backend's report id, which is the index of its [`Verdict`](super::host::Verdict);
     /// [`NO_REPORT`](super::host::NO_REPORT) if the daemon receives no reports of it.
     pub report: u32,
-    /// How many backends have had this slot before, modulo 2^32. In a free slot: the generation of
-    /// the next backend.
+    /// Number of earlier backends in this slot, modulo 2^32. In a free slot: the generation of the
+    /// next backend.
     pub generation: u32,
     /// The backend's structural weight (its capacity). Only the daemon and the commands read it.
     pub weight: u32,
@@ -295,13 +294,13 @@ pub struct Backend {
     /// Number of the slot's entries in the current table of its service. Written by the daemon when
     /// it publishes the table.
     pub entries: u32,
-    /// Recent errors of its connections. Written by the kernel programs. The daemon also writes the
-    /// field, by a compare-and-swap: it adds errors that it has found, limits their number, delays
-    /// their halving, and clears stale errors.
+    /// Recent errors of the backend's connections. Written by the kernel programs. The daemon also
+    /// writes the field, by a compare-and-swap: it adds errors that it has found, limits their
+    /// number, delays their halving, and clears stale errors.
     pub errors: RecentErrors,
-    /// Failures in a row, and until when the backend is ejected. Written by the kernel programs.
-    /// The daemon also writes this field when it ejects or readmits the backend, or makes the next
-    /// connect the backend's trial.
+    /// Failures in a row, and the end of an ejection. Written by the kernel programs. The daemon
+    /// also writes this field when it ejects or readmits the backend, or makes the next connect the
+    /// backend's trial.
     pub ejection: EjectionState,
     /// The identity of the backend.
     pub endpoint: BackendAddress,
@@ -314,15 +313,16 @@ const _: () = assert!(size_of::<Backend>() == 64);
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct RecentErrors {
-    /// The number at the tick `since`.
+    /// The number of errors at the tick `since`.
     pub count: u32,
     /// The tick at which there were `count` errors.
     pub since: u32,
 }
 one_word!(RecentErrors, u64);
 
-/// The recent results of a backend's connects, from which [`ejection`](crate::ejection) decides:
-/// one word, so that a single compare-and-swap changes it. All zero if no failure is stored.
+/// The recent results of a backend's connects, which determine its ejection (see
+/// [`ejection`](crate::ejection)): one word, so that a single compare-and-swap changes it. All zero
+/// if no failure is stored.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct EjectionState {
@@ -332,8 +332,8 @@ pub struct EjectionState {
     pub at: u32,
     /// Failures in a row. An established connection subtracts one.
     pub run: u8,
-    /// The number of ejections since the backend's run of failures last ended; determines the
-    /// duration of the next ejection.
+    /// Number of ejections in the present run of failures; determines the duration of the next
+    /// ejection.
     pub level: u8,
     /// An [`EjectionPhase`].
     pub phase: u8,

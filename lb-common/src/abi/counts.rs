@@ -5,16 +5,17 @@ use bytemuck::{Pod, Zeroable};
 use super::MAX_SERVICES;
 use crate::ending::Ending;
 
-/// This CPU's cursor over a service's schedule. Written by the daemon when it writes the service,
-/// and then by the kernel programs of connect and sendmsg.
+/// The position of one CPU in a service's schedule. Written by the daemon when it writes the
+/// service, and then by the kernel programs of connect and sendmsg.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Cursor {
-    /// How far the cursor has advanced, modulo 2^32: by one per pick, or with `least-loaded` to the
-    /// position after the chosen member. A new table does not reset the phase.
+    /// Number of steps of the cursor, modulo 2^32. A pick advances it by one, or with
+    /// `least-loaded` to the position after the chosen member. A new table does not reset the
+    /// number.
     pub phase: u32,
-    /// Where the cursor starts in a table, as a fraction of the table's length in units of 2^-32.
-    /// The starts of CPUs and of client tasks differ.
+    /// The start of the cursor in a table, as a fraction of the table's length in units of 2^-32.
+    /// Starts differ between CPUs and between client tasks.
     pub start: u32,
 }
 const _: () = assert!(size_of::<Cursor>() == 8);
@@ -173,7 +174,7 @@ pub struct SlotCounters {
     /// Flows sent to the backend. In the map this field is 0: [`map::CHOSEN`](super::map::CHOSEN)
     /// contains the number.
     pub chosen: u64,
-    /// Chosen flows that no active count includes.
+    /// Flows sent to the backend that [`Backend::flows`](super::Backend::flows) does not count.
     pub untracked: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,
@@ -182,7 +183,7 @@ pub struct SlotCounters {
     /// Flows that went to another address, because another system's program rewrote the destination
     /// after socklb's program.
     pub diverted: u64,
-    /// Flows that ended, by [`Ending`].
+    /// Number of ended flows for each [`Ending`].
     pub endings: [u64; ENDING_ROWS],
     /// Histogram of the round-trip times of handshakes.
     pub rtt: Histogram,
@@ -225,7 +226,7 @@ pub struct Histogram {
 }
 const _: () = assert!(size_of::<Histogram>() == 168);
 
-/// The index of the bucket that counts a time.
+/// The index of the histogram bucket for a time of `us` microseconds.
 #[inline(always)]
 pub fn bucket(us: u32) -> usize {
     // Bounds are inclusive, as in Prometheus: 16 µs is in bucket 0.
@@ -237,8 +238,8 @@ pub fn bucket(us: u32) -> usize {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Anomalies {
-    /// A connection was closed on a socket for which a program had requested events of state
-    /// changes, but the socket had no record: the record was removed, or the socket has dialled
+    /// A connection was closed, and its socket had no record, although a program had requested
+    /// state-change events for the socket: the record was removed, or the socket has dialled
     /// another address since.
     pub close_without_record: u64,
     /// A connection was established although its flow was not in the phase "connecting".
@@ -246,8 +247,7 @@ pub struct Anomalies {
     /// A program found a record and could not end its flow, because another program had removed the
     /// record meanwhile.
     pub ended_twice: u64,
-    /// A socket was released after its connection had closed, but no program had ended its flow at
-    /// that moment.
+    /// At the release of a socket, its connection was already closed, but its flow had not ended.
     pub release_out_of_turn: u64,
 }
 const _: () = assert!(size_of::<Anomalies>() == 32);

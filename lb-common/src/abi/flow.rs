@@ -150,12 +150,12 @@ pub struct FlowBucket {
     /// the daemon checks whether that socket is gone. Cookies are never reused while the host is
     /// up.
     pub cookie: u64,
-    /// Counts flows in other maps, of the sockets whose cookies map to this bucket:
-    /// [`IN_OVERFLOW`](Self::IN_OVERFLOW) for each flow in the overflow table, and
-    /// [`IN_DATAGRAMS`](Self::IN_DATAGRAMS) for each entry of
-    /// [`map::DATAGRAMS`](super::map::DATAGRAMS). A lookup searches one of these maps only if the
-    /// count for the map is not 0. So the lookup for a socket with a flow in the overflow table
-    /// finds this flow, even if the bucket has become free meanwhile.
+    /// For the sockets whose cookies map to this bucket: the number of their flows in other maps.
+    /// Each flow in the overflow table adds [`IN_OVERFLOW`](Self::IN_OVERFLOW), and each entry of
+    /// [`map::DATAGRAMS`](super::map::DATAGRAMS) adds [`IN_DATAGRAMS`](Self::IN_DATAGRAMS). A
+    /// lookup searches one of these maps only if the count for the map is not 0. So the lookup for
+    /// a socket with a flow in the overflow table finds this flow, even if the bucket has become
+    /// free meanwhile.
     pub elsewhere: u64,
 }
 const _: () = assert!(size_of::<FlowBucket>() == 16);

@@ -22,7 +22,7 @@ pub const REPORT_IDS: u32 = 65_536;
 /// The report id of a backend without reports. The verdict with this id is always zero.
 pub const NO_REPORT: u32 = 0;
 
-/// Maximum number of backends with a report id at the same time: the number of all ids but
+/// Maximum number of backends that can have a report id at the same time: all ids except
 /// [`NO_REPORT`].
 pub const MAX_SENDERS: u32 = REPORT_IDS - 1;
 
@@ -45,9 +45,9 @@ pub mod map {
 }
 
 /// Until when a backend is a lame duck by its own report. Written as one word by the receiver of
-/// its reports, which is the daemon or a kernel program. The clients' programs read it for a
-/// backend that they have chosen, or that they could choose in place of a lame duck. The value is a
-/// time, so it expires even if its receiver has stopped.
+/// the backend's reports, which is the daemon or a kernel program. Programs of clients read the
+/// value for a backend that they have chosen, or that they could choose in place of a lame duck.
+/// The value is a time, so it expires even if the receiver has stopped.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Verdict {
@@ -69,9 +69,9 @@ impl Verdict {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
 pub struct SenderName {
-    /// Its address.
+    /// The backend's address.
     pub address: Address,
-    /// Its port.
+    /// The backend's port.
     pub port: Be16,
     /// The IP protocol number.
     pub protocol: u8,
@@ -85,11 +85,11 @@ const _: () = assert!(size_of::<SenderName>() == 20);
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Sender {
-    /// Its report id, 1 to [`MAX_SENDERS`].
+    /// The backend's report id, 1 to [`MAX_SENDERS`].
     pub id: u32,
     /// Zero.
     pub _reserved: u32,
-    /// The keys that authenticate its reports; one or two of them are valid at a time.
+    /// The keys that authenticate the backend's reports; one or two of them are valid at a time.
     pub keys: [SenderKey; 2],
 }
 const _: () = assert!(size_of::<Sender>() == 56);
@@ -116,8 +116,8 @@ one_word!(ReportBase, u64);
 pub struct LastReport {
     /// The number of the last accepted report.
     pub base: ReportBase,
-    /// The highest number of any accepted report. It is higher than `base` after an agent has begun
-    /// with lower numbers, because its disk was lost and its clock was set back.
+    /// The highest number of any accepted report. It exceeds `base` if an agent has restarted with
+    /// lower numbers, because its disk was lost and its clock was set back.
     pub highest: ReportBase,
     /// The nonce of the unanswered request; 0 if there is none.
     pub nonce: u64,
@@ -136,10 +136,9 @@ pub const MAX_LISTENERS: u32 = 1_024;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Listener {
-    /// 1 if the program passes datagrams that it does not accept to the daemon's socket, 0 if it
-    /// drops such datagrams; the program counts them in either case. The daemon stores 1 if it
-    /// polls a backend that has no entry in [`map::SENDERS`], because the program accepts no report
-    /// of such a backend.
+    /// 1 if the program passes unaccepted datagrams on to the daemon's socket, 0 if it drops them;
+    /// the program counts them in either case. The daemon stores 1 if it polls a backend that has
+    /// no entry in [`map::SENDERS`], because the program accepts no report of such a backend.
     pub passes_unbelieved: u32,
 }
 const _: () = assert!(size_of::<Listener>() == 4);
@@ -160,7 +159,7 @@ pub struct Receptions {
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct SenderKey {
-    /// The key's number, 1 or more; 0 if there is no key here.
+    /// The key's number, 1 or more; 0 if this entry contains no key.
     pub id: u16,
     /// Zero.
     pub _reserved: [u8; 6],

@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use super::host::{SenderKey, SenderName};
 use crate::net::{Address, Be16};
 
-/// Maximum backends with a prepared answer. This is enough for all backends of an agent's file and
-/// all backends of registered programs, even if no backend is in both.
+/// Maximum backends with a prepared answer. This is enough for all backends in an agent's
+/// configuration and all backends of registered programs, even if no backend is in both.
 pub const MAX_ANSWERED: u32 = 512;
 
 /// Maximum subscribers that the program records until the agent reads them; the agent stores at
@@ -85,7 +85,7 @@ pub const REPORT_WORDS: usize = 10;
 pub const WORDS: usize = 3 + 2 * 3 + REPORT_WORDS + 1;
 
 impl PreparedAnswer {
-    /// The same answer with its checksum.
+    /// Fills in the checksum.
     #[must_use]
     pub fn checked(mut self) -> Self {
         let words: &[u64; WORDS] = bytemuck::cast_ref(&self);
@@ -111,8 +111,8 @@ impl PreparedAnswer {
     }
 }
 
-/// The checksum `check` after a further word, by a rotation and a multiplication with an odd
-/// number. The checksum detects accidental changes, not malicious ones.
+/// Adds a word to the checksum `check`, by a rotation and a multiplication by an odd number. The
+/// checksum detects accidental changes, not malicious ones.
 #[inline(always)]
 const fn mixed_in(check: u64, word: u64) -> u64 {
     (check.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95)

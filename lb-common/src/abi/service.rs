@@ -1,4 +1,4 @@
-//! Services, which processes dial, and the tables from which connect picks backends.
+//! Services, which processes dial, and the tables from which backends are picked.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -76,9 +76,9 @@ pub struct Service {
     /// the stored backend has left, was readmitted or cannot have its trial.
     pub next_trial: NextTrial,
     /// The slot that a connect takes if no examined backend is usable; if the slot is
-    /// [`NO_SLOT`](super::NO_SLOT), the connect is refused. The daemon stores the fallback before
-    /// any state word that would make the previous fallback wrong, so programs must read the
-    /// fallback after the state words.
+    /// [`NO_SLOT`](super::NO_SLOT), the connect is refused. If a change of state words requires
+    /// another fallback, the daemon stores the fallback first. So programs must read the fallback
+    /// after the state words.
     pub fallback: u32,
     /// The errno of a refused connect, as a positive number.
     pub errno: u16,
@@ -131,7 +131,7 @@ pub struct Service {
     pub _reserved_last: [u8; 24],
 }
 const _: () = assert!(size_of::<Service>() == 192);
-// A connect reads only the first cache line, if rows are aligned to cache lines.
+// A connect reads only the first cache line, if values are aligned to cache lines.
 const _: () =
     assert!(core::mem::offset_of!(Service, ejection) <= 64 && size_of::<Service>().is_multiple_of(64));
 
@@ -220,7 +220,8 @@ pub enum Policy {
     /// The next entry of an interleaved schedule in which all backends have the same number of
     /// entries. This policy ignores all weights, including the structural ones.
     RoundRobin = 0,
-    /// The next entry of an interleaved schedule in which backends have entries by weight.
+    /// The next entry of an interleaved schedule in which backends have entries in proportion to
+    /// their weights.
     WeightedRoundRobin = 1,
     /// The members with the fewest open flows, in turn. Recent errors count as open flows. This
     /// policy examines every member.
@@ -272,7 +273,7 @@ impl Policy {
     }
 }
 
-/// The effect on a flow if every backend is at its limit of open flows. Numbers are part of the
+/// The treatment of a flow if every backend is at its limit of open flows. Numbers are part of the
 /// ABI.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -315,12 +316,12 @@ const _: () = assert!(size_of::<Members>() == 776);
 /// members, or no rule needs the list.
 pub const NO_MEMBERS: u8 = 0;
 
-/// No service has this index.
+/// [`Service::state`]: no service has this index.
 pub const SERVICE_FREE: u8 = 0;
-/// The service is configured.
+/// [`Service::state`]: the service is configured.
 pub const SERVICE_LIVE: u8 = 1;
-/// The service was removed. The service retains its index until its last flow ends, so that
-/// getpeername still returns its address.
+/// [`Service::state`]: the service was removed. It retains its index until its last flow ends, so
+/// that getpeername still returns its address.
 pub const SERVICE_LEAVING: u8 = 2;
 
 /// Four schedule entries, each the slot of a backend or [`NO_SLOT`](super::NO_SLOT). Written by the

@@ -25,7 +25,7 @@ pub trait EjectionStore {
     /// The service's rules.
     fn rules(&self) -> EjectionRules;
 
-    /// Whether the members of the service's table are listed.
+    /// Whether the service's table has a list of its members.
     fn lists_members(&self) -> bool;
 
     /// Surveys all members, or scattered entries of the table if the members are not listed.
@@ -209,10 +209,10 @@ pub fn judge<W: EjectionStore>(
     })
 }
 
-/// Discards a failure that the backend need not have caused: a send failure may be the fault of
-/// this host, and a missing answer may be normal for the protocol. `evidence` and the result are
-/// words of [`Evidence`]; the result is 0 if nothing is left to judge. `began` is the tick at which
-/// the flow began. Call this function once per flow, before [`judge`].
+/// Discards a failure that may have another cause than the backend: a send failure may be the fault
+/// of this host, and a missing answer may be normal for the protocol. `evidence` and the result are
+/// words of [`Evidence`]; the result is 0 if no evidence is left. `began` is the tick at which the
+/// flow began. Call this function once per flow, before [`judge`].
 ///
 /// A send failure counts unless SYNs to other backends cannot be sent either. A missing answer
 /// counts if another backend has answered since the previous missing answer, or since this flow
@@ -350,8 +350,8 @@ pub fn give_trial_up<W: EjectionStore>(store: &W, slot: u32, now: u32) -> bool {
     true
 }
 
-/// Plans the trial of a backend that was just ejected, given its slot, if the service has no next
-/// trial yet. (It needs no survey of all members, unlike [`schedule_trial`].)
+/// Makes a backend that was just ejected the service's next trial, if no trial is planned. `slot`
+/// is the backend's slot. (Unlike [`schedule_trial`], this function surveys no members.)
 #[inline(always)]
 pub fn name_for_trial<W: EjectionStore>(store: &W, slot: u32, now: u32) {
     let Some(backend) = store.backend(slot) else { return };

@@ -20,9 +20,9 @@ pub struct Scan {
     pub sample: u32,
     /// The tick of the choice.
     pub now: u32,
-    /// The field of the same name in [`Rules`](crate::abi::Rules).
+    /// [`Rules::active_limit`](crate::abi::Rules::active_limit).
     pub active_limit: u32,
-    /// The field of the same name in [`Rules`](crate::abi::Rules).
+    /// [`Rules::error_half_life`](crate::abi::Rules::error_half_life).
     pub error_half_life: u32,
 }
 
@@ -151,7 +151,8 @@ impl Least {
         self.bits(0, SLOT_BITS)
     }
 
-    /// By how many members the round robin must advance to reach the position after this member.
+    /// Number of members by which the round robin must advance to reach the position after this
+    /// member.
     #[inline(always)]
     pub fn steps(self) -> u32 {
         self.distance() + 1

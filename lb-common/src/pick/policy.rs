@@ -40,7 +40,7 @@ impl<T: Tables> View<'_, T> {
     /// Whether the length of the schedule is valid.
     #[inline(always)]
     fn is_in_order(&self) -> bool {
-        // Both bounds in one comparison.
+        // One comparison checks both bounds.
         self.table.length_log2.wrapping_sub(MIN_SCHEDULE_LOG2) <= MAX_SCHEDULE_LOG2 - MIN_SCHEDULE_LOG2
     }
 
@@ -138,8 +138,7 @@ impl<T: Tables> View<'_, T> {
     #[inline(always)]
     fn far_away(&self, sample: u32) -> u32 {
         const { assert!(MAX_SUBSET / MAX_LOOKS == 4) };
-        // The result "some may be chosen but are at the limit" takes precedence over "none may be
-        // chosen".
+        // `NO_SLOT` (all usable backends are at the limit) takes precedence over `NONE_USABLE`.
         let look = |found, round| {
             if found != NO_SLOT && found != NONE_USABLE {
                 return found;
@@ -148,7 +147,8 @@ impl<T: Tables> View<'_, T> {
             let slot = self.tables.redraw(self.table, sample, MAX_LOOKS, self.rules.active_limit);
             if slot == NONE_USABLE { found } else { slot }
         };
-        // The calls are not in a loop, for the reason given at `of_groups`.
+        // The calls are not in a loop, because without CAP_PERFMON the verifier cannot prove that a
+        // loop with a call in it ends.
         look(look(look(look(NONE_USABLE, 1), 2), 3), 4)
     }
 

@@ -35,11 +35,11 @@ pub fn redraw(sample: u32, looks: u32, part: impl Fn(u32, u32) -> u64) -> u32 {
             return (before, place);
         }
         let (found, place) = from_word(part(place, first));
-        // The result "some may be chosen but are at the limit" takes precedence over "none may be
-        // chosen".
+        // `NO_SLOT` (all usable backends are at the limit) takes precedence over `NONE_USABLE`.
         (if found == NONE_USABLE { before } else { found }, place)
     };
-    // The calls are not in a loop, for the reason given at `of_groups`.
+    // The calls are not in a loop, because without CAP_PERFMON the verifier cannot prove that a
+    // loop with a call in it ends.
     let first = more((NONE_USABLE, sample), 0);
     more(more(more(more(more(more(more(first, 1), 2), 3), 4), 5), 6), 7).0
 }
@@ -98,7 +98,7 @@ pub fn redraw_part<T: Tables>(
 
 const SLOT_BITS: u32 = 16;
 const UNUSABLE_BIT: u32 = 62;
-/// The result of [`usable_part`] for a part without members: larger than that of any member.
+/// The result of [`usable_part`] for a part without members: larger than the number of any member.
 pub const NO_MEMBER: u64 = u64::MAX >> 1;
 
 /// The slot of the first member that may be chosen, beginning with a random member; `NONE_USABLE`

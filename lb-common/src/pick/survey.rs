@@ -43,7 +43,7 @@ const GROUP: u32 = 4;
 const _: () = assert!(PART * PARTS == MAX_LISTED);
 
 impl Survey {
-    /// The result without any member.
+    /// The survey of a table without members.
     pub const EMPTY: Self = Self { word: 1 << NO_TRIAL_BIT };
 
     /// The survey as a word.

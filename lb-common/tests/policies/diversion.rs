@@ -35,7 +35,11 @@ fn the_only_healthy_one_of_few_backends_is_always_found() {
             // The samples cover all positions of the table, including its end, where the search
             // wraps around.
             for sample in samples() {
-                assert_eq!(other(&host, sample, 0, first, &lame), well, "of {backends}, sample {sample}");
+                assert_eq!(
+                    other(&host, sample, 0, first, &lame),
+                    well,
+                    "{backends} backends, sample {sample}"
+                );
             }
         }
     }
@@ -48,7 +52,7 @@ fn the_only_healthy_one_of_many_backends_is_mostly_found() {
     let found = samples().filter(|sample| other(&host, *sample, 0, 1, &lame) == 0).count();
     let share = found as f64 / samples().count() as f64;
     // For (19/20)^8 * 12/20 of the samples, the search finds no other backend.
-    assert!((0.55..0.65).contains(&share), "{share}");
+    assert!((0.55..0.65).contains(&share), "another backend for {share} of the samples");
 }
 
 #[test]

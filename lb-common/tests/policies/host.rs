@@ -8,7 +8,7 @@ use lb_common::abi::{
 };
 use lb_common::pick::{How, Pick, Tables, pick};
 
-/// The state of a backend that a choice reads.
+/// The part of a backend's state that a choice reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Backend {
     pub usable: bool,
@@ -80,7 +80,7 @@ impl Host {
 
     /// The table, which begins at the first entry.
     pub fn table(&self) -> TableRef {
-        let length_log2 = u8::try_from(self.entries.len().ilog2()).expect("small");
+        let length_log2 = u8::try_from(self.entries.len().ilog2()).expect("the logarithm fits in a byte");
         TableRef { base: 0, generation: 0, length_log2, members: 1 }
     }
 

@@ -84,7 +84,7 @@ fn any_number_of_idle_members_is_picked_in_order() {
     }
 }
 
-/// The sinkhole of the book: a backend that fails at once never has an open flow, and would get all
+/// "Sinkholing" in the book: a backend that fails at once never has an open flow, and would get all
 /// connects.
 #[test]
 fn a_fast_failing_backend_attracts_no_connects() {
@@ -107,8 +107,16 @@ fn a_fast_failing_backend_attracts_no_connects() {
             }
         }
     }
-    assert!(failed[0] > 980, "a failing backend attracts nearly all connects: {}", failed[0]);
-    assert!(failed[1] < 160, "with errors, a failing backend gets little more than its share: {}", failed[1]);
+    assert!(
+        failed[0] > 980,
+        "errors ignored: {} connects to the failing backend, expected more than 980",
+        failed[0]
+    );
+    assert!(
+        failed[1] < 160,
+        "errors counted: {} connects to the failing backend, expected fewer than 160",
+        failed[1]
+    );
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn a_loaded_backend_gets_no_connects_while_another_is_idle() {
             });
             // The alternation breaks where the table wraps around.
             let at_most = if weight == 1 { 0 } else { 10 };
-            assert!(to_it.count() <= at_most, "{weight} : 1");
+            assert!(to_it.count() <= at_most, "entries {weight} : 1");
         }
     }
 }

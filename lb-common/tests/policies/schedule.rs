@@ -27,7 +27,7 @@ fn a_single_usable_backend_is_found_and_the_fallback_comes_last() {
             let host = Host { fallback: 9, ..Host::in_turn(256).without(&others) };
             for sample in 0..LENGTH {
                 let choice = choose(&host, host.table(), rules(policy), sample * 4_099, NOW);
-                assert_eq!(choice, picked(u32::try_from(only).unwrap()), "{policy:?}, {sample}");
+                assert_eq!(choice, picked(u32::try_from(only).unwrap()), "{policy:?}, sample {sample}");
             }
         }
         let all: Vec<usize> = (0..256).collect();
@@ -125,7 +125,7 @@ fn inconsistent_tables_give_a_broken_pick() {
         // slots that do not exist.
         assert_eq!(pick(&host, table(LENGTH, MIN_SCHEDULE_LOG2)), no_slot(How::Broken));
         for length_log2 in [1, MIN_SCHEDULE_LOG2 - 1, MAX_SCHEDULE_LOG2 + 1, 255] {
-            assert_eq!(pick(&host, table(0, length_log2)), no_slot(How::Broken), "{length_log2}");
+            assert_eq!(pick(&host, table(0, length_log2)), no_slot(How::Broken), "length_log2 {length_log2}");
         }
         let lost = Host { fallback: 3, ..Host::new(vec![77; LENGTH as usize], 10) };
         assert_eq!(pick(&lost, lost.table()), no_slot(How::Broken));

@@ -57,8 +57,8 @@ pub fn set_retval(_: SockAddrContext) -> i32 {
     const BPF_FUNC_SET_RETVAL: usize = 187;
     /// `ECONNREFUSED`
     const ERRNO: i64 = 111;
-    // The argument has 64 bits, because Linux 7.2 checks the whole register. The binding has an
-    // `int`, which does not fill the register.
+    // The argument has 64 bits, because Linux 7.2 checks the whole register. The binding declares
+    // an `int`, which does not fill the register.
     // SAFETY: the number of a helper is its address in a program, and this helper takes and returns
     // a number.
     unsafe {

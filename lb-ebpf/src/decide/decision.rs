@@ -26,12 +26,12 @@ pub struct Decision {
     how: How,
     /// The chosen slot. If no backend was chosen, the number is past the end of all maps.
     pub slot: u32,
-    /// The row of the slot; null if no backend was chosen.
+    /// The slot's row of `BACKENDS`; null if no backend was chosen.
     backend: *const Backend,
     sample: u32,
     table_generation: u16,
     policy: u8,
-    /// The field of the same name in the service's [`Rules`](lb_common::abi::Rules).
+    /// [`Rules::syn_retries`](lb_common::abi::Rules::syn_retries).
     pub syn_retries: u8,
     now_ns: u64,
 }
@@ -99,8 +99,8 @@ impl Decision {
         }
     }
 
-    /// Counts the outcome of a call that goes to the backend. `tracked`: whether its flow has a
-    /// record.
+    /// Counts the outcome of a call that goes to the chosen backend. `tracked`: whether the call's
+    /// flow has a record.
     #[inline(always)]
     pub fn count(&self, tracked: bool) {
         // There is one call of `outcome` per field. If the code selected the field first and then
@@ -142,7 +142,7 @@ impl Decision {
 }
 
 /// The pick, or a diversion from it if the picked backend is a lame duck by its own report. Also
-/// returns the row of the backend, which is null if there is none.
+/// returns the backend's row of `BACKENDS`, which is null if there is no backend.
 #[inline(always)]
 fn unless_lame(
     service: *const Service,

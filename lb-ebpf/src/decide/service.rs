@@ -16,7 +16,7 @@ use crate::rows;
 pub struct Dialled {
     /// The service index; [`NOT_A_SERVICE`] if the address is not a service.
     pub index: u32,
-    /// The service's row; null if the address is not a service.
+    /// The service's row of `SERVICES`; null if the address is not a service.
     pub row: *const Service,
 }
 
@@ -47,7 +47,7 @@ pub fn service_at(dial: &Dial, address: Address) -> Dialled {
 }
 
 struct Services {
-    /// The row of the service, if the first cell was the service's.
+    /// The service's row of `SERVICES`, if the first examined cell belongs to the service.
     row: Cell<*const Service>,
 }
 

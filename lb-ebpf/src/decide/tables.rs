@@ -32,8 +32,7 @@ impl<I> KernelTables<I> {
     }
 }
 
-/// The tables for functions that read the maps only at given indexes, without a service, and write
-/// nothing.
+/// Tables without a service, for functions that only read the maps at given indexes.
 const OF_NO_SERVICE: KernelTables<Linux5_10> = KernelTables::new(0, core::ptr::null());
 
 /// The location of a service's table, loaded as one word.
@@ -60,8 +59,8 @@ pub fn rules_of(service: *const Service) -> Rules {
     rules(service, unsafe { (&raw const (*service).rules.policy).read_volatile() })
 }
 
-/// The rules of a service that a choice needs, with a policy that was read before. The daemon
-/// stores them word by word, at any time.
+/// The rules of a service that a choice needs, with a policy that the caller has read. The daemon
+/// stores the rules word by word, at any time.
 #[inline(always)]
 pub fn rules(service: *const Service, policy: u8) -> Rules {
     // SAFETY: a live map value.
@@ -231,7 +230,8 @@ extern "C" fn least_of_members(
     pick::least(count, sample, part)
 }
 
-/// The lowest bit of a part's number in an argument; below it is the index of the list of members.
+/// The lowest bit of the part's number in the argument `members` of [`least_of_some`]. The bits
+/// below it contain the index of the list of members.
 const PART_BIT: u32 = 16;
 
 /// One part of [`least_of_members`]. `members` contains the index of the list, and the part's
@@ -305,7 +305,7 @@ fn members_of(index: u32) -> Option<u32> {
     table_of(rows::service(index)?).members_of(index)
 }
 
-/// The second slot of a pair, if both points of a sample have the same slot. This is a global
+/// A slot other than `first`, for a sample with the same slot at both points. This is a global
 /// function like [`least_of_members`]; if it were inlined, its variables would not fit on the stack
 /// of the hooks (512 bytes, including all callees).
 #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
-//! The backends to which datagram sockets last sent without being connected: one entry per socket,
-//! with one position per service.
+//! The backends to which unconnected datagram sockets last sent: one entry per socket, with one
+//! position per service.
 //!
 //! Kernel fact: the kernel runs the programs of sendmsg, recvmsg and connect under the socket lock,
 //! and runs the program of release after the last of these calls. So no two programs change a
@@ -67,8 +67,8 @@ unsafe fn flow_at(entry: *const Datagrams, position: usize) -> *mut Flow {
     unsafe { (&raw const (*entry).flows).cast::<Flow>().cast_mut().add(position) }
 }
 
-/// Records `flow` as the flow of a socket to the flow's service, in place of a previous one.
-/// Returns whether there was room.
+/// Records `flow` as the flow of a socket to the flow's service, in place of a previous flow to
+/// this service. Returns false if there is no room for the socket's entry.
 #[inline(always)]
 pub fn begin(cookie: u64, backend: *const Backend, flow: &Flow) -> bool {
     let entry = match entry(cookie) {
@@ -163,7 +163,7 @@ extern "C" fn leave_position(cookie: u64, position: u32, service: u32, slot: u32
 #[inline(always)]
 pub fn service_at(cookie: u64, peer: Address, port: Be16) -> Option<u16> {
     let entry = entry(cookie)?;
-    // Bound: MAX_DATAGRAM_FLOWS positions, as below.
+    // Bound: MAX_DATAGRAM_FLOWS positions in each of the two loops.
     for position in 0..MAX_DATAGRAM_FLOWS {
         // SAFETY: the socket's own entry; within the array by the bound.
         let flow = unsafe { (&raw const (*entry).flows).cast::<Flow>().add(position) };

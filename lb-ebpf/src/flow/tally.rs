@@ -99,8 +99,8 @@ fn closed(slot: u32) {
     }
 }
 
-/// Counts the end of a flow, by the number of its ending, and subtracts the flow from the backend's
-/// active count. Before this call, the caller must remove or overwrite the flow's record.
+/// Counts the end of a flow under the number of its ending, and subtracts the flow from the
+/// backend's active count. Before this call, the caller must remove or overwrite the flow's record.
 #[inline(always)]
 pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
     let now = clock::now_ns();

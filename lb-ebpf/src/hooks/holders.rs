@@ -3,7 +3,7 @@
 //! lists do not contain its socket and no process has the socket open.
 //!
 //! The program is an iterator (`iter/task_file`, Linux 5.8). The daemon loads and reads it only
-//! while a record is suspected. It uses no map.
+//! while it suspects that the socket of a record is gone. The program uses no map.
 
 use aya_ebpf::bindings;
 use aya_ebpf::helpers::{bpf_probe_read_kernel as probe, generated as helper};

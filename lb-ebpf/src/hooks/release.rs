@@ -37,8 +37,8 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let is_datagram = phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram {
         // The flow ends with its connection, which may be long after the release of the socket. But
-        // if another program has removed our request for events of state changes, no program would
-        // detect that end. Kernel fact: the event precedes the state change, so if the socket is
+        // no program detects this end if another program has removed our request for events of
+        // state changes. Kernel fact: the event precedes the state change, so if the socket is
         // already closed, the event of its end has occurred.
         let is_closed = socket.is_closed();
         if !is_closed && socket.announces_states() {

@@ -74,8 +74,8 @@ fn micros(ns: u64) -> u32 {
 }
 
 /// The backend's kernel has acknowledged the client's FIN. If the backend has sent nothing until
-/// now, this is a missing answer, because the connection may remain open for long without a further
-/// event.
+/// now, this counts as a missing answer, because the connection may remain open for long without a
+/// further event.
 #[inline(always)]
 fn fin_acknowledged<I: Instructions>(ops: &Ops) {
     if ops.bytes_received() == 0 && ops.is_orphan() {

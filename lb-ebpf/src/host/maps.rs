@@ -43,7 +43,7 @@ pub fn count(reception: Reception) {
     unsafe { add((&raw mut (*receptions).counts).cast::<u64>().add(reception.number() as usize), 1) };
 }
 
-/// The maps. `I` is the set of atomic instructions with which they are accessed.
+/// Access to the maps with the set of atomic instructions `I`.
 pub struct HostMaps<I>(PhantomData<I>);
 
 impl<I> HostMaps<I> {

@@ -18,8 +18,8 @@ use crate::globals::{
 use crate::kernel::cast::{cast, field};
 use crate::kernel::socket::{is_ordinary, queued_error, read_at};
 
-/// `IPPROTO_MPTCP`: the destination of such a socket is a TCP service. The kernel dials the paths
-/// of such a socket with TCP sockets that it opens itself; see [`Dial::opener`].
+/// `IPPROTO_MPTCP`. An MPTCP socket dials TCP services, over TCP sockets that the kernel opens for
+/// its paths; see [`Dial::opener`].
 const MPTCP: u32 = 262;
 
 /// The cookie of a context's socket; 0 if no cookie has been requested yet. Without [`can_cast`]
@@ -243,8 +243,8 @@ impl Dial {
     #[inline(always)]
     pub fn set_errno(&self, errno: u32) {
         // Linux 7.2 requires that all 64 bits of the argument's register are 0 or a negative errno.
-        // The binding's `int` would leave the upper half of the register zero, which makes the
-        // number a large positive one.
+        // The binding's `int` leaves the upper half of the register zero, so the number becomes a
+        // large positive one.
         const BPF_FUNC_SET_RETVAL: usize = 187;
         const MAX_ERRNO: u32 = 4095;
         // SAFETY: the number of a helper is its address in a program, and this helper takes and
