@@ -111,7 +111,7 @@ struct Row {
     endings: BTreeMap<String, u64>,
 }
 
-/// The backends of a client, by address.
+/// The properties of each backend of a client, keyed by address.
 fn rows(status: &StatusDocument, client: &str) -> BTreeMap<SocketAddr, Row> {
     let backends = status.client(client).and_then(|client| client.service("users"));
     let backends = backends.into_iter().flat_map(|service| &service.backends);
@@ -151,8 +151,10 @@ fn status_until<W: World>(world: &mut W, what: &str, fact: impl Fn(&StatusDocume
     until(world, what, |world| fact(&world.status()).then_some(()));
 }
 
-/// Waits until the rows of a client's backends equal `expected`.
+/// Waits until [`rows`] of a client equals `expected`.
 #[track_caller]
 fn rows_become<W: World>(world: &mut W, client: &str, expected: &BTreeMap<SocketAddr, Row>) {
-    status_until(world, &format!("{client} has {expected:#?}"), |status| rows(status, client) == *expected);
+    status_until(world, &format!("the backends of {client} are {expected:#?}"), |status| {
+        rows(status, client) == *expected
+    });
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use crate::{BACKENDS, Flow, Reached, Row, World, rows, rows_become, status_until, until};
 
 fn address(backend: &str) -> SocketAddr {
-    backend.parse().expect("an address")
+    backend.parse().expect("the address is valid")
 }
 
 /// Starts a daemon, and waits until it balances these clients' connects to all backends.
@@ -19,7 +19,7 @@ fn begin<W: World>(world: &mut W, clients: &[&str]) {
     });
 }
 
-/// The row of a healthy member with these numbers of started, open and closed connections.
+/// The [`Row`] of a healthy member with these numbers of started, open and closed connections.
 fn member(started: u64, active: u64, closed: u64) -> Row {
     let endings = [("closed".to_owned(), closed)].into_iter().filter(|(_, count)| *count > 0).collect();
     let (membership, state) = ("member".to_owned(), "healthy".to_owned());
@@ -148,15 +148,14 @@ pub fn links_removed_by_an_operator_are_created_again<W: World>(world: &mut W) {
     rows_become(world, "web", &expected);
 }
 
-/// The rows of all backends: one with this row, and the others without connections.
+/// The [`Row`] of each backend: `row` for `backend`, and no connections for the others.
 fn with(backend: SocketAddr, row: Row) -> BTreeMap<SocketAddr, Row> {
     let mut rows = BTreeMap::from(BACKENDS.map(|backend| (address(backend), member(0, 0, 0))));
     rows.insert(backend, row);
     rows
 }
 
-/// If a client is no longer configured, no flow of the client begins, and the client remains until
-/// its last flow has ended.
+/// A client that is no longer configured begins no flow, and remains until its last flow has ended.
 pub fn a_removed_client_stays_until_its_last_flow_has_ended<W: World>(world: &mut W) {
     begin(world, &["web", "batch"]);
     let (_, flow) = world.dial("batch", 0).backend();

@@ -31,7 +31,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 pub use connection::Connection;
 
-/// A socket in a list.
+/// A socket in one of the kernel's lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketEntry {
     /// Its cookie, which is unique while the host is up.
@@ -51,7 +51,7 @@ pub struct SocketEntry {
     /// For a TCP connection, the time since data was last received or last sent, whichever was
     /// later; `None` if the kernel does not report it.
     pub idle: Option<Duration>,
-    /// The cgroup in which it was created, if the kernel reports it (Linux 5.8).
+    /// The cgroup in which the socket was created, if the kernel reports it (Linux 5.8).
     pub cgroup: Option<u64>,
     pub peer: SocketAddr,
     /// Whether it is a subflow of an MPTCP socket. The kernel reports this only to CAP_NET_ADMIN.
@@ -133,8 +133,8 @@ impl SocketLists {
         Ok(sockets)
     }
 
-    /// Calls `each` with the TCP sockets of the namespace, one after the other. It stores no list
-    /// of them, because there may be a million sockets.
+    /// Calls `each` with the TCP sockets of the namespace, one after the other. The sockets are not
+    /// collected in a list, because there may be a million.
     ///
     /// # Errors
     /// If the kernel refuses the request, or could not list all sockets.
@@ -387,17 +387,18 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let idle =
-            rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket in no list");
+            rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket is created");
         let mptcp = Some(rustix::net::ipproto::MPTCP);
         let path_of_mptcp = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, mptcp).unwrap();
         rustix::net::connect(&path_of_mptcp, &listener.local_addr().unwrap()).unwrap();
         let local = SocketAddr::try_from(rustix::net::getsockname(&path_of_mptcp).unwrap()).unwrap();
         let sockets = SocketLists::open().unwrap().tcp().unwrap();
         // The subflow is a separate socket, with another cookie.
-        let path = sockets.iter().find(|socket| socket.local == local).expect("connected");
+        let path =
+            sockets.iter().find(|socket| socket.local == local).expect("the kernel lists the connection");
         assert!(path.is_mptcp);
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
-        let seen = find(cookie(&stream)).expect("connected");
+        let seen = find(cookie(&stream)).expect("the kernel lists the connection");
         assert_eq!(seen.peer, listener.local_addr().unwrap());
         assert!(!seen.is_mptcp && !seen.listens && find(cookie(&listener)).expect("listening").listens);
         assert_eq!(find(cookie(&idle)), None);
@@ -418,7 +419,7 @@ mod tests {
         let mut sockets = Vec::new();
         SocketLists::open().unwrap().each_tcp_at(local.port(), |socket| sockets.push(socket)).unwrap();
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
-        let seen = find(cookie(&stream)).expect("the accepted one");
+        let seen = find(cookie(&stream)).expect("the accepted connection is in the list");
         assert_eq!((seen.local, seen.queued), (local, 7));
         assert!(
             seen.idle.expect("the kernel reports the idle time of a connection") < Duration::from_mins(1)
@@ -460,8 +461,9 @@ mod tests {
                 found = Some(socket);
             }
         };
-        if is_udp { lists.each_udp(each) } else { lists.each_tcp(each) }.expect("a list");
-        found.expect("in the list").connection.expect("connected")
+        if is_udp { lists.each_udp(each) } else { lists.each_tcp(each) }
+            .expect("the kernel lists the sockets");
+        found.expect("the socket is in the list").connection.expect("the socket has a peer")
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub const MAX_BACKENDS: usize = 64;
 pub struct Counts {
     /// Requests that were answered.
     pub answered: u64,
-    /// Datagrams that were not answered, by [`Refused::number`].
+    /// Number of datagrams that were not answered, for each [`Refused::number`].
     pub refused: [u64; REFUSALS],
     /// Pushes sent; each repetition counts.
     pub pushed: u64,
@@ -128,7 +128,7 @@ impl Reports {
         &self.counts
     }
 
-    /// The number of this start of the agent.
+    /// The incarnation: the number of this start of the agent.
     pub const fn incarnation(&self) -> u32 {
         self.incarnation
     }
@@ -253,7 +253,7 @@ pub const fn word(readiness: Readiness) -> &'static str {
     }
 }
 
-/// The readiness with this word; `None` if there is none.
+/// The readiness with this word; `None` if the word is unknown.
 pub fn readiness_of(word_of_it: &str) -> Option<Readiness> {
     let all = [Readiness::Unknown, Readiness::Ready, Readiness::LameDuck, Readiness::Down];
     all.into_iter().find(|readiness| word(*readiness) == word_of_it)

@@ -36,7 +36,7 @@ impl Refused {
         Self::NotARequest,
     ];
 
-    /// The index of its counter, which is its position in [`Refused::ALL`].
+    /// The index of the reason's counter, which is its position in [`Refused::ALL`].
     #[inline(always)]
     pub const fn number(self) -> usize {
         match self {
@@ -48,7 +48,7 @@ impl Refused {
         }
     }
 
-    /// Its name in metrics and status.
+    /// The reason's name in metrics and status.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malformed(Malformed::Length) => "malformed-length",
@@ -114,7 +114,7 @@ fn key_of(prepared: &PreparedAnswer, number: u16) -> Option<Key> {
     if number == 0 { None } else { Some(Key::from_bytes(key.key)) }
 }
 
-/// An age in milliseconds after `ns` more nanoseconds. The result saturates at the largest number.
+/// The age after `ns` more nanoseconds, in milliseconds. The result saturates.
 #[inline(always)]
 fn later(age: Be16, ns: u64) -> Be16 {
     let ms = age.to_host() as u64 + ns / 1_000_000;
@@ -181,22 +181,23 @@ mod tests {
     #[test]
     fn an_answer_is_authentic_and_has_the_prepared_content() {
         for key_id in [1, 2] {
-            let (answer, acknowledged) = at(&sealed(request(key_id)), 1_000).expect("an answer");
+            let (answer, acknowledged) =
+                at(&sealed(request(key_id)), 1_000).expect("the request is answered");
             assert!(answer.is_authentic(Key::from_bytes(KEYS[usize::from(key_id - 1)])));
             assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 99));
             assert_eq!((answer.key_id.to_host(), answer.age.to_host()), (key_id, 700));
             assert_eq!((answer.readiness(), acknowledged), (Some(Readiness::Ready), None));
             let mut again = request(key_id);
             again.cookie = answer.cookie;
-            assert_eq!(at(&sealed(again), 1_000).expect("an answer").1, Some(3));
+            assert_eq!(at(&sealed(again), 1_000).expect("the request is answered").1, Some(3));
         }
     }
 
     #[test]
     fn after_its_deadline_a_prepared_answer_reports_unknown() {
         let answered = |ms| {
-            let (answer, _) = at(&sealed(request(1)), ms).expect("an answer");
-            (answer.readiness().expect("one"), answer.age.to_host())
+            let (answer, _) = at(&sealed(request(1)), ms).expect("the request is answered");
+            (answer.readiness().expect("the answer contains a readiness"), answer.age.to_host())
         };
         assert_eq!(answered(999), (Readiness::Ready, 700), "a clock that goes back does not reduce the age");
         assert_eq!(answered(1_300), (Readiness::Ready, 1_000));

@@ -89,7 +89,7 @@ impl Frame {
                 frame.put(&from.octets());
                 frame.put(&to.octets());
             }
-            _ => panic!("{from} and {to} are of two families"),
+            _ => panic!("{from} and {to} have different address families"),
         }
         frame.put(&from.port().to_be_bytes());
         frame.put(&to.port().to_be_bytes());
@@ -106,19 +106,19 @@ impl Frame {
         self.length = end;
     }
 
-    /// Its bytes.
+    /// The frame's bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 
-    /// Its bytes, mutable.
+    /// The frame's bytes, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[..self.length]
     }
 }
 
 fn number(length: usize) -> [u8; 2] {
-    u16::try_from(length).expect("a short frame").to_be_bytes()
+    u16::try_from(length).expect("the length fits in 16 bits").to_be_bytes()
 }
 
 /// The checksum of Internet headers (RFC 1071) over 16-bit words.
@@ -127,7 +127,7 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     let sum: u32 = words.map(u32::from).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
     let folded = (folded & 0xffff) + (folded >> 16);
-    !u16::try_from(folded).expect("it was folded")
+    !u16::try_from(folded).expect("the folded sum fits in 16 bits")
 }
 
 /// The maps of a host with a daemon that listens at one address and polls one backend.
@@ -143,7 +143,7 @@ pub struct OneBackend {
     pub keys: [SenderKey; 2],
     /// The last report that was accepted.
     pub last: Cell<LastReport>,
-    /// The time until which it is a lame duck.
+    /// The time until which the backend is a lame duck.
     pub lame_until_ns: Cell<u64>,
 }
 

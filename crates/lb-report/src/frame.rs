@@ -41,7 +41,7 @@ unsafe impl Header for UdpHdr {}
 
 // SAFETY: any byte is a valid `u8`.
 unsafe impl Header for u8 {}
-// SAFETY: an IPv6 address as in a header.
+// SAFETY: any 16 bytes are a valid address.
 unsafe impl Header for Address {}
 
 /// The bytes of a report's datagram, as words in memory order.
@@ -114,7 +114,7 @@ const IPV4: u16 = EtherType::Ipv4 as u16;
 const IPV6: u16 = EtherType::Ipv6 as u16;
 const UDP: u8 = IpProto::Udp as u8;
 
-/// The UDP datagram to this port in a frame, if it contains one.
+/// The UDP datagram in a frame, if the frame contains one for this port.
 #[inline(always)]
 pub fn udp_to<F: Frame + ?Sized>(frame: &F, port: Be16) -> Option<Udp> {
     let ethernet: EthHdr = frame.header(0)?;

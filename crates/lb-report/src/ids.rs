@@ -274,7 +274,7 @@ mod tests {
                         let before = ids.get(name(n));
                         let id = ids.hold(name(n));
                         if before.is_none() && let Some(at) = released.get(&id) {
-                            prop_assert!(ended.is_some_and(|began| began > *at), "id {id}");
+                            prop_assert!(ended.is_some_and(|began| began > *at), "id {id} was assigned again without a grace period");
                         }
                     }
                     Event::Release(n) => {

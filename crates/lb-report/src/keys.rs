@@ -111,7 +111,7 @@ impl Numbered<ServiceKey> {
         info.extend(address.port().to_be_bytes());
         let mut key = [0; 16];
         let derived = Hkdf::<Sha256>::new(None, &self.key.0).expand(&info, &mut key);
-        derived.expect("as many bytes as HKDF has in one block");
+        derived.expect("HKDF can produce 16 bytes");
         Numbered { id: self.id, key: BackendKey(key) }
     }
 }
@@ -246,7 +246,10 @@ mod tests {
     use super::*;
 
     fn key() -> Numbered<ServiceKey> {
-        Numbered { id: 0x0102, key: ServiceKey(std::array::from_fn(|n| u8::try_from(n).expect("below 32"))) }
+        Numbered {
+            id: 0x0102,
+            key: ServiceKey(std::array::from_fn(|n| u8::try_from(n).expect("n is below 32"))),
+        }
     }
 
     /// The expected key is from another implementation: Python's hmac, according to RFC 5869.

@@ -1,8 +1,8 @@
 //! Processes a frame that may contain a report, before the host's network stack processes it. The
 //! kernel program calls this code with the maps of the host, and tests call it with their own maps.
 //!
-//! The checks are ordered by cost: whether the frame is for the daemon, its length and layout, the
-//! backend, its kind and number, and last its message authentication code (MAC).
+//! The checks are ordered by cost: first the destination of the frame, then the datagram's length
+//! and layout, its backend, kind and number, and last its message authentication code (MAC).
 
 use bytemuck::Zeroable as _;
 use lb_common::abi::host::{LastReport, Listener, RECEPTIONS, ReportBase, SenderName};
@@ -12,7 +12,8 @@ use lb_common::net::{Address, Be16};
 use crate::frame::{Frame, Udp, udp_to};
 use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Disbelieved, Key, after, judge, lame_until_ns};
 
-/// The words in the kernel's maps that a report about a backend changes, by report id.
+/// Access to the words in the kernel's maps that a report changes. `id` is the report id of the
+/// backend.
 pub trait Words {
     /// The number of the last accepted report.
     fn base(&self, id: u32) -> ReportBase;
@@ -59,7 +60,7 @@ pub trait Maps: Words {
     fn sender(&self, name: &SenderName) -> Option<Self::Sender>;
     /// The report id in the entry.
     fn id(&self, sender: Self::Sender) -> u32;
-    /// The key of the entry with this number.
+    /// The key with this number in the entry.
     fn key(&self, sender: Self::Sender, number: u16) -> Option<Key>;
     /// The last report that was accepted.
     fn last(&self, id: u32) -> Option<LastReport>;
@@ -98,7 +99,7 @@ impl Reception {
         names
     };
 
-    /// The number of its counter.
+    /// The index of the result's counter.
     #[inline(always)]
     pub const fn number(self) -> u32 {
         match self {
@@ -233,7 +234,7 @@ mod tests {
     const NOW: u64 = 1_000_000_000;
 
     fn address(text: &str) -> SocketAddr {
-        text.parse().expect("an address")
+        text.parse().expect("the address is valid")
     }
 
     /// The address of the daemon and the address of another host, for IPv6 or IPv4.
@@ -473,7 +474,11 @@ mod tests {
             raced.maps.lame_until_ns.set(before);
             raced.maps.last.set(LastReport { base: number(8), ..raced.maps.last.get() });
             store_lame_until(&raced, 1, number(8), |_| earlier);
-            assert_eq!(raced.maps.lame_until_ns.get(), later, "{before} {earlier} {later}");
+            assert_eq!(
+                raced.maps.lame_until_ns.get(),
+                later,
+                "before {before}, earlier {earlier}, later {later}"
+            );
         }
     }
 }

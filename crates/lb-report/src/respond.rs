@@ -116,9 +116,9 @@ fn decide<M: Maps>(maps: &M, udp: &Udp, workspace: &mut Workspace, now_ns: u64) 
     if report.name() != backend {
         return None;
     }
-    // After its deadline, a prepared answer would report the backend as unknown. If the backend was
-    // down, clients would then choose it sooner than if they got no answer. So the socket must
-    // answer.
+    // After its deadline, a prepared answer reports the backend as unknown. If the backend was
+    // down, clients choose it sooner after such an answer than without an answer. So the agent's
+    // socket must answer.
     if now_ns > prepared.deadline_ns && report.readiness == Readiness::Down as u8 {
         return None;
     }
@@ -163,7 +163,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn address(text: &str) -> SocketAddr {
-        text.parse().expect("an address")
+        text.parse().expect("the address is valid")
     }
 
     /// The addresses of the client and of the agent.
@@ -231,7 +231,7 @@ mod tests {
         let pseudo = [&from[..], &to, &[0, 17, 0, 88], &frame[udp..]].concat();
         assert_eq!(checksum(&pseudo), 0);
         assert_ne!(frame[udp + 6..udp + 8], [0, 0], "zero would mean that there is no checksum");
-        Datagram::parse(&frame[udp + 8..]).expect("a datagram")
+        Datagram::parse(&frame[udp + 8..]).expect("the bytes are a datagram")
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
                 assert_eq!(answer.readiness(), Some(Readiness::Ready));
                 let [requester, agent] = ends(is_v6);
                 respond_to(&maps, shape, is_v6, request(answer.cookie).bytes());
-                let (name, subscriber) = maps.subscriber.get().expect("a subscriber");
+                let (name, subscriber) = maps.subscriber.get().expect("the client is a subscriber");
                 assert_eq!((name.backend, name.address), (maps.name, requester.ip().into()));
                 assert_eq!((name.port.to_host(), subscriber.local), (requester.port(), agent.ip().into()));
                 assert_eq!((subscriber.asked_ns, subscriber.key_id, subscriber.heard), (SECOND, 1, 3));
@@ -321,7 +321,7 @@ mod tests {
         for from in ["[fe80::1]:9467", "[ff02::1]:9467", "[::ffff:192.0.2.2]:9467", "[::]:9467"] {
             untouched(&maps(true), Frame::new(plain, address(from), agent, fine.bytes()), None);
         }
-        // The frames are addressed to a group, are addressed to another host, or come from a group.
+        // The frames are addressed to a group or to another host, or come from a group.
         for (at, bit) in [(0, 1), (5, 1), (6, 1)] {
             let [requester, agent] = ends(false);
             let mut frame = Frame::new(plain, requester, agent, fine.bytes());
@@ -377,7 +377,7 @@ mod tests {
                 Found::BeingWritten
             }
             fn subscribe(&self, _: &SubscriberName, _: &Subscriber) {
-                panic!("no request was answered");
+                panic!("a subscriber was recorded, but no request may be answered");
             }
             fn cookies(&self, now_ns: u64) -> Cookies {
                 self.0.cookies(now_ns)

@@ -23,7 +23,7 @@ pub use siphash::{Key, siphash};
 /// Size of a datagram in bytes, including its message authentication code (MAC).
 pub const BYTES: usize = 80;
 
-/// Number of bytes that the MAC authenticates: all bytes before it.
+/// Number of bytes that the MAC authenticates: all bytes of a datagram before the MAC.
 pub const AUTHENTICATED_BYTES: usize = BYTES - 8;
 
 /// The version of the layout.

@@ -37,7 +37,7 @@ fn backend() -> SocketAddr {
 }
 
 fn name() -> Name {
-    Name::new(Protocol::Tcp, backend()).expect("an address of one host")
+    Name::new(Protocol::Tcp, backend()).expect("the address belongs to one host")
 }
 
 fn client_address() -> SocketAddr {
@@ -74,7 +74,7 @@ const ROUGH: Weather = Weather { lost: 30, repeated: 40, delay: 0..=3_000 };
 struct Wire {
     rng: Rng,
     weather: Weather,
-    /// Datagrams in flight, by arrival time and sequence number.
+    /// Datagrams in flight, keyed by arrival time and sequence number.
     under_way: BTreeMap<(u64, u64), (End, [u8; BYTES])>,
     sent: u64,
     /// All datagrams ever sent, for replays.
@@ -83,7 +83,7 @@ struct Wire {
 
 impl Wire {
     fn send(&mut self, now: u64, to: End, datagram: &Datagram) {
-        let bytes = datagram.bytes().try_into().expect("the bytes of a datagram");
+        let bytes = datagram.bytes().try_into().expect("a datagram has BYTES bytes");
         self.seen.push((to, bytes));
         self.carry(now, to, bytes);
     }
@@ -196,7 +196,7 @@ impl Pair {
     /// Changes the readiness that the agent reports.
     fn set_readiness(&mut self, readiness: Readiness) {
         let now = self.at(self.now);
-        self.agent.get_mut(name()).expect("the backend").runner(Some(readiness), now);
+        self.agent.get_mut(name()).expect("the agent has the backend").runner(Some(readiness), now);
     }
 
     /// Restarts the agent, which loses all its state.
@@ -229,7 +229,7 @@ impl Pair {
     fn run_until(&mut self, state: ReportState, within: u64) -> u64 {
         let begin = self.now;
         while self.state() != state {
-            assert!(self.now < begin + within, "{:?} is not {state:?}", self.state());
+            assert!(self.now < begin + within, "the state is {:?} and not {state:?}", self.state());
             self.run(1);
         }
         self.now
@@ -354,7 +354,7 @@ fn the_first_poll_that_arrives_delivers_a_lame_duck() {
             let polls: Vec<u64> = pair.requests[requests_before..].to_vec();
             // The report is accepted two milliseconds after the poll. The agent is already known,
             // so it gets no second request.
-            let last = polls[usize::try_from(lost).expect("a few")];
+            let last = polls[usize::try_from(lost).expect("the number fits in a usize")];
             assert_eq!((polls.len() as u64, believed), (lost + 1, last + 2), "{polls:?}");
             let actual = pair.agent.counts().pushed;
             assert_eq!(actual, PUSHES.iter().filter(|after| announced + 1 + **after < last).count() as u64);
@@ -409,7 +409,7 @@ fn no_older_report_is_believed_after_a_newer_one() {
     for seed in 0..24 {
         let mut pair = Pair::new(seed, ROUGH);
         let mut incarnation = 7;
-        // The agent's readiness, by the number of the first report that contains it.
+        // The agent's readiness, keyed by the number of the first report that contains it.
         let mut readiness_of = BTreeMap::new();
         for turn in 0..120_u32 {
             let all = [Readiness::Ready, Readiness::LameDuck, Readiness::Down, Readiness::Unknown];
@@ -420,7 +420,7 @@ fn no_older_report_is_believed_after_a_newer_one() {
                 let readiness = *pair.wire.rng.choice(&all).expect("four");
                 pair.set_readiness(readiness);
             }
-            let entry = pair.agent.get(name()).expect("the backend");
+            let entry = pair.agent.get(name()).expect("the agent has the backend");
             readiness_of.insert(entry.version(), entry.readiness());
             for _ in 0..pair.wire.rng.u32(0..8) {
                 let some = pair.wire.rng.u64(1..200);
@@ -460,15 +460,16 @@ fn a_delayed_answer_is_refused_after_a_push() {
     while pair.requests.len() == requests_before {
         pair.run(1);
     }
-    let request = pair.wire.seen.last().expect("the request").1;
+    let request = pair.wire.seen.last().expect("a request was sent").1;
     pair.run(5);
     let requester = Requester { address: client_address(), via: Via { socket: 0, local: None } };
-    let late = pair.agent.answer(&request, requester, pair.at(pair.now)).expect("an answer");
+    let late =
+        pair.agent.answer(&request, requester, pair.at(pair.now)).expect("the agent answers the request");
     assert_eq!(late.readiness(), Some(Readiness::Ready));
     pair.set_readiness(Readiness::LameDuck);
     pair.run_until(ReportState::LameDuck, 2);
     let now = pair.at(pair.now);
-    let late: [u8; BYTES] = late.bytes().try_into().expect("the bytes of a datagram");
+    let late: [u8; BYTES] = late.bytes().try_into().expect("a datagram has BYTES bytes");
     pair.receive(&late, now);
     assert_eq!(pair.refused.last(), Some(&Refusal::Disbelieved(Disbelieved::Unrequested)));
     assert_eq!(pair.state(), ReportState::LameDuck);
@@ -512,7 +513,7 @@ fn answers_with_lower_numbers_are_believed_and_earlier_pushes_are_not() {
     let push = |(to, bytes): &&(End, [u8; BYTES])| {
         *to == End::Client && Datagram::parse(bytes).is_ok_and(|datagram| is_push(&datagram))
     };
-    let push = pair.wire.seen.iter().find(push).expect("a push").1;
+    let push = pair.wire.seen.iter().find(push).expect("a push was sent").1;
     pair.run(LONGEST_INTERVAL);
     pair.restart(3);
     pair.run_until(ReportState::Ready, LONGEST_INTERVAL + 2);
@@ -560,7 +561,7 @@ fn a_report_under_another_key_changes_nothing() {
     let now = pair.at(pair.now);
     for kind in [Kind::Answer, Kind::Push] {
         for forged in [another(kind, before.3), unknown(kind, before.3)] {
-            pair.receive(&forged.bytes().try_into().expect("the bytes of a datagram"), now);
+            pair.receive(&forged.bytes().try_into().expect("a datagram has BYTES bytes"), now);
         }
     }
     let why = [Disbelieved::Forged, Disbelieved::UnknownKey].map(Refusal::Disbelieved);
@@ -582,7 +583,7 @@ fn a_report_under_another_key_changes_nothing() {
 /// the client, and the exact millisecond at which it ends.
 #[test]
 fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
-    let ms = |duration: Duration| u64::try_from(duration.as_millis()).expect("a minute");
+    let ms = |duration: Duration| u64::try_from(duration.as_millis()).expect("the duration fits in 64 bits");
     let table = [
         (Readiness::Ready, ReportState::Ready, ms(VALID_FOR), None),
         (Readiness::LameDuck, ReportState::LameDuck, ms(HOLD), Some(Health::LameDuck)),
@@ -598,7 +599,7 @@ fn the_state_of_a_silent_backend_ends_at_the_time_in_its_report() {
         pair.run(2);
         assert_eq!(pair.state(), state);
         assert_eq!(pair.client.sick().values().copied().next(), health);
-        let (received, ..) = *pair.believed.last().expect("a report");
+        let (received, ..) = *pair.believed.last().expect("a report was accepted");
         pair.run(received + holds - 1 - pair.now);
         assert_eq!(pair.state(), state, "a millisecond before the end");
         pair.run(1);
@@ -625,10 +626,10 @@ fn a_lame_duck_that_goes_down_silently_remains_one_until_its_hold_ends() {
     pair.set_readiness(Readiness::Down);
     let down = pair.run_until(ReportState::Down, 3);
     pair.runs = false;
-    let (last, ..) = *pair.believed.last().expect("a report");
+    let (last, ..) = *pair.believed.last().expect("a report was accepted");
     let since = pair.believed.iter().rev().find(|(.., readiness)| *readiness == Readiness::LameDuck);
     assert!(since.is_some_and(|(at, ..)| (lame..=down).contains(at)));
-    let hold_begins = since.map(|(at, ..)| *at).expect("a report of a lame duck");
+    let hold_begins = since.map(|(at, ..)| *at).expect("a report of a lame duck was accepted");
     assert_eq!(pair.run_until(ReportState::LameDuck, 7_000), last + 6_000);
     assert_eq!(pair.run_until(ReportState::Silent, 60_000), hold_begins + 60_000);
 }

@@ -176,7 +176,7 @@ impl Entry {
         }
     }
 
-    /// When [`Entry::expire`] next has work.
+    /// The next time at which [`Entry::expire`] has an effect.
     pub fn expires_at(&self) -> Option<Instant> {
         self.stale_at().into_iter().chain(self.subscribers.forget_at()).min()
     }
@@ -248,17 +248,17 @@ impl Entry {
         now.saturating_duration_since(self.begun) < ALL_REQUESTED_WITHIN
     }
 
-    /// Its keys.
+    /// The backend's keys.
     pub const fn keys(&self) -> &Keys<BackendKey> {
         &self.keys
     }
 
-    /// The number of the last change.
+    /// The number of the last change of the readiness.
     pub const fn change(&self) -> u16 {
         self.change
     }
 
-    /// Its key with this number.
+    /// The backend's key with this number.
     pub fn key(&self, id: u16) -> Option<Key> {
         self.keys.get(id).map(BackendKey::wire)
     }
@@ -309,8 +309,9 @@ impl Entry {
         report.sealed(key)
     }
 
-    /// The answer to requests from now on. The answer is valid for at most 5 s, and not longer than
-    /// the last result of the health check. `now_ns` is the current time by the responder's clock.
+    /// The answer that the responder must send from now on. The answer is valid for at most 5 s,
+    /// and not longer than the last result of the health check. `now_ns` is the current time by the
+    /// responder's clock.
     pub fn prepared(&self, now: Instant, now_ns: u64) -> PreparedAnswer {
         let holds_for = self.stale_at().map(|at| at.saturating_duration_since(now));
         // The answer is valid for as long as a report, but for at least two of the intervals at

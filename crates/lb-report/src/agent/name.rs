@@ -22,7 +22,8 @@ impl Name {
     /// Makes the name of a backend.
     ///
     /// # Errors
-    /// If the address does not belong to one host, or needs a scope: no datagram can contain it.
+    /// If no datagram can contain the address, because it does not belong to one host or needs a
+    /// scope.
     pub fn new(protocol: Protocol, address: SocketAddr) -> Result<Self, &'static str> {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
         if !can_report(lb_core::reports::Name { protocol, address }) {
@@ -50,12 +51,12 @@ impl Name {
         SenderName { address: address.ip().into(), port, protocol: protocol.number(), _reserved: 0 }
     }
 
-    /// Its protocol.
+    /// The backend's protocol.
     pub const fn protocol(self) -> Protocol {
         self.protocol
     }
 
-    /// Its address and port.
+    /// The backend's address and port.
     pub const fn address(self) -> SocketAddr {
         self.address
     }

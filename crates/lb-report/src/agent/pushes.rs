@@ -37,7 +37,7 @@ pub struct Pushes {
 }
 
 impl Pushes {
-    /// No push is due.
+    /// Creates queues without pushes.
     pub fn new() -> Self {
         Self { waiting: array::from_fn(|_| VecDeque::new()) }
     }
@@ -53,9 +53,9 @@ impl Pushes {
         self.waiting[0].push_back((now, address));
     }
 
-    /// The next address to push to now. First pushes come before repetitions. Skips and removes the
-    /// addresses for which `is_unacknowledged` returns false; pushes to the other addresses are
-    /// repeated later.
+    /// The next address that must receive a push now. First pushes come before repetitions. Skips
+    /// and removes the addresses for which `is_unacknowledged` returns false; pushes to the other
+    /// addresses are repeated later.
     pub fn next(
         &mut self,
         now: Instant,

@@ -33,7 +33,7 @@ pub struct Streak {
 }
 
 impl Streak {
-    /// No result yet.
+    /// Creates a streak without results.
     pub fn new(rise: u32, fall: u32) -> Self {
         let health = Health::Unknown("its health check has not completed yet".to_owned());
         Self { rise, fall, health, probed: Probed::default(), completed: None }
@@ -74,8 +74,8 @@ impl Streak {
             self.probed = Probed::default();
         }
         self.probed.take(is_up, self.rise, self.fall);
-        // If the conclusion is the same as this result, the reason of this result replaces the
-        // earlier reason.
+        // If the health agrees with this result, the reason of this result replaces the earlier
+        // reason.
         if self.probed.is_refusing() == Some(!is_up) {
             self.health = result;
         }

@@ -40,8 +40,7 @@ pub struct Requester {
 struct Subscriber {
     via: Via,
     key_id: u16,
-    /// Its key in `by_silence`: the number of all requests of all subscribers until its last
-    /// request.
+    /// The subscriber's key in `by_silence`: the value of `turns` at its last request.
     turn: u64,
     requested_at: Instant,
 }

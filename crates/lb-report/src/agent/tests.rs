@@ -51,7 +51,7 @@ fn request(key: Numbered<BackendKey>, cookie: u64) -> Datagram {
 }
 
 fn request_report(reports: &mut Reports, from: u8, cookie: u64, now: Instant) -> Datagram {
-    reports.answer(request(key(1), cookie).bytes(), requester(from), now).expect("an answer")
+    reports.answer(request(key(1), cookie).bytes(), requester(from), now).expect("the request is answered")
 }
 
 /// Makes a requester a subscriber. This requires two requests.

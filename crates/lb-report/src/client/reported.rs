@@ -27,11 +27,11 @@ pub struct Base {
 pub struct Report<T> {
     /// The readiness that the backend reports.
     pub readiness: Readiness,
-    /// Its number.
+    /// The report's number.
     pub base: Base,
-    /// When it arrived.
+    /// When the report arrived.
     pub received: T,
-    /// How long it is valid.
+    /// How long the report is valid.
     pub valid_for: Duration,
     /// The load that the backend reports.
     pub load: ReportedLoad,
@@ -97,7 +97,7 @@ pub enum ReportState {
 }
 
 impl ReportState {
-    /// Its name in tables and JSON.
+    /// The state's name in tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -274,7 +274,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Repo
         self.round_trip
     }
 
-    /// The number of requests in a row that were not answered, without the latest request.
+    /// The number of unanswered requests in a row, not counting the latest request.
     pub fn unanswered(&self) -> u32 {
         self.unanswered
     }
@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// The state after this agent has answered at `now`.
+    /// The reported state after an answer of `agent` at `now`.
     fn with_report(agent: Agent, now: Duration) -> Reported<Duration> {
         let mut reported = Reported::default();
         let request = reported.new_request(name(), &keys(), 1, now);
@@ -414,7 +414,11 @@ mod tests {
         let mut answer = Agent::of(Readiness::LameDuck).answer(&request);
         answer.hold = Be32::from_host(0);
         reported.take(&answer.sealed(keys().current().key.wire()), &keys(), at(0)).unwrap();
-        assert_eq!(reported.lame_until(), Some(at(6_000)), "the report is valid until then");
+        assert_eq!(
+            reported.lame_until(),
+            Some(at(6_000)),
+            "the backend is a lame duck while its report is valid"
+        );
     }
 
     #[test]
@@ -481,7 +485,11 @@ mod tests {
             (101, 0, Ok(())),
         ] {
             let push = Agent { incarnation, counter, ..lame }.push();
-            assert_eq!(reported.take(&push, &keys(), at(1)), expected, "{incarnation} {counter}");
+            assert_eq!(
+                reported.take(&push, &keys(), at(1)),
+                expected,
+                "incarnation {incarnation}, counter {counter}"
+            );
         }
         // The agent's disk was lost, and its clock is behind.
         let request = reported.new_request(name(), &keys(), 9, at(2));
@@ -543,7 +551,7 @@ mod tests {
         assert_eq!(
             reported.take(&reflected, &keys(), at(2)),
             Err(Disbelieved::NotAReport),
-            "it has no number"
+            "the datagram contains no number"
         );
         reflected.counter = Be32::from_host(1);
         assert_eq!(reported.take(&reflected, &keys(), at(2)), Err(Disbelieved::Forged));

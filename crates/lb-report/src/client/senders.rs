@@ -23,7 +23,7 @@ use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Malformed};
 /// A backend to poll.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Its name.
+    /// The backend's name.
     pub name: Name,
     /// The address of its agent.
     pub agent: SocketAddr,
@@ -31,7 +31,7 @@ pub struct Target {
     pub keys: Keys<BackendKey>,
     /// The interval between requests.
     pub interval: Duration,
-    /// Its report id; 0 if it has none.
+    /// The backend's report id; 0 if it has none.
     pub id: u32,
 }
 
@@ -131,7 +131,7 @@ impl<T> Stored<T> {
     }
 }
 
-/// The state of a backend to store.
+/// The state to store for a backend.
 #[derive(Debug)]
 pub struct ToStore<'s, T> {
     /// The backend.
@@ -147,7 +147,7 @@ pub struct ToStore<'s, T> {
 /// An index into the list of senders.
 type Place = u32;
 
-/// An unchanged state is stored again only after this many reports, because each store costs a
+/// An unchanged state is stored again only after this many reports, because each store requires a
 /// system call. The repetition is needed because the register's entry may have been recreated
 /// without the state.
 const REPEATED: u8 = 15;
@@ -173,7 +173,7 @@ pub struct Senders<T> {
 const ACKNOWLEDGED_FOR: Duration = Duration::from_millis(ACKNOWLEDGED_FOR_MS as u64);
 
 impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Senders<T> {
-    /// No backends yet.
+    /// Creates a set without backends.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -283,15 +283,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     }
 
     fn insert(&mut self, name: Name, sender: Sender<T>) {
-        let place = Place::try_from(self.senders.len()).expect("as many backends as fit into memory");
+        let place = Place::try_from(self.senders.len()).expect("the number of backends fits in 32 bits");
         self.due.insert((sender.due, place));
         self.expiries.extend(sender.expiry.map(|expiry| (expiry, place)));
         self.places.insert(name, place);
         self.senders.push(sender);
     }
 
-    /// When the next request is due or the next verdict ends; `None` if there is neither a request
-    /// nor a verdict that ends.
+    /// When the next request is due or the next verdict ends; `None` if neither will happen.
     pub fn next_due(&self) -> Option<T> {
         let first = |of: &BTreeSet<(T, Place)>| of.first().map(|(at, _)| *at);
         first(&self.due).into_iter().chain(first(&self.expiries)).min()
@@ -567,7 +566,7 @@ mod tests {
                 nonce
             };
             let requests = senders.requests(usize::MAX, &mut draw, at(now));
-            assert!(requests.len() <= 100, "{} at {now} ms, 50 on average", requests.len());
+            assert!(requests.len() <= 100, "{} requests at {now} ms, expected at most 100", requests.len());
             for Request { datagram: request, .. } in requests {
                 sent.entry(request.port.to_host()).or_default().push(now);
             }
@@ -598,7 +597,7 @@ mod tests {
         let lame = report(1, Kind::Answer, Readiness::LameDuck, 1, request.nonce);
         let (name, change) = senders.take(lame.bytes(), at(2_000)).unwrap();
         assert_eq!(name, target(1).name);
-        let verdict = change.expect("a change").verdict.expect("a verdict");
+        let verdict = change.expect("the verdict has changed").verdict.expect("the backend has a verdict");
         assert_eq!((verdict.health, verdict.until), (Health::LameDuck, None));
         let again = report(1, Kind::Push, Readiness::LameDuck, 2, 0);
         assert_eq!(senders.take(again.bytes(), at(3_000)), Ok((name, None)));
@@ -786,7 +785,7 @@ mod tests {
             now += 3_000;
             let request = senders.requests(1, || 9, at(now)).remove(0).datagram;
             let mut answer = report(1, Kind::Answer, readiness, counter, request.nonce);
-            // The lame duck ends at the same time as before.
+            // The report's hold ends at the same time as before.
             answer.hold = Be32::from_host(600_000 - u32::try_from(now).unwrap());
             let answer = answer.sealed(target(1).keys.current().key.wire());
             senders.take(answer.bytes(), at(now)).unwrap();
@@ -798,7 +797,7 @@ mod tests {
         let turns: Vec<usize> = (0..33).filter(|turn| stored[*turn]).collect();
         assert_eq!(turns, [0, 16, 32]);
         assert!(store(&mut senders, Readiness::LameDuck, 2));
-        assert!(!store(&mut senders, Readiness::LameDuck, 2), "the lame duck ends at the same time");
+        assert!(!store(&mut senders, Readiness::LameDuck, 2), "the hold ends at the same time");
         assert!(store(&mut senders, Readiness::Ready, 3));
         senders.set_targets([target(1)], |_| (None, None), at(0));
         assert!(!store(&mut senders, Readiness::Ready, 3));

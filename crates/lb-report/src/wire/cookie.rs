@@ -1,5 +1,5 @@
-//! Cookies prove to an agent, which stores no state for this, that a client receives datagrams at
-//! its address. They also identify the last change that the client has received.
+//! Cookies prove to an agent that a client receives datagrams at its address. The agent stores no
+//! state for this. Cookies also identify the last change that the client has received.
 //!
 //! A cookie has two parts: 48 bits of a SipHash under a secret of the agent, and the number of the
 //! last change of the readiness in the clear. The hash is over the client's address and port, the
@@ -91,13 +91,13 @@ mod tests {
     const SECRET: Key = Key::from_bytes([7; 16]);
 
     fn name(address: &str, protocol: u8) -> SenderName {
-        let address: SocketAddr = address.parse().expect("an address");
+        let address: SocketAddr = address.parse().expect("the address is valid");
         let port = Be16::from_host(address.port());
         SenderName { address: address.ip().into(), port, protocol, _reserved: 0 }
     }
 
     fn source(address: &str) -> RequestSource {
-        let address: SocketAddr = address.parse().expect("an address");
+        let address: SocketAddr = address.parse().expect("the address is valid");
         RequestSource { address: address.ip().into(), port: Be16::from_host(address.port()) }
     }
 

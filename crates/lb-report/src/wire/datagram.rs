@@ -43,7 +43,7 @@ pub enum Readiness {
 /// Why bytes are not a valid datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Malformed {
-    /// Their length is not [`BYTES`].
+    /// The length is not [`BYTES`].
     Length,
     /// The version is not [`VERSION`].
     Version,
@@ -301,7 +301,7 @@ mod tests {
     const KEY: Key = Key::from_bytes(*b"of sixteen bytes");
 
     fn backend() -> SocketAddr {
-        "10.1.2.3:8080".parse().expect("an address")
+        "10.1.2.3:8080".parse().expect("the address is valid")
     }
 
     fn report() -> Datagram {
@@ -336,7 +336,7 @@ mod tests {
         let (authenticated, mac) = sealed.bytes().split_at(AUTHENTICATED_BYTES);
         assert_eq!(authenticated, expected);
         assert_eq!(mac, [0xa4, 0xa8, 0xc4, 0x8b, 0x74, 0x32, 0x12, 0x1c]);
-        let parsed = Datagram::parse(sealed.bytes()).expect("a datagram");
+        let parsed = Datagram::parse(sealed.bytes()).expect("the bytes are a datagram");
         assert_eq!(parsed, sealed);
         assert_eq!((parsed.kind(), parsed.readiness()), (Some(Kind::Answer), Some(Readiness::LameDuck)));
         assert_eq!(parsed.backend(), backend());
@@ -388,7 +388,7 @@ mod tests {
             ("fec0::1", true),
             ("ff02::1", false),
         ] {
-            let ip: IpAddr = address.parse().expect("an address");
+            let ip: IpAddr = address.parse().expect("the address is valid");
             let datagram = Datagram::about(Kind::Request, IPPROTO_TCP, SocketAddr::new(ip, 80));
             let expected = if is_one { Ok(()) } else { Err(Malformed::Name) };
             assert_eq!(datagram.check(), expected, "{address}");

@@ -38,7 +38,7 @@ impl Disbelieved {
         Self::Premature,
     ];
 
-    /// Its name in metrics and JSON.
+    /// The reason's name in metrics and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotAReport => "not-a-report",
@@ -127,7 +127,8 @@ mod tests {
     use super::*;
 
     fn report(kind: Kind, incarnation: u32, counter: u32, nonce: u64) -> Datagram {
-        let mut report = Datagram::about(kind, IPPROTO_TCP, "10.0.0.1:80".parse().expect("an address"));
+        let mut report =
+            Datagram::about(kind, IPPROTO_TCP, "10.0.0.1:80".parse().expect("the address is valid"));
         report.incarnation = Be32::from_host(incarnation);
         report.counter = Be32::from_host(counter);
         report.nonce = nonce;
@@ -196,7 +197,7 @@ mod tests {
             (Readiness::Unknown, 10_000, 600_000, 5_000),
         ] {
             let until = lame_until_ns(&of(readiness, valid_for, hold), 5_000, 1_000);
-            assert_eq!(until, expected, "{readiness:?} {valid_for} {hold}");
+            assert_eq!(until, expected, "{readiness:?}, valid for {valid_for} ms, hold {hold} ms");
         }
     }
 }

@@ -23,8 +23,8 @@ impl Key {
 
 /// The message authentication code of a message of `N` words, whose bytes are read in memory order.
 ///
-/// This function is not inlined into kernel programs: their stack has only 512 bytes, and would
-/// contain the variables once per call.
+/// This function is not inlined into kernel programs, because every inlined copy would need space
+/// for its variables on the stack of 512 bytes.
 #[cfg_attr(target_arch = "bpf", inline(never))]
 #[cfg_attr(not(target_arch = "bpf"), inline(always))]
 pub fn siphash<const N: usize>(&Key([low, high]): &Key, message: &[u64; N]) -> u64 {
@@ -88,11 +88,11 @@ mod tests {
     fn siphash_matches_known_vectors() {
         let key = Key::from_bytes(KEY);
         let words = |first: u8| {
-            u64::from_ne_bytes(core::array::from_fn(|n| first + u8::try_from(n).expect("below 8")))
+            u64::from_ne_bytes(core::array::from_fn(|n| first + u8::try_from(n).expect("n is below 8")))
         };
         assert_eq!(siphash(&key, &[]), 0x726f_db47_dd0e_0e31);
         assert_eq!(siphash(&key, &[words(0)]), 0x93f5_f579_9a93_2462);
-        let words = core::array::from_fn::<_, 7, _>(|n| words(8 * u8::try_from(n).expect("below 7")));
+        let words = core::array::from_fn::<_, 7, _>(|n| words(8 * u8::try_from(n).expect("n is below 7")));
         assert_eq!(siphash(&key, &words), 0xb78d_bfaf_3a8d_83bd);
     }
 
