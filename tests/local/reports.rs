@@ -150,7 +150,7 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
     eventually("the run waits for an agent", log, |log| log.contains("cannot register with the agent yet"));
     end(&mut child);
     assert_eq!(child.wait().expect("the run ends").signal(), Some(15));
-    assert!(log().contains("a signal ended the run before the command was started"), "{}", log());
+    assert!(log().contains("a signal arrived before the command was started"), "{}", log());
 }
 
 /// A push that reports the first backend as a lame duck, with a higher number than all accepted

@@ -331,5 +331,5 @@ impl Serve {
     }
 }
 
-/// How long the end of a command waits for threads that block, for example in a file system.
+/// How long the end of a socklb command waits for threads that block, for example in a file system.
 const STOPPING: Duration = Duration::from_secs(2);

@@ -69,7 +69,7 @@ pub struct Client {
     run: PathBuf,
 }
 
-/// Parameters of a request, by name.
+/// Names and values of a request's parameters.
 pub type QueryParameters<'s> = [(&'s str, String)];
 
 impl Client {

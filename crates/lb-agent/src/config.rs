@@ -73,7 +73,7 @@ impl Default for AgentConfig {
 }
 
 impl AgentConfig {
-    /// The keys with different values in `self` and `other` that need a restart.
+    /// The configuration keys that need a restart and have different values in `self` and `other`.
     pub fn fixed(&self, other: &Self) -> Vec<&'static str> {
         let mut fixed = Vec::new();
         let mut differ = |key, differs: bool| fixed.extend(differs.then_some(key));

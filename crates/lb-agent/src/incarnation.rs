@@ -23,7 +23,7 @@ const MAX_BYTES: u64 = 64;
 /// million further starts are possible.
 const LATEST: u32 = u32::MAX - 1_000_000;
 
-/// Returns the number of this start. `stored` is the last stored number.
+/// Returns the incarnation of this start. `stored` is the last stored incarnation.
 pub fn next(stored: Option<u32>, wall: SystemTime) -> u32 {
     let seconds = wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let seconds = u32::try_from(seconds).unwrap_or(u32::MAX).min(LATEST);

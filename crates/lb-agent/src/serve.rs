@@ -93,7 +93,8 @@ pub enum Role {
     Within,
 }
 
-/// A running agent. A drop ends the agent; [`Agent::stop`] also removes the control socket.
+/// A running agent. Dropping this value ends the agent; [`Agent::stop`] also removes the control
+/// socket.
 pub struct Agent {
     queries: mpsc::Sender<Query>,
     addresses: Vec<SocketAddr>,
@@ -298,8 +299,8 @@ impl Agent {
         let _ = tokio::time::timeout(within, all_have).await;
     }
 
-    /// Ends the agent, and frees its ports and its socket for the next agent. Clients continue with
-    /// its last reports.
+    /// Ends the agent, and frees its ports and its socket for the next agent. Clients continue to
+    /// use its last reports.
     pub async fn stop(mut self) {
         let _ = self.queries.send(Query::Stopping).await;
         // The socket is removed before the listener is closed: while the listener exists, no other

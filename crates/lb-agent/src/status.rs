@@ -104,14 +104,14 @@ pub struct ReportedLoadStatus {
     pub by_application: bool,
 }
 
-/// Datagrams since the start.
+/// Numbers of datagrams since the start of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatagramCounts {
     /// Requests that were answered.
     pub answered: u64,
     /// How many of the `answered` requests the kernel answered.
     pub answered_by_kernel: u64,
-    /// Datagrams that were not answered, by reason.
+    /// Number of datagrams that were not answered, for each reason.
     pub refused: BTreeMap<String, u64>,
     /// Pushes that were sent; each repetition is counted.
     pub pushed: u64,
@@ -186,7 +186,7 @@ impl AgentStatus {
     }
 }
 
-/// A time for people, in one unit.
+/// Formats a time for people, in one unit.
 fn seconds(seconds: f64) -> String {
     let units = [(86_400.0, "d"), (3600.0, "h"), (60.0, "m")];
     let unit = units.into_iter().find(|(unit, _)| seconds >= 2.0 * unit);

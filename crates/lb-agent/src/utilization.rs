@@ -27,10 +27,10 @@ pub fn below_the_mount(text: &str) -> Option<PathBuf> {
     (is_below && !path.as_os_str().is_empty()).then(|| path.to_owned())
 }
 
-/// The use of a cgroup up to the time of reading.
+/// The use of processors by a cgroup, at the time of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// When the use was read.
+    /// The time of the reading.
     pub at: Instant,
     /// Time on processors, of all threads of the cgroup together.
     pub used: Duration,

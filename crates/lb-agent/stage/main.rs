@@ -57,7 +57,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Role::Serve { stubborn, fork } => {
             if fork {
                 let mut words = std::env::args_os().filter(|word| word != "--fork");
-                let program = words.next().context("its own name")?;
+                let program = words.next().context("the first argument is missing")?;
                 Command::new(program).args(words).process_group(0).spawn()?;
                 return Ok(ExitCode::SUCCESS);
             }

@@ -136,7 +136,7 @@ async fn an_operators_lame_duck_survives_an_agent_restart() {
     assert_eq!(
         stage.status().await.backends[0].readiness,
         "unknown",
-        "neither a check nor a program reports its state"
+        "no check and no program reports the backend's state"
     );
     // An operator can also undo the lame duck of a backend that no longer exists.
     let run = stage.folder.path().join("run");
@@ -331,7 +331,7 @@ async fn a_lame_duck_remains_a_lame_duck_after_an_agent_restart() {
     let run = stage.folder.path().join("run");
     let reporter =
         RemoteReporter::register(&run, name(), None, Readiness::LameDuck, Duration::ZERO).await.unwrap();
-    // The program is killed as well, so that only the agent has the state.
+    // The program is also killed, so that only the agent has the state.
     drop(reporter);
     let Stage { folder, agent } = stage;
     agent.stop().await;

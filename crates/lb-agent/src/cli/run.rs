@@ -55,7 +55,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
         let registered = tokio::select! {
             registered = RemoteReporter::register(&run_directory, backend, keys.clone(), unknown, CLAIM) => registered,
             signal = signals.end_requested() => {
-                info!(%backend, %signal, "a signal ended the run before the command was started");
+                info!(%backend, %signal, "a signal arrived before the command was started");
                 return Ok(ProcessStatus::Killed(signal));
             }
         };
@@ -75,7 +75,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
             }
             Err(ClientError::NotRunning(_)) => {
                 let keys = keys.context(
-                    "no agent runs on this host, and --key is missing: name the file of the backend's keys, so that this run \
+                    "no agent runs on this host, and --key is missing: name the file of the backend's keys, so that this process \
                      can answer clients itself",
                 )?;
                 info!(%backend, "no agent runs on this host; this process answers clients itself");

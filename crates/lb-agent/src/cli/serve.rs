@@ -34,9 +34,9 @@ pub fn run(what: Serve, directories: Directories) -> Result<()> {
     served
 }
 
-/// Removes the capabilities that the kernel's answers need from the ambient set, so that the
-/// command of a health check does not inherit them. The change applies to the calling thread and to
-/// all threads that it starts.
+/// Removes the capabilities that `[xdp]` needs from the ambient set, so that the command of a
+/// health check does not inherit them. The change applies to the calling thread and to all threads
+/// that it starts.
 fn drop_ambient_capabilities() {
     for capability in [CapabilitySet::BPF, CapabilitySet::NET_ADMIN, CapabilitySet::PERFMON] {
         // The call fails if the kernel does not have the capability. In this case, no process can

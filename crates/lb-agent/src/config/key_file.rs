@@ -82,7 +82,7 @@ mod tests {
         for (owner, reader, expected) in
             [(0, 0, true), (7, 0, true), (0, 7, true), (7, 7, true), (8, 7, false)]
         {
-            assert_eq!(may_own(owner, reader), expected, "{owner} {reader}");
+            assert_eq!(may_own(owner, reader), expected, "owner {owner}, reader {reader}");
         }
     }
 

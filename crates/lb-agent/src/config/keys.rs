@@ -1,7 +1,7 @@
 //! Every key of `agent.toml`: its valid values, its default, and its effect.
 //!
-//! These rows define the checks of each single value, the messages of these checks, and the tables
-//! of docs/reference/agent.md.
+//! The rows below define the checks of each single value, the messages of these checks, and the
+//! tables of docs/reference/agent.md.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;

@@ -41,7 +41,7 @@ const SHOWN: Duration = Duration::from_millis(LEASE.as_secs() * 1000 / 3);
 /// detect that a program was killed, and longer than a service manager takes to restart an agent.
 pub const CLAIM: Duration = Duration::from_secs(LEASE.as_secs() + 1);
 
-/// Pause between two attempts.
+/// Pause between two attempts to register.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The state of the registration. The mutex around this state allows one request at a time.

@@ -1,5 +1,5 @@
-//! The one loop of a run: receives events, passes them to the [lifecycle](super::lifecycle), and
-//! executes the actions that the lifecycle returns.
+//! The event loop of `socklb agent run`: receives events, passes them to the
+//! [lifecycle](super::lifecycle), and executes the actions that the lifecycle returns.
 
 mod checks;
 

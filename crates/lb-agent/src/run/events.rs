@@ -1,4 +1,4 @@
-//! The events for which a run waits, including signals.
+//! The events that `socklb agent run` handles, including signals.
 
 use std::io;
 use std::time::Duration;
@@ -25,12 +25,12 @@ pub enum RunEvent {
     Check,
     /// The time limit of the readiness command with this number has passed.
     CheckOverdue(u64),
-    /// The time has passed after which a warning is logged if the application is not ready.
+    /// The time limit has passed after which a warning is logged that the application is not ready.
     Late,
     /// The number of clients that have not acknowledged the last report.
     Unacknowledged(usize),
-    /// A count of the connections has ended. The fields are the time from the start of the run to
-    /// the start of the count, and the result.
+    /// A count of the connections has ended. The fields are the time from the start of `socklb
+    /// agent run` to the start of the count, and the result.
     Looked(Duration, io::Result<Connections>),
 }
 
@@ -51,7 +51,7 @@ pub struct Signals {
 
 impl Signals {
     /// Receives signals from now on. Excludes signals that were ignored when this process started,
-    /// because the command must ignore them as well. SIGTERM is received in any case.
+    /// because the command must also ignore them. SIGTERM is received in any case.
     ///
     /// # Errors
     /// If the kernel refuses a signal handler.
@@ -60,8 +60,8 @@ impl Signals {
         Ok(Self { events, tasks })
     }
 
-    /// Waits for a signal that requests the end. The caller uses this function before the command
-    /// is started. Other signals then have no effect.
+    /// Waits for a signal that requests the end of this process, before the command is started.
+    /// Other signals have no effect.
     pub async fn end_requested(&mut self) -> Signal {
         loop {
             let event = self.events.receiver.recv().await.expect("this process holds a sender");
@@ -98,7 +98,7 @@ fn take_signals() -> io::Result<(Events, JoinSet<()>)> {
     Ok((Events { sender, receiver }, tasks))
 }
 
-/// A set of signals with one bit per signal; the lowest bit is for signal 1.
+/// The signals that this process ignores, with one bit per signal; the lowest bit is for signal 1.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

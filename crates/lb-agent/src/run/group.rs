@@ -1,8 +1,8 @@
-//! Process groups and sessions, by their leaders.
+//! Finds process groups and sessions, each of which is identified by its leader.
 //!
 //! A leader outside of this process's PID namespace has no number in this namespace. A process has
-//! such a leader if it was started in a container from outside. The kernel then returns 0, and
-//! rustix would panic.
+//! such a leader if it was started in a container from outside. The kernel then returns 0, on which
+//! rustix panics, so this module calls libc.
 
 use rustix::process::Pid;
 

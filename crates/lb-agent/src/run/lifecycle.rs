@@ -1,8 +1,8 @@
-//! The state machine of a run, from the start of its command to its end: states, inputs and
-//! actions.
+//! The state machine of `socklb agent run`, from the start of the command to its end: states,
+//! inputs and actions.
 //!
-//! The state machine is pure: it uses no processes and no sockets. The time since the start of the
-//! run is an argument, and the driver executes the actions that the state machine returns.
+//! The state machine is pure: it uses no processes and no sockets. The time since the start is an
+//! argument, and the driver executes the actions that the state machine returns.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Time in which connections may still arrive after all clients have acknowledged, because a SYN
 /// may have been in flight, or may have been lost twice. Kernel fact: a SYN is retransmitted one
-/// second and three seconds after the first SYN (since Linux 6.5 one and two seconds after it:
+/// second and three seconds after the first SYN (since Linux 6.5: one and two seconds,
 /// tcp_syn_linear_timeouts).
 pub const SETTLE: Duration = Duration::from_millis(3200);
 
@@ -43,12 +43,12 @@ pub struct LifecycleOptions {
 /// One count of the backend's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionSnapshot {
-    /// The time from the start of the run to the start of the count.
+    /// The time from the start of `socklb agent run` to the start of the count.
     pub began: Duration,
     /// The number of connections in use.
     pub busy: usize,
-    /// The number of open connections that have been idle for so long that the run does not wait
-    /// for them.
+    /// The number of open connections that have been idle for so long that `socklb agent run` does
+    /// not wait for them.
     pub idle: usize,
 }
 
@@ -59,7 +59,7 @@ pub enum Left {
     NoProcess,
     /// Some descendants are left, and a socket listens at the backend's port.
     Serving,
-    /// Some descendants are left, and no socket listens at that port.
+    /// Some descendants are left, and no socket listens at the backend's port.
     Others,
 }
 
@@ -96,7 +96,7 @@ pub enum Cause {
     /// All clients have acknowledged, or the time to acknowledge is over; and no connection is in
     /// use.
     Quiet,
-    /// The grace has passed.
+    /// The grace (`--grace`) has passed.
     Grace,
     /// A second signal requested the end.
     SecondSignal,
@@ -108,8 +108,8 @@ pub struct Wait {
     pub cause: Cause,
     /// How long the wait took.
     pub waited: Duration,
-    /// The number of clients that had not acknowledged; `None` if the agent never reported this
-    /// number.
+    /// The number of clients that had not acknowledged the lame duck; `None` if the agent never
+    /// reported this number.
     pub unacknowledged: Option<usize>,
     /// The last count of the connections; `None` if there was none.
     pub look: Option<ConnectionSnapshot>,
@@ -133,7 +133,7 @@ pub enum Action {
     Stop(Signal),
     /// Kills all remaining processes.
     Kill,
-    /// Ends the run.
+    /// Ends `socklb agent run` with this status.
     End(ProcessStatus),
 }
 
@@ -174,11 +174,11 @@ pub struct Lifecycle {
     /// How the command itself has ended or, if it has left the application behind, how the
     /// application has ended.
     status: Option<ProcessStatus>,
-    /// Whether the command has ended with exit code 0 while its descendants continue: they are the
-    /// application.
+    /// Whether the command has ended with exit code 0 while its descendants continue: the
+    /// descendants are the application.
     forked_away: bool,
-    /// Whether the application has ended or has stopped serving without a signal that requested
-    /// this.
+    /// Whether the application has ended or has stopped serving without a signal that requested its
+    /// end.
     down: bool,
 }
 
@@ -204,7 +204,7 @@ impl Lifecycle {
         matches!(self.state, State::Starting)
     }
 
-    /// Whether the run waits for clients and connections.
+    /// Whether the driver has to wait for clients and connections.
     pub fn is_waiting(&self) -> bool {
         matches!(self.state, State::Waiting(_))
     }
@@ -214,7 +214,7 @@ impl Lifecycle {
         self.status.is_some()
     }
 
-    /// The time since the start of the run at which the lifecycle needs [`Input::Elapsed`].
+    /// The time since the start at which the driver must pass [`Input::Elapsed`].
     pub fn deadline(&self) -> Option<Duration> {
         match self.state {
             State::Starting | State::Serving | State::Ended => None,
@@ -257,8 +257,8 @@ impl Lifecycle {
             State::Serving if self.stopped => Readiness::Down,
             State::Serving => Readiness::Ready,
             State::Starting | State::Prewarming(_) | State::Waiting(_) => Readiness::LameDuck,
-            // A lame duck stays a lame duck after its end, because another run of the backend will
-            // follow.
+            // A lame duck stays a lame duck after its end, because the backend will be started
+            // again.
             State::Stopping { .. } | State::Ended => self.reported.unwrap_or(Readiness::LameDuck),
         }
     }
@@ -378,7 +378,7 @@ impl Lifecycle {
                 if has_failed || serves_no_more {
                     self.down = true;
                     // The processes that are left are not the application, so their exit status is
-                    // not the status of the run.
+                    // ignored.
                     self.forked_away = false;
                     self.stop(now, Signal::TERM, actions);
                 }

@@ -66,9 +66,9 @@ pub enum ReadinessMethod {
 /// How an application is notified that it is a lame duck.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LameDuckHook {
-    /// The run sends this signal to the command.
+    /// `socklb agent run` sends this signal to the command.
     Signal(Signal),
-    /// The run executes this shell command.
+    /// `socklb agent run` executes this shell command.
     Command(String),
 }
 

@@ -27,7 +27,7 @@ pub enum ReadinessProbe {
 }
 
 impl ReadinessProbe {
-    /// Makes attempts until one succeeds.
+    /// Repeats the check until an attempt succeeds.
     pub async fn until_ready(self, mut listener: BackendListener) {
         while !self.succeeds(&mut listener).await {
             tokio::time::sleep(PAUSE).await;

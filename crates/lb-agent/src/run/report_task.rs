@@ -1,5 +1,5 @@
 //! Reports the backend's readiness to the agent, in a separate task. If the agent fails or hangs,
-//! the task retries, and the run continues.
+//! the task retries, and `socklb agent run` continues.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// lame duck acknowledge within a few round trips.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long the task may take to deliver the last report after the end of the run.
+/// How long the task may take to deliver the last report after the driver has ended.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// The handle of the task: passes the backend's readiness to the task.
@@ -75,7 +75,7 @@ async fn report_wishes<V: ReadinessReporter>(
     let mut all_acknowledged = false;
     let mut pause = PAUSE;
     loop {
-        // The end of the run is checked before the readiness is read, so that the last change is
+        // The end of the driver is checked before the readiness is read, so that the last change is
         // not missed.
         let is_over = wishes.has_changed().is_err();
         let wish = *wishes.borrow_and_update();
@@ -88,7 +88,7 @@ async fn report_wishes<V: ReadinessReporter>(
             None if wish.polls && !all_acknowledged => match bounded(reporter.unacknowledged()).await {
                 Ok(count) => {
                     all_acknowledged = count == 0;
-                    // After the end of the run, the channel has no receiver.
+                    // The send fails only after the driver has ended.
                     let _ = events.send(RunEvent::Unacknowledged(count)).await;
                     wait(&mut wishes, POLL_INTERVAL).await;
                     Ok(())
@@ -111,7 +111,7 @@ async fn report_wishes<V: ReadinessReporter>(
     }
 }
 
-/// Waits for `pause`, or until the run changes its requests to the task.
+/// Waits for `pause`, or until the driver changes its requests to the task.
 async fn wait(wishes: &mut watch::Receiver<Wish>, pause: Duration) {
     let changed = async {
         if wishes.changed().await.is_err() {

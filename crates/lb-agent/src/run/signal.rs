@@ -1,5 +1,5 @@
-//! Signals by their numbers and names, the signals that a run passes on, and calls that only libc
-//! offers.
+//! Numbers and names of signals, the signals that `socklb agent run` passes on, and calls that only
+//! libc offers.
 
 use std::io;
 use std::mem::MaybeUninit;

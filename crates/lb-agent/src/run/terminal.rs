@@ -14,7 +14,7 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use super::group::{group_of, own_group, session_of};
 use super::signal::{Signal, before_exec, without_ttou};
 
-/// A terminal that had the group of this process in its foreground when the run started.
+/// A terminal that had the group of this process in its foreground when `socklb agent run` started.
 #[derive(Debug)]
 pub struct Terminal {
     file: File,

@@ -29,7 +29,7 @@ struct RunningCheck {
 }
 
 impl Checks {
-    /// No backend has a check at first. Results are sent to `events`.
+    /// Creates a set without checks. Results are sent to `events`.
     pub fn new(events: mpsc::Sender<AgentEvent>) -> Self {
         Self { tasks: JoinSet::new(), by_name: BTreeMap::new(), events, begun: 0 }
     }

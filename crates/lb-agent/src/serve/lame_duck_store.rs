@@ -58,8 +58,8 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// How long the answer to a command waits for the disk.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(1);
 
-/// Stores the state on a separate thread, because a disk may be slow. A drop waits for pending
-/// writes, up to a time limit.
+/// Stores the state on a separate thread, because a disk may be slow. Dropping this value waits for
+/// pending writes, up to a time limit.
 pub struct LameDuckStore {
     thread: Option<WriterThread>,
     fault: Arc<Mutex<Option<String>>>,
@@ -68,7 +68,7 @@ pub struct LameDuckStore {
 struct WriterThread {
     /// The state that is stored, or is being stored.
     last: LameDuckLists,
-    /// The number of the last change to that state.
+    /// The number of the last change to `last`.
     number: u64,
     inbox: Option<mpsc::Sender<(u64, LameDuckLists)>>,
     /// The number of the last change that the thread has attempted to write.

@@ -14,7 +14,7 @@ use super::AgentEvent;
 use crate::config::{BackendConfig, Utilization};
 use crate::utilization::{Measured, Mounts, Usage, measure};
 
-/// Time between two readings. Reported utilization is the mean over this time.
+/// Time between two readings of the cgroups. Reported utilization is the mean over this time.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// A backend, its cgroup, and the processors that the cgroup can use, in thousandths.
@@ -80,8 +80,8 @@ impl Measuring {
         self.cgroups.iter().any(|(of, ..)| *of == name)
     }
 
-    /// Handles a reading. Returns the load since the previous reading; `None` if this reading is
-    /// the first or has failed.
+    /// Handles a reading of a backend's cgroup. Returns the load since the previous reading; `None`
+    /// if this reading is the first or has failed.
     pub fn measured(&mut self, name: Name, measured: Measured) -> Option<Load> {
         if !self.has(name) {
             // The reading began before the configuration changed.

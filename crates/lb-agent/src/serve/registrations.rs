@@ -216,7 +216,8 @@ impl Registrations {
         alive.filter_map(|(name, registration)| Some((*name, registration.cgroup.as_deref()?)))
     }
 
-    /// Ends the registrations that are overdue at `now`, and returns their ends.
+    /// Ends the registrations that are overdue at `now`, and returns a [`RegistrationEnd`] for
+    /// each.
     pub fn expire(&mut self, now: Instant) -> Vec<RegistrationEnd> {
         let mut ends = Vec::new();
         self.by_name.retain(|name, registration| match registration.life {

@@ -180,7 +180,7 @@ impl Server {
         }
     }
 
-    /// Adds a backend, or applies changes to it.
+    /// Adds a backend, or applies changes of its configuration.
     pub fn have(&mut self, backend: &BackendConfig, now: Instant) {
         let name = backend.name;
         self.reports.set(name, backend.keys.clone(), backend.rules(), now);

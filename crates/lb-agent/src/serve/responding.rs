@@ -109,14 +109,15 @@ impl Responding {
         note(&mut self.unread, "cannot read which clients have sent requests", taken.err());
     }
 
-    /// The time of the next work, if nothing arrives before.
+    /// The next time at which [`Responding::prepare`] or [`Responding::look`] has work.
     pub fn next_at(&self, now: Instant) -> Option<Instant> {
         let loaded = self.loaded.as_ref().ok()?;
         let last = loaded.looked_at.map(|looked_at| looked_at.min(loaded.prepared_at));
         Some(last.map_or(now, |last| last + PREPARED_EVERY))
     }
 
-    /// How many requests the kernel has answered, and how many it has not answered, by reason.
+    /// The number of requests that the kernel has answered, and for each reason the number of
+    /// requests that it has refused.
     pub fn counts(&self) -> (u64, [u64; REFUSALS]) {
         let counts = self.loaded.as_ref().ok().and_then(|loaded| loaded.answers.counts().ok());
         counts.unwrap_or_default()

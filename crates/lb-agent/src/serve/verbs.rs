@@ -281,7 +281,7 @@ mod tests {
         let configured = keys(&format!("7 {one}\n8 {other}\n"));
         let has = |text: String| has_a_key(Some(&configured), &keys(&text));
         assert!(has(format!("7 {one}\n")) && has(format!("6 {one}\n8 {other}\n")));
-        assert!(!has(format!("6 {one}\n")), "its number is not configured");
+        assert!(!has(format!("6 {one}\n")), "the key's number is not configured");
         assert!(!has(format!("7 {other}\n")), "the keys differ");
         assert!(has_a_key(None, &keys(&format!("6 {one}\n"))), "the backend is not configured");
     }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::{Mounts, Usage};
 
-/// The use of a cgroup, or the reason why it cannot be read.
+/// The use of processors by a cgroup, or the reason why it cannot be read.
 pub type Measured = Result<Usage, String>;
 
-/// Reads the use of a cgroup. `cores` is the configured number of processors that the cgroup can
-/// use, in thousandths; `None` if none is configured.
+/// Reads the use of processors by a cgroup. `cores` is the configured number of processors that the
+/// cgroup can use, in thousandths; `None` if none is configured.
 ///
 /// # Errors
 /// A text, if the cgroup does not exist or its files do not show its use of processors.

@@ -1,4 +1,4 @@
-//! A run ends in the same way as its command.
+//! `socklb agent run` ends in the same way as its command.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -111,7 +111,7 @@ fn process_1_reaps_orphans_and_exits_with_the_code_of_a_signal() {
     let stage = Stage::new();
     for (line, code) in [
         ("exit 7", 7),
-        // The run is process 1, which its own signals do not kill.
+        // `socklb agent run` is process 1, which its own signals do not kill.
         ("kill -TERM $$", 143),
         // The application is the process that the command has left behind. This process ends once
         // the command has been reaped.

@@ -1,4 +1,4 @@
-//! Tests of the shutdown of a run, from SIGTERM to its end.
+//! Tests of the shutdown of `socklb agent run`, from SIGTERM to its end.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -78,7 +78,7 @@ fn a_second_signal_is_passed_on_at_once() {
     run.signal(Signal::TERM);
     stage.until("reported LameDuck");
     let twice = |log: &Vec<String>| log.iter().filter(|line| *line == "reported LameDuck").count() == 2;
-    super::stage::eventually("it is a lame duck again", || stage.log(), twice);
+    super::stage::eventually("the backend is a lame duck again", || stage.log(), twice);
     run.signal(Signal::TERM);
     assert_eq!(run.end().code(), Some(0));
 }

@@ -1,5 +1,5 @@
-//! A run with its command, and functions to observe the run and the command. At the end of a test,
-//! its remaining processes are killed.
+//! `socklb agent run` with its command, and functions to observe both processes. At the end of a
+//! test, its remaining processes are killed.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -23,10 +23,11 @@ pub const IN_PID_NAMESPACE: [&str; 6] =
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_agent-stage");
 
-/// Repeats `look` until `fact` accepts its result.
+/// Repeats `look` until `fact` accepts its result. `what` describes the expected fact.
 #[track_caller]
 pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> T {
-    within(PATIENCE, look, fact).unwrap_or_else(|seen| panic!("{what}: {seen:?}"))
+    within(PATIENCE, look, fact)
+        .unwrap_or_else(|seen| panic!("not true in time: {what}; last seen: {seen:?}"))
 }
 
 /// As [`eventually`], with a given time limit. The error is the last result of `look`.
@@ -44,7 +45,7 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
     }
 }
 
-/// The surroundings of a run: a folder, and an address that no other test uses.
+/// The surroundings of one test: a folder, and an address that no other test uses.
 pub struct Stage {
     folder: TempDir,
     pub address: SocketAddr,
@@ -56,8 +57,8 @@ impl Stage {
         let [.., high, low] = std::process::id().to_be_bytes();
         let ip = [127, high.max(1), low, NEXT.fetch_add(1, Ordering::Relaxed)];
         let address = TcpListener::bind(SocketAddr::new(ip.into(), 0)).and_then(|socket| socket.local_addr());
-        let address = address.expect("a port of loopback");
-        Self { folder: TempDir::new().expect("a folder"), address }
+        let address = address.expect("a loopback port is free");
+        Self { folder: TempDir::new().expect("a folder is created"), address }
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
@@ -80,8 +81,8 @@ impl Stage {
 
     pub fn write(&self, line: &str) {
         use std::io::Write;
-        let mut file = fs::OpenOptions::new().append(true).open(self.file("log")).expect("the log");
-        file.write_all(format!("{line}\n").as_bytes()).expect("a line");
+        let mut file = fs::OpenOptions::new().append(true).open(self.file("log")).expect("the log exists");
+        file.write_all(format!("{line}\n").as_bytes()).expect("the line is written");
     }
 
     #[track_caller]
@@ -99,7 +100,7 @@ impl Stage {
         first.into_iter().chain(role.iter().map(OsString::from)).collect()
     }
 
-    /// A run of `words`.
+    /// `socklb agent run` with the command `words`.
     pub fn command(&self, options: &[&str], words: &[impl AsRef<OsStr>]) -> Command {
         let program = self.program(&[&["run"], options, &["--"]].concat());
         let mut command = Command::new(&program[0]);
@@ -111,7 +112,7 @@ impl Stage {
         Run::start(&mut self.command(options, words))
     }
 
-    /// A run of an application that serves and is announced as ready.
+    /// Starts an application under `socklb agent run`, and waits until it is announced as ready.
     pub fn serve(&self, options: &[&str], application: &[&str]) -> Run {
         let run = self.start(options, &self.program(&[&["serve"], application].concat()));
         self.until("app takes signals");
@@ -141,7 +142,8 @@ fn with_usual_signals(command: &mut Command) {
     }
 }
 
-/// A run that is ended with all its descendants, whether the test passes or fails.
+/// A process of `socklb agent run`. It is ended with all its descendants, whether the test passes
+/// or fails.
 pub struct Run {
     pub child: Child,
     has_ended: bool,
@@ -150,7 +152,7 @@ pub struct Run {
 impl Run {
     pub fn start(command: &mut Command) -> Self {
         with_usual_signals(command);
-        Self { child: command.spawn().expect("a run"), has_ended: false }
+        Self { child: command.spawn().expect("the program starts"), has_ended: false }
     }
 
     pub fn pid(&self) -> Pid {
@@ -161,7 +163,7 @@ impl Run {
         kill_process(self.pid(), signal).expect("the run has not ended");
     }
 
-    /// Waits for the end, and returns how the run ended.
+    /// Waits for the end, and returns how the process ended.
     #[track_caller]
     pub fn end(&mut self) -> ExitStatus {
         let look = || self.child.try_wait().expect("this process is the parent of the run");
@@ -170,7 +172,7 @@ impl Run {
         status.expect("the run has ended")
     }
 
-    /// The children of the run and all their descendants.
+    /// All descendants of the process.
     pub fn descendants(&self) -> Vec<Pid> {
         let mut all = vec![self.pid()];
         let mut next = 0;
@@ -191,7 +193,7 @@ impl Drop for Run {
         if self.has_ended {
             return;
         }
-        // A stopped run reaps no child, so process IDs are not reused meanwhile.
+        // A stopped process reaps no child, so process IDs are not reused meanwhile.
         let _ = kill_process(self.pid(), Signal::STOP);
         for pid in self.descendants() {
             let _ = kill_process(pid, Signal::KILL);

@@ -1,4 +1,5 @@
-//! Tests of a run from its start until it is announced as ready, and of signals in that time.
+//! Tests of `socklb agent run` until the backend is announced as ready, and of signals in that
+//! time.
 
 use std::fs;
 use std::process::Command;
@@ -32,7 +33,7 @@ fn a_failing_agent_does_not_stop_the_application_and_receives_the_report_later()
     fs::remove_file(stage.file("broken")).unwrap();
     stage.until("reported Ready");
     fs::write(stage.file("broken"), "").unwrap();
-    // The agent receives no report, but the run ends.
+    // The agent receives no report, but `socklb agent run` ends.
     run.signal(Signal::TERM);
     assert_eq!(run.end().code(), Some(0));
 }
@@ -44,7 +45,8 @@ fn other_signals_are_passed_on() {
     passes_signals_on(&stage, run.pid());
 }
 
-/// In the PID namespace, the group of the run has no number. The group of the command has one.
+/// In the PID namespace, the process group of `socklb agent run` has no number, but the command's
+/// group has one.
 #[test]
 fn the_first_process_of_a_pid_namespace_passes_signals_on() {
     let stage = Stage::new();
@@ -66,7 +68,8 @@ fn passes_signals_on(stage: &Stage, run: Pid) {
         stage.until(&format!("app got {name}"));
     }
     // rustix has no real-time signals.
-    let kill = |number: &str| Command::new("/bin/sh").args(["-c", number]).status().expect("a shell");
+    let kill =
+        |number: &str| Command::new("/bin/sh").args(["-c", number]).status().expect("the shell starts");
     assert!(kill(&format!("kill -37 {run}")).success());
     stage.until("app got 37");
 }
@@ -77,12 +80,12 @@ fn a_stopped_application_is_down_until_it_continues() {
     let run = stage.serve(&[], &[]);
     let application = stage.application();
     run.signal(Signal::TSTP);
-    eventually("stopped", || state(application), |state| *state == Some('T'));
+    eventually("the application is stopped", || state(application), |state| *state == Some('T'));
     stage.until("reported Down");
     run.signal(Signal::CONT);
-    eventually("continued", || state(application), |state| *state == Some('S'));
+    eventually("the application continues", || state(application), |state| *state == Some('S'));
     eventually(
-        "ready again",
+        "the backend is reported as ready again",
         || stage.story(),
         |story| story.last().is_some_and(|entry| entry == "reported Ready"),
     );

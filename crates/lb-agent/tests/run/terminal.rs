@@ -1,5 +1,5 @@
-//! On a terminal, the command is in the foreground, and a shell's job control works as if there
-//! were no run.
+//! On a terminal, the command is in the foreground, and a shell's job control works as without
+//! `socklb agent run`.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -22,18 +22,23 @@ struct Terminal {
 impl Terminal {
     /// Starts `starter`, which makes the command the leader of a session on a new terminal.
     fn start(starter: &[&str], words: &[impl AsRef<std::ffi::OsStr>]) -> (Self, Run) {
-        let keyboard =
-            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
-        grantpt(&keyboard).expect("its other end");
-        unlockpt(&keyboard).expect("its other end");
-        let name = ptsname(&keyboard, Vec::new()).expect("its name").into_string().expect("in ASCII");
-        let line = || Stdio::from(File::options().read(true).write(true).open(&name).expect("its other end"));
+        let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a terminal is created");
+        grantpt(&keyboard).expect("the terminal is unlocked");
+        unlockpt(&keyboard).expect("the terminal is unlocked");
+        let name = ptsname(&keyboard, Vec::new())
+            .expect("the terminal has a name")
+            .into_string()
+            .expect("the name is ASCII");
+        let line = || {
+            Stdio::from(File::options().read(true).write(true).open(&name).expect("the terminal opens"))
+        };
         let first: Vec<&str> = starter.iter().copied().chain(["/usr/bin/setsid", "--ctty"]).collect();
         let mut command = Command::new(first[0]);
         command.args(&first[1..]).args(words).stdin(line()).stdout(line()).stderr(line());
         let run = Run::start(&mut command);
         let keyboard = File::from(keyboard);
-        let mut output = keyboard.try_clone().expect("a descriptor");
+        let mut output = keyboard.try_clone().expect("a descriptor is free");
         let (lines, screen) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
@@ -56,7 +61,7 @@ impl Terminal {
     fn until(&mut self, text: &str) {
         while !self.shown.contains(text) {
             let Ok(bytes) = self.screen.recv_timeout(Duration::from_secs(60)) else {
-                panic!("`{text}` is not shown, but {:?}", self.shown);
+                panic!("`{text}` is not shown; the terminal shows {:?}", self.shown);
             };
             self.shown += &String::from_utf8_lossy(&bytes);
         }
@@ -65,8 +70,8 @@ impl Terminal {
     }
 }
 
-/// Runs a command on a terminal. The command reads input. The stop key does not stop it, because no
-/// shell would continue it. Another key ends it.
+/// Runs a command on a terminal. The command reads input. The stop key does not stop the command,
+/// because no shell would continue it. The interrupt key ends it.
 fn read_and_end_by_a_key(starter: &[&str]) -> std::process::ExitStatus {
     let stage = Stage::new();
     let (mut terminal, mut run) = Terminal::start(starter, &stage.program(&["run", "--", "/bin/cat"]));
@@ -74,7 +79,7 @@ fn read_and_end_by_a_key(starter: &[&str]) -> std::process::ExitStatus {
     // The text appears twice: the terminal echoes it, and the command prints it.
     terminal.until("hello");
     terminal.until("hello");
-    // The run is not stopped, because no shell could continue it.
+    // The processes are not stopped, because no shell could continue them.
     terminal.type_in("\u{1a}");
     terminal.type_in("again\n");
     terminal.until("again");
@@ -88,8 +93,8 @@ fn the_command_reads_the_terminal_and_receives_its_keys() {
     assert_eq!(read_and_end_by_a_key(&[]).signal(), Some(2));
 }
 
-/// The session and the group of the process that starts the run have no number in the run's PID
-/// namespace.
+/// In the PID namespace of `socklb agent run`, the session and the group of its parent have no
+/// number.
 #[test]
 fn the_command_receives_the_terminals_keys_in_a_pid_namespace() {
     let shell = ["/bin/sh", "-c", r#""$@"; exit $?"#, "sh"];

@@ -21,12 +21,12 @@ pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The backend of most tests. No program runs it.
 pub fn name() -> Name {
-    lb_agent::name::parse("10.0.0.1:80").expect("a name")
+    lb_agent::name::parse("10.0.0.1:80").expect("the name is valid")
 }
 
-/// The keys of that backend.
+/// The keys of the backend [`name`].
 pub fn keys() -> Keys<BackendKey> {
-    Keys::parse(&format!("7 {}", "0f".repeat(16))).expect("a key")
+    Keys::parse(&format!("7 {}", "0f".repeat(16))).expect("the key is valid")
 }
 
 /// A backend without a health check.
@@ -96,7 +96,7 @@ impl Stage {
 /// A configuration with directories in `folder`.
 pub fn config(folder: &Path, backends: Vec<BackendConfig>) -> AgentConfig {
     AgentConfig {
-        listen: Some(vec!["127.0.0.1:0".parse().expect("an address")]),
+        listen: Some(vec!["127.0.0.1:0".parse().expect("the address is valid")]),
         state: folder.join("state"),
         run: folder.join("run"),
         backends,
@@ -157,7 +157,7 @@ impl UdpRequester {
         let mut bytes = [0; 2 * BYTES];
         let length = tokio::time::timeout(DEADLINE, self.socket.recv(&mut bytes))
             .await
-            .expect("a report")
+            .expect("a report arrives in time")
             .expect("loopback and the agent work");
         let report = Datagram::parse(&bytes[..length]).expect("loopback and the agent work");
         assert!(report.is_authentic(keys().current().key.wire()));

@@ -81,7 +81,7 @@ impl RunDriver {
         let events = self.events.clone();
         tokio::spawn(async move {
             tokio::time::sleep(pause).await;
-            // After the end of the run, the channel has no receiver.
+            // The send fails only after the driver has ended.
             let _ = events.send(event).await;
         });
     }

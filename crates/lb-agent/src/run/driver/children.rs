@@ -1,4 +1,4 @@
-//! Changes of child processes, and their consequences for the run.
+//! Handles changes of child processes.
 
 use super::{RunDriver, RunEvent};
 use crate::run::lifecycle::{Input, Left};
@@ -12,8 +12,8 @@ impl RunDriver {
     pub(super) fn reap(&mut self) {
         let mut changes = self.processes.changes();
         // `left` describes the processes that remain after all of these changes. The end of the
-        // command is handled first. A process that has ended at the same time was not left behind
-        // by the command.
+        // command is handled first, because a process that ended at the same time was not left
+        // behind by the command.
         changes.sort_by_key(|change| !matches!(change, ChildChange::Command(_)));
         let has_ended = changes
             .iter()

@@ -1,5 +1,5 @@
-//! Counts the connections repeatedly while the run waits for them to end, and logs the result of
-//! the wait.
+//! Counts the connections repeatedly while `socklb agent run` waits for them to end, and logs the
+//! result of the wait.
 
 use std::io;
 use std::time::Duration;
@@ -24,7 +24,7 @@ impl RunDriver {
             // A count of a million connections takes so long that it runs on a thread for blocking
             // work.
             tokio::task::spawn_blocking(move || {
-                // After the end of the run, the channel has no receiver.
+                // The send fails only after the driver has ended.
                 let _ = events.blocking_send(RunEvent::Looked(began, listener.connections(idle)));
             });
         }

@@ -1,4 +1,4 @@
-//! Tests every path of a run, and the properties that hold on all paths.
+//! Tests every path of the state machine, and the properties that hold on all paths.
 
 use proptest::prelude::*;
 
@@ -146,7 +146,7 @@ fn every_further_request_to_end_is_passed_on_at_once() {
     let actions = lifecycle.handle(s(11), Input::Signal(Signal::INT));
     assert_eq!(actions, [report(Cause::SecondSignal, 1, Some(0), None), Action::Stop(Signal::INT)]);
     assert_eq!(lifecycle.handle(s(12), Input::Signal(Signal::TERM)), [Action::Stop(Signal::TERM)]);
-    // The further signal does not extend the time until the kill.
+    // The second signal does not extend the time until the kill.
     assert_eq!(lifecycle.deadline(), Some(s(21)));
 }
 
@@ -298,7 +298,7 @@ proptest! {
                 for action in actions {
                     match action {
                         Action::ReportReadiness(readiness) => {
-                            prop_assert_ne!(reported.last(), Some(&action), "reported twice");
+                            prop_assert_ne!(reported.last(), Some(&action), "the same readiness was reported twice");
                             let is_ready = readiness == Readiness::Ready;
                             prop_assert!(!is_ready || end_requested.is_none() && was_ready && (!prewarms || was_prewarmed));
                             prop_assert!(stopped.is_none());
@@ -306,7 +306,7 @@ proptest! {
                         }
                         Action::Stop(_) => {
                             stopped = stopped.or(Some(now));
-                            prop_assert_ne!(reported.last(), Some(&Action::ReportReadiness(Readiness::Ready)), "stopped while ready");
+                            prop_assert_ne!(reported.last(), Some(&Action::ReportReadiness(Readiness::Ready)), "the application was stopped while it was reported as ready");
                         }
                         Action::Kill => {
                             let since = stopped.expect("a kill comes after a stop");
@@ -320,13 +320,13 @@ proptest! {
                         }
                         Action::End(_) => is_over = true,
                         Action::Prewarm => prop_assert!(prewarms && was_ready && end_requested.is_none()),
-                        Action::NotifyApplication => prop_assert!(false, "no hook is configured"),
+                        Action::NotifyApplication => prop_assert!(false, "the application was notified, but no hook is configured"),
                         Action::PassOn(signal) => prop_assert!(!signal.is_request_to_end()),
                     }
                 }
             }
             let waits = lifecycle.is_waiting().then_some(end_requested).flatten();
-            prop_assert!(waits.is_none_or(|since| now < since + RULES.grace), "the grace is over");
+            prop_assert!(waits.is_none_or(|since| now < since + RULES.grace), "still waiting after the grace");
         }
     }
 }
