@@ -77,7 +77,7 @@ pub const MAX_PROBES: u32 = 32;
 /// Maximum client tasks per host. Each client task has its own programs and maps, so this maximum
 /// bounds the locked memory.
 pub const MAX_CLIENTS: usize = 64;
-/// The largest fixed subset size. A scan of more backends would take too long in one run of a
+/// The largest fixed subset size. A scan of more backends would take too long in one execution of a
 /// program.
 pub const MAX_SUBSET: u32 = 256;
 /// Maximum length of the list of a table's backends ([`Members`]): a whole subset, and replaced
@@ -85,11 +85,10 @@ pub const MAX_SUBSET: u32 = 256;
 pub const MAX_LISTED: u32 = MAX_SUBSET + MAX_SUBSET / 2;
 /// Maximum backends of a service without a subset: all its endpoints are its backends.
 pub const MAX_BACKENDS: u32 = 16_384;
-/// Binary logarithm of the length of the shortest schedule. With this length, 1,024 entries, the
-/// rounding of weights reduces utilization by 0.7 %; with 256 entries, it would reduce utilization
-/// by 2.8 %.
+/// Binary logarithm of the shortest schedule's length. With this length, 1,024 entries, the
+/// rounding of weights reduces utilization by 0.7 %; with 256 entries, the reduction is 2.8 %.
 pub const MIN_SCHEDULE_LOG2: u8 = 10;
-/// Binary logarithm of the length of the longest schedule of one service, 65,536 entries.
+/// Binary logarithm of the longest schedule's length, 65,536 entries.
 pub const MAX_SCHEDULE_LOG2: u8 = 16;
 /// Entries of a schedule per backend, before rounding up to a power of two.
 pub const SCHEDULE_ENTRIES_PER_BACKEND: u32 = 32;

@@ -68,7 +68,7 @@ pub const fn place_of(name: &str) -> u32 {
         }
         number += 1;
     }
-    panic!("no such constant");
+    panic!("no constant has this name");
 }
 
 const fn are_equal(one: &[u8], other: &[u8]) -> bool {

@@ -130,14 +130,14 @@ impl End {
         Self { word, bytes_received: 0, bytes_sent: 0 }
     }
 
-    /// The same end with these numbers of bytes.
+    /// Sets the numbers of bytes.
     #[inline(always)]
     #[must_use]
     pub const fn with_bytes(self, received: u64, sent: u64) -> Self {
         Self { bytes_received: received, bytes_sent: sent, ..self }
     }
 
-    /// The same end with these numbers of bytes; `acknowledged` also counts the SYN as a byte.
+    /// Sets the numbers of bytes; `acknowledged` also counts the SYN as a byte.
     #[inline(always)]
     #[must_use]
     pub fn with_acknowledged(self, received: u64, acknowledged: u64) -> Self {
@@ -158,7 +158,7 @@ impl End {
     pub const OF_DATAGRAMS: Self =
         Self { word: Ending::Closed as u32 | 1 << Self::REPORTED, bytes_received: 0, bytes_sent: 0 };
 
-    /// The same end, for a socket whose last TCP state was `from`. The state shows whether the
+    /// Sets the flags that follow from `from`, the last TCP state of the socket: whether the
     /// backend closed before the client did, and whether the end was already reported when the
     /// backend acknowledged the client's FIN ([`TCP_FIN_WAIT2`]).
     #[inline(always)]
@@ -245,9 +245,9 @@ impl End {
         self.is_one_of(ERRORS)
     }
 
-    /// 1 if the backend sent no data on an established connection, although the client had sent
-    /// data or the backend closed first; else 0. (A FIN counts as a byte, so a backend that answers
-    /// with only one byte is indistinguishable from a backend that only closes.)
+    /// 1 if the backend sent no data on an established connection, and the client had sent data or
+    /// the backend closed first; else 0. (A FIN counts as a byte, so a backend that answers with
+    /// only one byte is indistinguishable from a backend that only closes.)
     #[inline(always)]
     fn sent_nothing(self) -> u32 {
         let spoke_first = self.flag(Self::CLOSED_BY_PEER);

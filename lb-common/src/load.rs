@@ -123,10 +123,10 @@ pub fn sign_mask(difference: u64) -> u64 {
     black_box((difference.cast_signed() >> 63).cast_unsigned())
 }
 
-/// The same result as [`sign_mask`], computed in a register, because `black_box` goes through
-/// memory in a kernel program. ([`decayed`] must not use this function: if the mask did not go
-/// through memory there, the verifier would have too many paths to follow without CAP_PERFMON when
-/// a policy compares two backends.)
+/// Like [`sign_mask`], but computed in a register, because `black_box` goes through memory in a
+/// kernel program. ([`decayed`] must not use this function: if the mask did not go through memory
+/// there, the verifier would have too many paths to follow without CAP_PERFMON when a policy
+/// compares two backends.)
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn sign_mask_in_register(difference: u64) -> u64 {

@@ -189,7 +189,7 @@ fn one_failure_in_a_thousand_never_ejects() {
             assert_ne!(backend.see(ESTABLISHED), Verdict::Eject);
         }
         backend.now += 10;
-        assert_eq!(backend.see(REFUSED), Verdict::Remembered, "{round}");
+        assert_eq!(backend.see(REFUSED), Verdict::Remembered, "round {round}");
         assert_eq!(backend.state.run, 1);
     }
 }
@@ -235,7 +235,7 @@ fn ejections_double_until_the_run_ends() {
     let mut again = backend;
     assert_eq!([(); 2].map(|()| again.see(REFUSED)), [Verdict::Remembered, Verdict::Eject]);
     assert_eq!(again.state.at - again.now, MAX);
-    // Three established connections end the run.
+    // Three established connections end the run of failures.
     for left in [2, 1, 0] {
         backend.see(ESTABLISHED);
         assert_eq!(backend.state.run, left);
@@ -293,7 +293,7 @@ fn a_trial_that_takes_too_long_counts_as_failed() {
         assert_eq!(backend.state.level, trial);
         time *= 2;
     }
-    // If the first trial is established later, the backend is nevertheless readmitted.
+    // If the first trial is established later, the backend is still readmitted.
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
 }
 
@@ -331,8 +331,7 @@ fn only_the_trial_decides_about_an_ejected_backend() {
     assert_eq!(backend.see(REFUSED), Verdict::Unchanged);
     assert_eq!(backend.see(ESTABLISHED), Verdict::Unchanged);
     assert_eq!(backend.state, on_trial);
-    // If a trial is established although the backend is no longer on trial, the backend is
-    // readmitted.
+    // If a trial is established after the backend is no longer on trial, the backend is readmitted.
     backend.state = before;
     assert_eq!(backend.see(of_trial(ESTABLISHED)), Verdict::Readmit);
 }
@@ -393,7 +392,8 @@ fn a_backend_without_the_ejected_mark_counts_again_after_its_time() {
         let (state, verdict) = see(ESTABLISHED, later);
         assert_eq!((verdict, state.run), (Verdict::Remembered, 4));
         assert_eq!(state.phase, EjectionPhase::Counting as u8);
-        // If the time has been over only briefly, the run continues, and the next failure ejects.
+        // If the ejection's time has been over only briefly, the run of failures continues, and the
+        // next failure ejects the backend.
         assert_eq!(see(REFUSED, backend.state.at).1, Verdict::Eject);
     }
 }
@@ -535,8 +535,8 @@ proptest! {
         prop_assert!(is_over(until, rules, until.wrapping_add(rules.max)));
     }
 
-    /// For all events in any order, the run is never above the number of failures that ejects, and
-    /// after enough established connections the word is all zero.
+    /// For all events in any order, the run of failures never exceeds the number that ejects, and
+    /// after enough established connections the ejection word is all zero.
     #[test]
     fn no_sequence_of_events_breaks_the_ejection_word(kinds in prop::collection::vec((0u32..7, any::<bool>(), 0u32..20_000, any::<bool>(), any::<bool>(), any::<u32>()), 0..200)) {
         let mut backend = Backend::new(5);

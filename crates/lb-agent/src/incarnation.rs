@@ -33,7 +33,7 @@ pub fn next(stored: Option<u32>, wall: SystemTime) -> u32 {
 }
 
 /// Chooses the number of this start and stores it. If the directory cannot be used, the agent logs
-/// this but starts nevertheless, because reports are more important.
+/// the error and starts, because reports are more important.
 pub fn draw(store: &StateDirectory, wall: SystemTime) -> u32 {
     let stored = match stored(store) {
         Ok(stored) => stored,

@@ -106,8 +106,7 @@ pub struct Agent {
 /// Maximum number of simultaneous HTTP connections, for each port and for the control socket.
 const CONNECTIONS: usize = 64;
 
-/// Capacity of the channel of queries and of the channel of events. While a channel is full, its
-/// senders wait.
+/// Capacity of the channels for queries and for events. While a channel is full, its senders wait.
 const WAITING: usize = 256;
 
 /// Starts an agent in the caller's runtime. When this function returns, the agent answers requests.

@@ -300,7 +300,7 @@ async fn an_earlier_passed_check_does_not_make_an_ended_backend_ready() {
     drop(listener);
     reporter.leave().await.unwrap();
     let after = stage.status().await.backends[0].readiness.clone();
-    assert!(after == "unknown" || after == "down", "{after}");
+    assert!(after == "unknown" || after == "down", "readiness {after}");
     stage.until(|status| status.backends[0].readiness == "down").await;
 }
 

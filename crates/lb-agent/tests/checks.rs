@@ -31,7 +31,7 @@ async fn answering(bytes: Vec<u8>, closes: bool) -> SocketAddr {
 fn failed(outcome: Outcome, expected: &str) {
     match outcome {
         Outcome::Failed(why) => assert!(why.contains(expected), "{why}"),
-        other => panic!("{other:?}"),
+        other => panic!("the check did not fail: {other:?}"),
     }
 }
 

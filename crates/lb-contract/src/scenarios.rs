@@ -60,8 +60,8 @@ pub fn connections_are_counted_on_every_cpu<W: World>(world: &mut W) {
     }
     rows_become(world, "web", &rows_of(&|count| member(*count, 0, *count)));
     let status = world.status();
-    let client = status.client("web").expect("configured");
-    let outcomes = &client.service("users").expect("configured").outcomes;
+    let client = status.client("web").expect("the client is configured");
+    let outcomes = &client.service("users").expect("the service is configured").outcomes;
     let outcomes: BTreeMap<&str, u64> = outcomes
         .iter()
         .filter(|(_, count)| **count > 0)
@@ -77,8 +77,12 @@ pub fn a_connection_holds_its_slot_until_it_ends<W: World>(world: &mut W) {
     let (first, held) = world.dial("web", 0).backend();
     let slot_of = |world: &mut W| {
         let status = world.status();
-        let backends =
-            &status.client("web").expect("configured").service("users").expect("configured").backends;
+        let backends = &status
+            .client("web")
+            .expect("the client is configured")
+            .service("users")
+            .expect("the service is configured")
+            .backends;
         backends
             .iter()
             .find(|backend| backend.address == first)
@@ -90,7 +94,7 @@ pub fn a_connection_holds_its_slot_until_it_ends<W: World>(world: &mut W) {
     let leaving = Row { membership: "leaving".to_owned(), ..member(1, 1, 0) };
     status_until(world, "the backend is leaving", |status| rows(status, "web").get(&first) == Some(&leaving));
     let (reached, flows) = dial(world, "web", 6, 1);
-    assert!(!reached.contains_key(&first), "{reached:?}");
+    assert!(!reached.contains_key(&first), "the leaving backend {first} was reached: {reached:?}");
     flows.into_iter().for_each(|flow| world.close(flow));
     assert_eq!(slot_of(world), Some(slot));
     world.close(held);
@@ -178,8 +182,12 @@ pub fn failures_in_a_row_eject_a_backend_and_a_trial_readmits_it<W: World>(world
     let mut refused = 0;
     let look = |world: &mut W| {
         let status = world.status();
-        let backends =
-            &status.client("web").expect("configured").service("users").expect("configured").backends;
+        let backends = &status
+            .client("web")
+            .expect("the client is configured")
+            .service("users")
+            .expect("the service is configured")
+            .backends;
         backends
             .iter()
             .find(|backend| backend.address == address(BACKENDS[2]))

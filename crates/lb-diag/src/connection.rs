@@ -25,7 +25,7 @@ pub struct Connection {
     local_port: u16,
     peer: IpAddr,
     peer_port: NonZeroU16,
-    /// The interface to which the socket is bound, or 0. The kernel compares this number, too.
+    /// The interface to which the socket is bound, or 0. The kernel also compares this number.
     interface: u32,
     cookie: [u8; 8],
 }

@@ -34,18 +34,18 @@ pub use connection::Connection;
 /// A socket in one of the kernel's lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketEntry {
-    /// Its cookie, which is unique while the host is up.
+    /// The socket's cookie, which is unique while the host is up.
     pub cookie: u64,
-    /// Its inode, as `/proc/<pid>/fd` shows it.
+    /// The socket's inode, as `/proc/<pid>/fd` shows it.
     pub inode: u32,
-    /// Whether it listens. A listening socket has no connection.
+    /// Whether the socket listens. A listening socket has no connection.
     pub listens: bool,
-    /// Its local address and port. The address is unspecified if the socket listens on all
+    /// The socket's local address and port. The address is unspecified if the socket listens on all
     /// addresses.
     pub local: SocketAddr,
-    /// Whether its process has closed the socket. The kernel then ends the connection by itself.
+    /// Whether the process has closed the socket. The kernel then ends the connection by itself.
     pub is_closed: bool,
-    /// The number of bytes that its process has not read, plus the number of bytes that its peer
+    /// The number of bytes that the process has not read, plus the number of bytes that the peer
     /// has not acknowledged.
     pub queued: u64,
     /// For a TCP connection, the time since data was last received or last sent, whichever was
@@ -54,7 +54,8 @@ pub struct SocketEntry {
     /// The cgroup in which the socket was created, if the kernel reports it (Linux 5.8).
     pub cgroup: Option<u64>,
     pub peer: SocketAddr,
-    /// Whether it is a subflow of an MPTCP socket. The kernel reports this only to CAP_NET_ADMIN.
+    /// Whether the socket is a subflow of an MPTCP socket. The kernel reports this only to
+    /// CAP_NET_ADMIN.
     pub is_mptcp: bool,
     /// The data by which a request identifies the socket; `None` if the socket has no peer.
     pub connection: Option<Connection>,
@@ -287,8 +288,8 @@ fn tcp_request(states: u32) -> InetRequest {
 
 /// Reads one datagram of messages. Returns whether the list ends with this datagram.
 ///
-/// Parses the datagram in place. The library's own message type would copy each attribute, and
-/// fails for an attribute that no caller needs.
+/// Parses the datagram in place. The library's own message type copies each attribute, and fails
+/// for an attribute that no caller needs.
 fn read_datagram(
     datagram: &[u8],
     sequence: u32,
@@ -400,7 +401,11 @@ mod tests {
         let find = |cookie: u64| sockets.iter().find(|socket| socket.cookie == cookie);
         let seen = find(cookie(&stream)).expect("the kernel lists the connection");
         assert_eq!(seen.peer, listener.local_addr().unwrap());
-        assert!(!seen.is_mptcp && !seen.listens && find(cookie(&listener)).expect("listening").listens);
+        assert!(
+            !seen.is_mptcp
+                && !seen.listens
+                && find(cookie(&listener)).expect("the listener is in the list").listens
+        );
         assert_eq!(find(cookie(&idle)), None);
         let path = format!("/proc/self/fd/{}", stream.as_fd().as_raw_fd());
         assert_eq!(u64::from(seen.inode), std::fs::metadata(path).unwrap().ino());
@@ -529,7 +534,7 @@ mod tests {
             let response = InetResponse { header, nlas: nlas.into_iter().collect() };
             let mut body = vec![0; response.buffer_len()];
             response.emit(&mut body);
-            let socket = read_socket(&body, IPPROTO_TCP).expect("whole");
+            let socket = read_socket(&body, IPPROTO_TCP).expect("the message is complete");
             assert_eq!((socket.cookie, socket.inode, socket.cgroup), (7 << 32 | 5, 3, Some(9)));
             socket.is_mptcp
         };

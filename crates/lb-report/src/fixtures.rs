@@ -139,7 +139,7 @@ pub struct OneBackend {
     pub listener: Listener,
     /// The backend.
     pub name: SenderName,
-    /// Its keys.
+    /// The backend's keys.
     pub keys: [SenderKey; 2],
     /// The last report that was accepted.
     pub last: Cell<LastReport>,

@@ -20,9 +20,9 @@ pub const MAX_KEYS: usize = 2;
 
 /// A key that a file contains in hexadecimal digits.
 pub trait Secret: Copy + PartialEq {
-    /// Its size in bytes.
+    /// The key's size in bytes.
     const BYTES: usize;
-    /// Its name in error messages.
+    /// The key's name in error messages.
     const WHAT: &'static str;
 
     /// Makes the key from its bytes; `None` if their number is wrong.
@@ -66,7 +66,7 @@ impl BackendKey {
         wire::Key::from_bytes(self.0)
     }
 
-    /// Its bytes.
+    /// The key's bytes.
     pub const fn bytes(self) -> [u8; 16] {
         self.0
     }

@@ -319,7 +319,7 @@ mod tests {
         let (daemon, agent) = ends(false);
         for to in [address("192.0.2.3:9467"), SocketAddr::new(daemon.ip(), 9466)] {
             let frame = Frame::new(plain, agent, to, &fine);
-            assert_eq!(receive(frame.bytes(), &maps(false), Be16::from_host(9467), || NOW), None, "{to}");
+            assert_eq!(receive(frame.bytes(), &maps(false), Be16::from_host(9467), || NOW), None, "to {to}");
         }
         // These frames end before the code can recognize that they are for the daemon.
         let frame = Frame::new(plain, agent, daemon, &fine);
@@ -336,11 +336,15 @@ mod tests {
         for length in [0, 1, 79, 81, 160] {
             let mut payload = [7; 160];
             payload[..80].copy_from_slice(&fine);
-            assert_eq!(take(&maps(false), Shape::PLAIN, false, &payload[..length]), malformed, "{length}");
+            assert_eq!(
+                take(&maps(false), Shape::PLAIN, false, &payload[..length]),
+                malformed,
+                "{length} bytes"
+            );
         }
         for length_off in [-88, -80, -1, 1, 1_000] {
             let shape = Shape { length_off, ..Shape::PLAIN };
-            assert_eq!(take(&maps(false), shape, false, &fine), malformed, "{length_off}");
+            assert_eq!(take(&maps(false), shape, false, &fine), malformed, "length_off {length_off}");
         }
         let (daemon, agent) = ends(false);
         let frame = Frame::new(Shape::PLAIN, agent, daemon, &fine);

@@ -333,7 +333,7 @@ mod tests {
             let mut frame = Frame::new(plain, requester, agent, fine.bytes());
             let response = run(&maps(false), &mut frame.bytes_mut()[..length], SECOND);
             let expected = (length >= 42).then_some(Response::Refused(Refused::Malformed(Malformed::Length)));
-            assert_eq!(response, expected, "{length}");
+            assert_eq!(response, expected, "{length} bytes");
         }
     }
 

@@ -327,7 +327,11 @@ fn the_first_push_that_arrives_delivers_a_lame_duck() {
         });
         let first = PUSHES[lost.trailing_ones() as usize];
         // The agent sends its pushes one step later, and the wire delays each by a millisecond.
-        assert_eq!(pair.run_until(ReportState::LameDuck, 100), announced + 1 + first + 1, "{lost:b}");
+        assert_eq!(
+            pair.run_until(ReportState::LameDuck, 100),
+            announced + 1 + first + 1,
+            "lost pushes {lost:b}"
+        );
     }
 }
 
@@ -355,7 +359,7 @@ fn the_first_poll_that_arrives_delivers_a_lame_duck() {
             // The report is accepted two milliseconds after the poll. The agent is already known,
             // so it gets no second request.
             let last = polls[usize::try_from(lost).expect("the number fits in a usize")];
-            assert_eq!((polls.len() as u64, believed), (lost + 1, last + 2), "{polls:?}");
+            assert_eq!((polls.len() as u64, believed), (lost + 1, last + 2), "polls at {polls:?}");
             let actual = pair.agent.counts().pushed;
             assert_eq!(actual, PUSHES.iter().filter(|after| announced + 1 + **after < last).count() as u64);
             assert_eq!(u64::from(pair.reported().unanswered()), 0);
@@ -417,7 +421,7 @@ fn no_older_report_is_believed_after_a_newer_one() {
                 incarnation += 1;
                 pair.restart(incarnation);
             } else {
-                let readiness = *pair.wire.rng.choice(&all).expect("four");
+                let readiness = *pair.wire.rng.choice(&all).expect("the list is not empty");
                 pair.set_readiness(readiness);
             }
             let entry = pair.agent.get(name()).expect("the agent has the backend");
@@ -429,13 +433,13 @@ fn no_older_report_is_believed_after_a_newer_one() {
             }
         }
         let number = |base: &Base| u64::from(base.incarnation) << 32 | u64::from(base.counter);
-        assert!(pair.believed.is_sorted_by_key(|(_, base, _)| *base), "{:?}", pair.believed);
+        assert!(pair.believed.is_sorted_by_key(|(_, base, _)| *base), "accepted reports {:?}", pair.believed);
         for (_, base, readiness) in &pair.believed {
             let by_agent = readiness_of
                 .range(..=number(base))
                 .next_back()
                 .map_or(Readiness::Ready, |(_, readiness)| *readiness);
-            assert_eq!(*readiness, by_agent, "{base:?}");
+            assert_eq!(*readiness, by_agent, "report {base:?}");
         }
         let refused =
             |why| pair.refused.iter().filter(|refusal| **refusal == Refusal::Disbelieved(why)).count();

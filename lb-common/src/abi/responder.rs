@@ -180,7 +180,7 @@ mod tests {
             words[..first].copy_from_slice(&from[..first]);
             let mut copy = PreparedAnswer::zeroed();
             let is_whole = PreparedAnswer::copy(&mut copy, |at| words[at]);
-            assert_eq!(is_whole, words == from || words == to, "{first}");
+            assert_eq!(is_whole, words == from || words == to, "first {first} words of the old answer");
         }
         assert!(!PreparedAnswer::copy(&mut PreparedAnswer::zeroed(), |_| 1));
     }

@@ -9,11 +9,11 @@ use crate::net::{Address, Be16};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct BackendName {
-    /// The name of its service, padded with zeros.
+    /// The name of the backend's service, padded with zeros.
     pub service: [u8; NAME_BYTES],
-    /// Its address.
+    /// The backend's address.
     pub address: Address,
-    /// Its port.
+    /// The backend's port.
     pub port: Be16,
     /// Zero.
     pub _reserved: u16,
@@ -28,7 +28,7 @@ const _: () = assert!(size_of::<BackendName>() == 84);
 pub struct RetiredCounters {
     /// Sums over all CPUs.
     pub counts: SlotCounters,
-    /// The number of its flows that were reclaimed.
+    /// The number of the backend's flows that were reclaimed.
     pub reclaimed: u64,
     /// When the backend left, in nanoseconds of `CLOCK_MONOTONIC`. If the map is full, the daemon
     /// removes the entries of the backends that left first.

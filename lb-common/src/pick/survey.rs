@@ -31,10 +31,10 @@ const NO_TRIAL_BIT: u32 = LEFT_BIT + EJECTION_BITS;
 const _: () = assert!(MAX_LISTED < 1 << COUNT_BITS && NO_TRIAL_BIT < u64::BITS - 1);
 
 /// Number of members that one part of a survey examines. Each part is a function of a kernel
-/// program, and the verifier follows this function only once. A loop over all members would be
-/// followed iteration by iteration.
+/// program, and the verifier follows this function only once. The verifier would follow a loop over
+/// all members iteration by iteration.
 pub const PART: u32 = 12;
-/// Number of parts of a list of maximum length. If members are not listed, a survey examines the
+/// Number of parts in a list of maximum length. If members are not listed, a survey examines the
 /// same number of parts, each of which consists of scattered entries.
 pub const PARTS: u32 = 32;
 /// Number of parts that one function examines, because the calls of all parts would not fit on its
@@ -178,8 +178,8 @@ pub(super) fn of_group<P>(number: u32, part: impl Fn(u32) -> P, with: impl Fn(P,
     with(seen, part(first.wrapping_add(3)))
 }
 
-/// Examines one part of the list of a table's members and of its replaced backends. Returns the
-/// word of a [`Survey`].
+/// Examines one part of a table's list of members and replaced backends. Returns the word of a
+/// [`Survey`].
 #[inline(always)]
 pub fn survey_members<T: Tables>(
     tables: &T,

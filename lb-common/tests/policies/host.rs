@@ -57,7 +57,7 @@ impl Host {
         Self::new((0..LENGTH).map(|entry| entry % backends).collect(), backends as usize)
     }
 
-    /// The same tables with these numbers of open flows.
+    /// Sets the number of open flows of each backend.
     pub fn with_flows(mut self, flows: &[u32]) -> Self {
         for (backend, flows) in self.backends.iter_mut().zip(flows) {
             backend.flows = *flows;
@@ -65,7 +65,7 @@ impl Host {
         self
     }
 
-    /// The same tables, in which the backends in these slots may not be chosen.
+    /// Makes the backends in these slots unusable.
     pub fn without(mut self, unusable: &[usize]) -> Self {
         for slot in unusable {
             self.backends[*slot].usable = false;
@@ -148,7 +148,7 @@ impl Tables for Host {
     }
 
     fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
-        let count = u32::try_from(self.members.len()).expect("few");
+        let count = u32::try_from(self.members.len()).expect("the number of members fits in 32 bits");
         Some((count, count, 0))
     }
 

@@ -94,7 +94,7 @@ proptest! {
         refuse: bool,
         sample: u32,
     ) {
-        let policy = Policy::from_u8(number).expect("a policy");
+        let policy = Policy::from_u8(number).expect("the policy exists");
         let overflow = if refuse { Overflow::Refuse } else { Overflow::LeastLoaded };
         let mut host = Host { fallback: NO_SLOT, ..Host::in_turn(count).with_flows(&flows) };
         for (backend, usable) in host.backends.iter_mut().zip(&usable) {
@@ -115,7 +115,7 @@ proptest! {
                 prop_assert!(!refuse && least >= limit && of(pick.slot).usable);
                 prop_assert_eq!(of(pick.slot).flows, least);
             }
-            other => prop_assert!(false, "{:?}", other),
+            other => prop_assert!(false, "unexpected pick {:?}", other),
         }
     }
 }

@@ -175,7 +175,7 @@ proptest! {
             if usable[first as usize] {
                 prop_assert_eq!(choice, picked(first));
             } else if any {
-                prop_assert!(choice.how == How::Picked && usable[choice.slot as usize], "{:?}", choice);
+                prop_assert!(choice.how == How::Picked && usable[choice.slot as usize], "unexpected pick {:?}", choice);
             } else {
                 prop_assert_eq!(choice, fallback(0));
             }

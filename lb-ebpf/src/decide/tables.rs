@@ -299,7 +299,7 @@ extern "C" fn usable_part(index: u32, part: u32, sample: u32) -> u64 {
     }
 }
 
-/// The index of the list of the members of a service's current table, if they are listed.
+/// The index of a service's current list of members, if the members are listed.
 #[inline(always)]
 fn members_of(index: u32) -> Option<u32> {
     table_of(rows::service(index)?).members_of(index)

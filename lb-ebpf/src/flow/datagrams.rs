@@ -122,8 +122,8 @@ fn put(entry: *mut Datagrams, cookie: u64, flow: &Flow) {
     let position = position_for(cookie, u32::from(flow.service));
     // SAFETY: the socket's own entry; within the arrays by the mask.
     unsafe {
-        // This hides the position from the compiler as well, which could otherwise compute the
-        // range of the function's result and remove the mask.
+        // This also hides the position from the compiler, which could compute the range of the
+        // function's result and remove the mask.
         let position = opaque_to_verifier(entry, position as usize);
         let at = flow_at(entry, position);
         if (&raw const (*at).phase).read_volatile() != 0 {

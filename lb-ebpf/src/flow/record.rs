@@ -284,8 +284,8 @@ pub fn of_error(error: u32, was_established: bool) -> Ending {
     ending_at(ending_of_error(error, u32::from(was_established)))
 }
 
-/// The same ending, as a number that is unknown to the verifier. If the verifier knew the ending,
-/// it would follow the subsequent code once for each ending.
+/// Returns `ending` as a value that is unknown to the verifier. If the verifier knew the ending, it
+/// would follow the subsequent code once for each ending.
 #[inline(always)]
 pub fn opaque_to_verifier(ending: Ending, any: u64) -> Ending {
     ending_at(without_bounds(ending as u64, any) as u32)

@@ -52,9 +52,9 @@ pub fn chosen(slot: u32) {
     }
 }
 
-/// The same number, but unknown to the verifier: without CAP_PERFMON the verifier rejects
-/// arithmetic with offsets that differ by path. The last element of `endings` is unused and always
-/// 0, but the verifier assumes that a value from a map can be any number.
+/// Returns `number` as a value that is unknown to the verifier: without CAP_PERFMON the verifier
+/// rejects arithmetic with offsets that differ by path. The last element of `endings` is unused and
+/// always 0, but the verifier assumes that a value from a map can be any number.
 ///
 /// # Safety
 /// `counts` must be a live map value.

@@ -2,10 +2,9 @@
 //! dialled, and not the address of the backend.
 //!
 //! These programs run when the kernel is about to report the peer's address. They replace this
-//! address only if it is the address of the backend of one of the socket's flows (for datagrams,
-//! also of a previous backend). They leave other addresses unchanged: a socket may have been
-//! connected to another destination since, and the kernel also runs these programs for accepted
-//! sockets.
+//! address only if it belongs to the backend of one of the socket's flows (for datagrams, also to a
+//! previous backend). They leave other addresses unchanged: a socket may have been connected to
+//! another destination since, and the kernel also runs these programs for accepted sockets.
 
 use lb_common::abi::Service;
 use lb_common::net::{Address, Be16};

@@ -12,7 +12,7 @@
 use lb_common::constants::CAST;
 
 /// Returns a pointer to the kernel structure at an address; `type_number` is the number of its type
-/// in the kernel's BTF. A program's context is such a structure, too.
+/// in the kernel's BTF. A program's context is also such a structure.
 ///
 /// # Safety
 /// `address` must be the address of a structure with this type, and the type's number must not be

@@ -46,7 +46,7 @@ pub fn is_ordinary(socket: *const u8) -> u32 {
     // Reads the low bits of a field, up to its size.
     let read = |offset: u32, mask: u64| {
         // SAFETY: the variable has eight bytes; if the field is shorter, the bytes after it are
-        // read as well.
+        // also read.
         unsafe { read_into(socket.wrapping_add(offset as usize), place) & mask }
     };
     let is_bound = read(BOUND_DEVICE.load(), 0xffff_ffff)

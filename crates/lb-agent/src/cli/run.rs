@@ -109,8 +109,8 @@ async fn run_as(
     run::run(args, backend.protocol(), backend.address(), signals, reporter).await
 }
 
-/// A reporter that the caller and the run share, so that the caller can release the backend after
-/// the run.
+/// A reporter that the caller shares with `run::run`, so that the caller can release the backend
+/// afterwards.
 struct SharedReporter(Arc<Mutex<RemoteReporter>>);
 
 impl ReadinessReporter for SharedReporter {

@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn missing_keys_have_their_defaults() {
         let config = good(LEAST);
-        let [backend] = &config.backends[..] else { panic!("{config:?}") };
+        let [backend] = &config.backends[..] else { panic!("not exactly one backend: {config:?}") };
         assert_eq!(backend.check, Some(HealthCheck::new(CheckMethod::Tcp("10.0.0.1:80".parse().unwrap()))));
         assert_eq!(backend.check.as_ref().unwrap().stale_after(), Duration::from_secs(9));
         assert_eq!((backend.hold, backend.valid_for), (Duration::from_mins(10), Duration::from_secs(45)));

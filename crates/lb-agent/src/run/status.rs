@@ -47,7 +47,7 @@ impl ProcessStatus {
             && !rustix::process::getpid().is_init()
         {
             // The kernel has already dumped the core of the command. A core dump of this process
-            // would have no use.
+            // has no use.
             let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
             signal.end_this_process();
         }

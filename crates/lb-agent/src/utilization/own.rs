@@ -59,7 +59,11 @@ mod tests {
             ("nonsense", true, None),
         ];
         for (text, is_rooted_below, expected) in cases {
-            assert_eq!(own(text, is_rooted_below).as_deref(), expected, "{text:?} {is_rooted_below}");
+            assert_eq!(
+                own(text, is_rooted_below).as_deref(),
+                expected,
+                "{text:?}, is_rooted_below {is_rooted_below}"
+            );
         }
     }
 }

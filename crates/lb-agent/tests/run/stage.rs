@@ -160,16 +160,16 @@ impl Run {
     }
 
     pub fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("the run has not ended");
+        kill_process(self.pid(), signal).expect("the process has not ended");
     }
 
     /// Waits for the end, and returns how the process ended.
     #[track_caller]
     pub fn end(&mut self) -> ExitStatus {
-        let look = || self.child.try_wait().expect("this process is the parent of the run");
-        let status = eventually("the run ends", look, Option::is_some);
+        let look = || self.child.try_wait().expect("this process is the parent");
+        let status = eventually("the process ends", look, Option::is_some);
         self.has_ended = true;
-        status.expect("the run has ended")
+        status.expect("the process has ended")
     }
 
     /// All descendants of the process.

@@ -64,7 +64,7 @@ fn passes_signals_on(stage: &Stage, run: Pid) {
     for (signal, name) in
         [(Signal::HUP, "HUP"), (Signal::USR1, "USR1"), (Signal::USR2, "USR2"), (Signal::WINCH, "WINCH")]
     {
-        kill_process(run, signal).expect("the run has not ended");
+        kill_process(run, signal).expect("the process has not ended");
         stage.until(&format!("app got {name}"));
     }
     // rustix has no real-time signals.

@@ -30,9 +30,8 @@ impl Terminal {
             .expect("the terminal has a name")
             .into_string()
             .expect("the name is ASCII");
-        let line = || {
-            Stdio::from(File::options().read(true).write(true).open(&name).expect("the terminal opens"))
-        };
+        let line =
+            || Stdio::from(File::options().read(true).write(true).open(&name).expect("the terminal opens"));
         let first: Vec<&str> = starter.iter().copied().chain(["/usr/bin/setsid", "--ctty"]).collect();
         let mut command = Command::new(first[0]);
         command.args(&first[1..]).args(words).stdin(line()).stdout(line()).stderr(line());
@@ -53,7 +52,7 @@ impl Terminal {
     }
 
     fn type_in(&mut self, text: &str) {
-        self.keyboard.write_all(text.as_bytes()).expect("keys");
+        self.keyboard.write_all(text.as_bytes()).expect("the terminal accepts input");
     }
 
     /// Waits until the terminal shows this text, and discards the output up to it.

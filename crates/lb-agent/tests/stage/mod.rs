@@ -73,7 +73,7 @@ impl Stage {
                 last = Some(status);
             }
         });
-        waited.await.unwrap_or_else(|_| panic!("{last:#?}"))
+        waited.await.unwrap_or_else(|_| panic!("no expected status in time; last status: {last:#?}"))
     }
 
     /// Sends a report or a command to the agent.

@@ -119,8 +119,8 @@ impl Pace {
         self.saved = self.saved.saturating_sub(COST * pushes);
     }
 
-    /// When the next push may be sent: now, or in one millisecond. A shorter time would be below
-    /// the resolution of timers; after a millisecond several pushes may be sent at once.
+    /// When the next push may be sent: now, or in one millisecond. A shorter time is below the
+    /// resolution of timers; after a millisecond several pushes may be sent at once.
     pub fn allowed_at(&self, now: Instant) -> Instant {
         if self.saved >= COST { now } else { now + Duration::from_millis(1) }
     }

@@ -206,7 +206,7 @@ fn a_change_is_pushed_until_its_cookie_is_returned() {
     let entry = |reports: &Reports| reports.get(name()).unwrap().unacknowledged(now);
     assert_eq!(entry(&reports), 1);
     let sent = pushes(&mut reports, now);
-    let [(to, push)] = sent[..] else { panic!("{sent:?}") };
+    let [(to, push)] = sent[..] else { panic!("not exactly one push: {sent:?}") };
     assert_eq!((to, push.kind(), push.readiness()), (requester(1), Some(Kind::Push), Some(Readiness::Ready)));
     assert!(push.is_authentic(key(1).key.wire()));
     // A request that crossed the push on the network has the previous cookie and acknowledges

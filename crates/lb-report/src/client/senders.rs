@@ -398,7 +398,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
         &self.sick
     }
 
-    /// Whether [`Senders::take_restarted`] would return any backend.
+    /// Whether [`Senders::take_restarted`] returns any backend.
     pub fn has_restarted(&self) -> bool {
         !self.restarted.is_empty()
     }

@@ -24,9 +24,9 @@ const CHANGE: u64 = 0xffff;
 /// The source of a request; an IPv4 address is in mapped form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestSource {
-    /// Its address.
+    /// The source's address.
     pub address: Address,
-    /// Its port.
+    /// The source's port.
     pub port: Be16,
 }
 

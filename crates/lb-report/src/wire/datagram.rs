@@ -268,7 +268,7 @@ impl Datagram {
 }
 
 /// Whether an address identifies one host, and the same host everywhere: it is not unspecified, not
-/// a group, and not link-local, which would need a scope.
+/// a group, and not link-local (such an address needs a scope).
 #[inline(always)]
 pub fn is_of_one_host(address: Address) -> bool {
     match address.as_mapped() {
@@ -348,7 +348,7 @@ mod tests {
         for length in (0..BYTES).chain([BYTES + 1]) {
             let mut bytes = good.bytes().to_vec();
             bytes.resize(length, 0);
-            assert_eq!(Datagram::parse(&bytes), Err(Malformed::Length), "{length}");
+            assert_eq!(Datagram::parse(&bytes), Err(Malformed::Length), "{length} bytes");
         }
         let with = |change: fn(&mut Datagram)| {
             let mut datagram = good;

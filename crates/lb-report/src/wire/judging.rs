@@ -142,9 +142,9 @@ mod tests {
     #[test]
     fn an_answer_is_believed_by_its_nonce_with_any_number() {
         let last = LastReport { base: base(7, 9), highest: base(7, 9), nonce: 5, repeated_ns: 1 };
-        let lower = judge(last, &report(Kind::Answer, 6, 1, 5)).expect("believed");
+        let lower = judge(last, &report(Kind::Answer, 6, 1, 5)).expect("the report is accepted");
         assert_eq!(lower, LastReport { base: base(6, 1), highest: base(7, 9), nonce: 0, repeated_ns: 1 });
-        let higher = judge(last, &report(Kind::Answer, 8, 1, 5)).expect("believed");
+        let higher = judge(last, &report(Kind::Answer, 8, 1, 5)).expect("the report is accepted");
         assert_eq!(higher, LastReport { base: base(8, 1), highest: base(8, 1), nonce: 0, repeated_ns: 1 });
         assert_eq!(judge(last, &report(Kind::Answer, 7, 10, 6)), Err(Disbelieved::Unrequested));
         assert_eq!(
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_push_is_believed_if_it_is_later() {
         let last = LastReport { base: base(7, 9), highest: base(7, 9), nonce: 5, repeated_ns: 1 };
-        let after = judge(last, &report(Kind::Push, 7, 10, 0)).expect("believed");
+        let after = judge(last, &report(Kind::Push, 7, 10, 0)).expect("the report is accepted");
         assert_eq!(after, LastReport { base: base(7, 10), highest: base(7, 10), nonce: 0, repeated_ns: 1 });
         for (incarnation, counter) in [(7, 9), (7, 8), (6, 100)] {
             let push = report(Kind::Push, incarnation, counter, 5);

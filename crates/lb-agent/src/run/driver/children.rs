@@ -81,9 +81,9 @@ impl RunDriver {
         let group = self.processes.group();
         terminal.take_back(group);
         if !Terminal::stop_job() {
-            // No shell would continue the job, so this process did not stop, and the command
-            // continues. Without this process, the command's group would be orphaned, and the
-            // kernel would not have stopped it either.
+            // No shell would continue the job, so this process did not stop, and the command must
+            // continue. The kernel acts in the same way: it does not stop an orphaned process
+            // group.
             terminal.give(group);
             self.processes.pass_on(Signal::CONT);
         }

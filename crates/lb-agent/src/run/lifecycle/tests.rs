@@ -208,7 +208,7 @@ fn a_command_that_forks_away_is_followed() {
     assert_eq!(lifecycle.handle(s(3), well(false, Left::Serving)), []);
     let mut late = serving(RULES);
     assert_eq!(late.handle(s(2), well(true, Left::Serving)), []);
-    // When the application ends, the run ends.
+    // When the application ends, `socklb agent run` ends.
     let crash = Input::Ended { is_command: false, status: ProcessStatus::Exited(7), left: Left::NoProcess };
     let expected = [Action::ReportReadiness(Readiness::Down), Action::End(ProcessStatus::Exited(7))];
     assert_eq!(lifecycle.handle(s(4), crash), expected);

@@ -256,8 +256,8 @@ fn address(storage: &sockaddr_storage) -> Option<SocketAddr> {
             Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
         }
         libc::AF_INET6 => {
-            // SAFETY: for this family, too, the storage has this type, and room and alignment for
-            // it.
+            // SAFETY: for this family the storage has this type; it has room and alignment for all
+            // types.
             let v6 = unsafe { &*pointer.cast::<sockaddr_in6>() };
             let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
             Some(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id).into())
