@@ -510,7 +510,7 @@ pub const fn is_over(at: u32, rules: EjectionRules, now: u32) -> bool {
 }
 
 /// Whether the last failure, at the tick `at`, was so long ago that the next failure begins a new
-/// run.
+/// run of failures.
 #[inline(always)]
 const fn is_long_ago(at: u32, rules: EjectionRules, now: u32) -> bool {
     let since = now.wrapping_sub(at);

@@ -113,7 +113,7 @@ pub fn look<T: VipTable, const CELLS: u32>(table: &T, destination: Destination, 
     OTHER
 }
 
-/// The position of the cell of a destination, if the destination is in the table.
+/// The position of a destination's cell, if the destination is in the table.
 fn position_of<T: VipTable>(table: &T, destination: Destination) -> Option<u32> {
     let is_it = |number: &u32| probe(table, destination, *number);
     let number = (0..MAX_PROBES).find(|number| is_it(number) != OTHER)?;

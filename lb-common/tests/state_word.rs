@@ -38,7 +38,8 @@ fn fields_of_the_word_are_independent() {
     }
 }
 
-/// Versions before 0.2 encoded the list's verdict in the state, and stored no reasons.
+/// Versions before 0.2 encoded the verdict of the endpoint list in the state, and stored no
+/// reasons.
 #[test]
 fn states_of_older_words_are_members_with_a_reason() {
     for (state, reason) in [

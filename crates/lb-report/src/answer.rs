@@ -23,7 +23,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// All reasons, in the order of metrics.
+    /// All reasons, in the order in which metrics list them.
     pub const ALL: [Self; REFUSALS] = [
         Self::Malformed(Malformed::Length),
         Self::Malformed(Malformed::Version),

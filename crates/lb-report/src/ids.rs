@@ -48,7 +48,7 @@ pub struct Contradiction {
 }
 
 impl ReportIds {
-    /// All ids from 1 to `capacity`, free.
+    /// Creates the ids from 1 to `capacity`, all of them free.
     pub fn new(capacity: u32) -> Self {
         Self {
             in_use: BTreeMap::new(),
@@ -150,7 +150,7 @@ impl ReportIds {
         self.periods.take_idle(|_| false)
     }
 
-    /// Frees these ids, because their verdicts are cleared.
+    /// Frees these ids, whose verdicts the caller has cleared.
     pub fn cleared(&mut self, ids: &BTreeSet<u32>) {
         for id in ids {
             if self.leaving.remove(id) {

@@ -459,7 +459,7 @@ fn no_older_report_is_believed_after_a_newer_one() {
 fn a_delayed_answer_is_refused_after_a_push() {
     let mut pair = Pair::introduced();
     let requests_before = pair.requests.len();
-    // The next answer is late.
+    // The wire drops the next answer, which the test delivers later.
     pair.takes = Box::new(|datagram| datagram.kind() != Some(Kind::Answer));
     while pair.requests.len() == requests_before {
         pair.run(1);
@@ -574,7 +574,8 @@ fn a_report_under_another_key_changes_nothing() {
     assert_eq!(after, before);
     pair.run(2);
     assert_eq!(pair.believed.len(), believed + 1, "the answer is believed");
-    // An agent does not answer requests under another key, and does not push to their sender.
+    // An agent does not answer requests under another key, and does not push to the sender of such
+    // a request.
     let mut stranger = Pair::new(1, FINE);
     stranger.set_client_keys(keys(9, None));
     stranger.run(10 * LONGEST_INTERVAL);

@@ -174,7 +174,8 @@ pub struct SlotCounters {
     /// Flows sent to the backend. In the map this field is 0: [`map::CHOSEN`](super::map::CHOSEN)
     /// contains the number.
     pub chosen: u64,
-    /// Flows sent to the backend that [`Backend::flows`](super::Backend::flows) does not count.
+    /// Flows that were sent to the backend, but that [`Backend::flows`](super::Backend::flows) does
+    /// not count.
     pub untracked: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,

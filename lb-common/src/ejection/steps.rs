@@ -87,7 +87,7 @@ pub trait EjectionStore {
     /// Stores the next trial if the stored one is still `before`.
     fn replace_next_trial(&self, before: NextTrial, after: NextTrial);
 
-    /// Stores how many connects precede the next trial, and no other part of the word.
+    /// Stores only how many connects precede the next trial.
     fn set_others(&self, others: u16);
 }
 

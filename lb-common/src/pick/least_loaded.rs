@@ -131,7 +131,7 @@ impl Least {
         Self { number }
     }
 
-    /// The state of the member.
+    /// The state of the least loaded member.
     #[inline(always)]
     pub fn standing(self) -> Standing {
         if self.number > NO_MEMBER {

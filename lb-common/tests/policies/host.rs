@@ -52,7 +52,7 @@ impl Host {
         Self { entries, backends: vec![idle; backends], listed: true, fallback: NO_SLOT, shares, members }
     }
 
-    /// A table of the shortest length in which this number of backends have entries in turn.
+    /// A table of the shortest length, in which this number of backends have entries in turn.
     pub fn in_turn(backends: u32) -> Self {
         Self::new((0..LENGTH).map(|entry| entry % backends).collect(), backends as usize)
     }

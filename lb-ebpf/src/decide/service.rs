@@ -90,8 +90,8 @@ impl VipTable for Services {
 /// cells more quickly than a loop over all cells.
 const CELLS: u32 = 8;
 
-/// The index of the service at a destination, if the destination's first cell belongs to another
-/// service. If there is no service at the destination, the result is [`OTHER`] or
+/// The index of the service at a destination, found in the cells after the first one. If there is
+/// no service at the destination, the result is [`OTHER`] or
 /// [`NOTHING`](lb_common::vip_table::NOTHING).
 #[unsafe(no_mangle)]
 #[inline(never)]

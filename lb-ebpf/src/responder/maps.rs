@@ -80,7 +80,8 @@ impl Maps for AgentMaps {
         let words = prepared.cast::<u64>();
         // SAFETY: the value has this many words. Its memory belongs to the map as long as the
         // program runs. Meanwhile the kernel may reuse it for another value (Linux 6.1 and later).
-        // The check detects a mixture of two values, and the name detects another backend's value.
+        // The checksum detects a mixture of two values, and the name detects another backend's
+        // value.
         let is_whole = PreparedAnswer::copy(into, |at| unsafe { words.add(at).read_volatile() });
         if is_whole { Found::Prepared } else { Found::BeingWritten }
     }

@@ -196,8 +196,8 @@ impl RunDriver {
         started.is_ok()
     }
 
-    /// Does the work that the current state requires, independent of the event that led to the
-    /// state.
+    /// Does the work that the current state of the lifecycle requires, independent of the last
+    /// event.
     fn go_on(&mut self) {
         if !self.lifecycle.is_starting() {
             self.stop_checking();

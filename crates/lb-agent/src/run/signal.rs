@@ -167,7 +167,8 @@ pub(super) fn without_ttou<T>(act: impl FnOnce() -> T) -> T {
         before
     };
     let result = act();
-    // SAFETY: the set was filled above; the previous set is not requested.
+    // SAFETY: the set was filled above. A null pointer means that the previous set is not
+    // requested.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
     result
 }

@@ -45,7 +45,7 @@ struct LoadedResponder {
     prepared: BTreeMap<Name, u64>,
     /// The time of the last preparation of all answers.
     prepared_at: Instant,
-    /// The time at which the clients that had sent requests were read last; `None` if some of these
+    /// The time of the last read of the clients that have sent requests; `None` if some of these
     /// clients have not been read yet.
     looked_at: Option<Instant>,
 }

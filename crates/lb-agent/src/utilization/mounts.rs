@@ -1,4 +1,4 @@
-//! Finds the mounts of cgroups by the type of the file system, wherever they are.
+//! Finds the mount points of cgroups by the type of the file system.
 
 use std::ffi::OsString;
 use std::fs;

@@ -21,7 +21,7 @@ const LATELY: Duration = Duration::from_mins(1);
 /// of this host to which it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Via {
-    /// The number of the socket.
+    /// The index of the socket.
     pub socket: usize,
     /// The address of this host, if the socket has several.
     pub local: Option<IpAddr>,

@@ -146,7 +146,7 @@ fn every_further_request_to_end_is_passed_on_at_once() {
     let actions = lifecycle.handle(s(11), Input::Signal(Signal::INT));
     assert_eq!(actions, [report(Cause::SecondSignal, 1, Some(0), None), Action::Stop(Signal::INT)]);
     assert_eq!(lifecycle.handle(s(12), Input::Signal(Signal::TERM)), [Action::Stop(Signal::TERM)]);
-    // The second signal does not extend the time until the kill.
+    // A third signal does not extend the time until the kill.
     assert_eq!(lifecycle.deadline(), Some(s(21)));
 }
 
