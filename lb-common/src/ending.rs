@@ -41,7 +41,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// All endings, by number.
+    /// All endings, ordered by number.
     pub const ALL: [Self; 13] = [
         Self::Closed,
         Self::Refused,

@@ -113,7 +113,7 @@ pub enum HealthReason {
 }
 
 impl HealthReason {
-    /// All reasons, by number.
+    /// All reasons, ordered by number.
     pub const ALL: [Self; 11] = [
         Self::Unstated,
         Self::Healthy,

@@ -146,7 +146,7 @@ const _: () = assert!(size_of::<Listener>() == 4);
 /// Number of possible results when a kernel program processes a datagram.
 pub const RECEPTIONS: usize = 10;
 
-/// Datagrams that a kernel program processed on one CPU, by result.
+/// Number of datagrams that a kernel program processed on one CPU, for each result.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Receptions {

@@ -154,7 +154,7 @@ const _: () = assert!(size_of::<Subscriber>() == 32);
 /// Number of reasons for which the program may refuse a request.
 pub const REFUSALS: usize = 9;
 
-/// Requests on one CPU, by result. Written by the kernel program.
+/// Number of requests on one CPU, for each result. Written by the kernel program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Counts {

@@ -234,7 +234,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All policies by number, which is also their order in the documentation.
+    /// All policies, ordered by number, which is also their order in the documentation.
     pub const ALL: [Self; 5] =
         [Self::RoundRobin, Self::WeightedRoundRobin, Self::LeastLoaded, Self::P2c, Self::Random];
 

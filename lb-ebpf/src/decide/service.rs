@@ -90,9 +90,9 @@ impl VipTable for Services {
 /// cells more quickly than a loop over all cells.
 const CELLS: u32 = 8;
 
-/// The index of the service at a destination, found in the cells after the first one. If there is
-/// no service at the destination, the result is [`OTHER`] or
-/// [`NOTHING`](lb_common::vip_table::NOTHING).
+/// The index of the service at a destination, from a search of all [`MAX_PROBES`] cells. Called
+/// only if the first cell belongs to another service. If there is no service at the destination,
+/// the result is [`OTHER`] or [`NOTHING`](lb_common::vip_table::NOTHING).
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn service_further_on(ab: u64, cd: u64, end: u32) -> u32 {
