@@ -416,8 +416,8 @@ pub fn of_error(error: u32, was_established: bool) -> Ending {
         ETIMEDOUT if was_established => Ending::DataTimeout,
         ETIMEDOUT => Ending::TimedOut,
         ENETUNREACH | EHOSTUNREACH => Ending::Unreachable,
-        // The errnos for the other ICMP and ICMPv6 messages: prohibited, no such protocol,
-        // malformed, isolated.
+        // The errnos for further ICMP and ICMPv6 messages: prohibited, no such protocol, malformed,
+        // isolated.
         EACCES | EPROTO | ENOPROTOOPT | EOPNOTSUPP | EHOSTDOWN | ENONET if !was_established => {
             Ending::Unreachable
         }

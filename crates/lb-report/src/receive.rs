@@ -175,8 +175,8 @@ fn take<F: Frame + ?Sized, M: Maps>(
         return Received::disbelieved(why);
     }
     // While the verifier of Linux 6.1 checks the function that computes a MAC, it loses the
-    // precision of the values on which this flag depends. It then treats both values of the flag as
-    // one, and removes the code for the other value from the program. If the verifier knows no
+    // precision of the values on which this flag depends. It then treats the two values of the flag
+    // as equal, and removes the code for one of them from the program. If the verifier knows no
     // bounds of the flag, it does not remove this code.
     let is_news = without_bounds(u64::from(judged.is_ok()), now_ns);
     let authentic = match maps.key(sender, datagram.key_id.to_host()) {

@@ -66,8 +66,8 @@ pub struct Entry {
     /// When the agent began to report this backend.
     begun: Instant,
     /// The incarnation in the upper half, the counter in the lower half. If the counter overflows,
-    /// the version continues with the next incarnation; the wall clock has passed this number by
-    /// then.
+    /// the version continues with the next incarnation, a number that the wall clock has already
+    /// passed.
     version: u64,
     /// How often the readiness has changed, modulo 65,536.
     change: u16,
