@@ -114,8 +114,8 @@ pub const MAX_DATAGRAM_FLOWS: usize = 8;
 /// and the service has a limit of open flows. After these entries, the connect examines all
 /// members.
 pub const MAX_REDRAWS: u32 = 4;
-/// Bytes of a service's name in the kernel, padded with zeros. The last byte is always zero, so
-/// names of services have at most 63 bytes; names of clients have the same limit.
+/// Number of bytes of a service's name in the kernel, padded with zeros. The last byte is always
+/// zero, so names of services have at most 63 bytes; names of clients have the same limit.
 pub const NAME_BYTES: usize = 64;
 
 /// The number that means "no slot". In a schedule entry it means that there is no backend; as a

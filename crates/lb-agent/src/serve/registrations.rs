@@ -327,7 +327,7 @@ mod tests {
         all.register(name, claim(2, true), true, who(2), start).unwrap_err();
         assert_eq!(all.register(name, claim(1, true), true, who(1), at(4)), Ok(()));
         assert_eq!((all.next_at(), all.get(name).unwrap().refused), (Some(at(9)), Some((1, who(2)))));
-        // A number identifies one backend.
+        // A registration number identifies one backend.
         assert_eq!(all.register(other, claim(1, true), true, who(1), at(4)), Err(Claimed::Number(name)));
     }
 

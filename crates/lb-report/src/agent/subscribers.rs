@@ -60,7 +60,7 @@ pub struct Subscribers {
 }
 
 impl Subscribers {
-    /// No subscribers; at most `limit` can be added.
+    /// Creates an empty set, to which at most `limit` subscribers can be added.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
