@@ -30,8 +30,8 @@ pub struct Arena {
     /// The number of entries in the schedule map. It is at least twice the sum of the lengths of
     /// all current tables.
     entries: u32,
-    /// The current tables by service index. Empty tables are included, because their generation
-    /// counts the service's publications.
+    /// The current tables, keyed by service index. Empty tables are included, because their
+    /// generation counts the service's publications.
     tables: BTreeMap<ServiceIndex, TableRef>,
     /// Tables that were replaced since the last wait for readers began.
     retired: Vec<RetiredTable>,
@@ -49,7 +49,7 @@ struct RetiredTable {
     members: Option<u32>,
 }
 
-/// There is no room for a table until the present readers have ended.
+/// A table does not fit until no running program can read the replaced tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the arena assumes that the caller executes the moves"]
 pub struct NoRoom {
@@ -70,7 +70,7 @@ pub struct Move {
     pub to: TableRef,
 }
 
-/// Why tables cannot be adopted: an arena never creates tables like these.
+/// Why [`Arena::adopt`] refuses tables. No arena creates such tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AdoptError {
     /// Two tables share entries.
@@ -82,9 +82,10 @@ pub enum AdoptError {
 }
 
 impl Arena {
-    /// The arena of a schedule map with `entries` entries and the current tables `tables`, by
-    /// service index. All other regions are treated as free. So if programs may still be reading
-    /// older tables of adopted maps, the caller must wait for readers before the first publication.
+    /// Creates the arena of a schedule map with `entries` entries. `tables`: the current tables,
+    /// keyed by service index. All other regions are treated as free. So if programs may still be
+    /// reading older tables of adopted maps, the caller must wait for readers before the first
+    /// publication.
     ///
     /// # Errors
     /// If tables overlap or reach past the end.
@@ -122,8 +123,8 @@ impl Arena {
     /// and the list, and then stores the reference.
     ///
     /// # Errors
-    /// If there is no room until the present readers have ended. The caller must execute the moves,
-    /// wait for readers, and repeat the call. In the meantime, other services may publish.
+    /// If the table does not fit until a wait for readers has ended. The caller must execute the
+    /// moves, wait for readers, and repeat the call. In the meantime, other services may publish.
     ///
     /// # Panics
     /// If the length is neither a power of two above 1 nor 0.
@@ -136,11 +137,14 @@ impl Arena {
         let old = self.table(service);
         let mut new = TableRef { generation: old.generation.wrapping_add(1), ..NO_TABLE };
         if length != 0 {
-            assert!(length.is_power_of_two() && length > 1, "a table of {length} entries");
+            assert!(
+                length.is_power_of_two() && length > 1,
+                "the length {length} is neither a power of two above 1 nor 0"
+            );
             let Some(base) = first_fit(&self.in_use(), self.entries, length) else {
                 return Err(NoRoom { moves: self.compact(length) });
             };
-            let length_log2 = u8::try_from(length.ilog2()).expect("a number of 32 bits");
+            let length_log2 = u8::try_from(length.ilog2()).expect("the logarithm of a u32 fits into a u8");
             new = TableRef { base, length_log2, ..new };
             if members <= MAX_SUBSET as usize {
                 new.members = self.free_half(service).ok_or(NoRoom { moves: Vec::new() })?;
@@ -162,8 +166,7 @@ impl Arena {
         }
     }
 
-    /// Whether a wait for readers would free any region. Regions that a failed wait did not free
-    /// are included.
+    /// Whether any replaced table waits for readers, including the tables of a failed wait.
     pub fn is_waiting(&self) -> bool {
         self.replaced().next().is_some()
     }
@@ -203,9 +206,9 @@ impl Arena {
         })
     }
 
-    /// Moves tables together, so that there is room for `length` entries after readers of their old
-    /// regions have ended. Returns no moves while replaced tables wait for readers, because the
-    /// regions of these tables may be enough.
+    /// Moves tables together, so that a table of `length` entries fits after the next wait for
+    /// readers. Returns no moves while replaced tables wait for readers, because the regions of
+    /// these tables may be enough.
     fn compact(&mut self, length: u32) -> Vec<Move> {
         if self.is_waiting() {
             return Vec::new();
@@ -216,7 +219,7 @@ impl Arena {
             let mut tables = self.tables.iter_mut();
             let table = tables.find(|(_, table)| !table.is_empty() && table.base == from.base);
             let (&service, table) = table.expect("only current tables are moved");
-            // The table is the same, so it retains its generation.
+            // Only the region changes, so the table retains its generation.
             let moved = TableRef { base, ..*table };
             moves.push(Move { service, from: *table, to: moved });
             *table = moved;

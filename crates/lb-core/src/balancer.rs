@@ -1,5 +1,5 @@
-//! The controller of one client task: [`Balancer::handle`] applies facts, and [`Balancer::plan`]
-//! returns a complete plan.
+//! The controller of one client task: [`Balancer::handle`] applies each [`Fact`], and
+//! [`Balancer::plan`] returns a complete plan.
 //!
 //! The balancer stores the last good list of every service, the slot of each backend, and the
 //! evidence on each backend. It reads no clock: the caller passes the time of each fact. The code
@@ -47,7 +47,7 @@ pub struct KernelVerdict {
     pub failures: u8,
 }
 
-/// The host's report ids, by the names of backends.
+/// The host's report ids, keyed by the [`Name`] of the backend.
 pub type ReportIdMap = Arc<BTreeMap<Name, u32>>;
 
 /// An input of [`Balancer::handle`].
@@ -59,18 +59,18 @@ pub enum Fact {
     /// The kernel programs' verdict on each slot with failures. Slots that are not in the map have
     /// no failures.
     Kernel(BTreeMap<Slot, KernelVerdict>),
-    /// The verdicts of one witness on the backends of the service at this position. They replace
-    /// the witness's earlier verdicts: backends that are not in the map are healthy according to
-    /// this witness. For [`Who::Probe`], the map contains every backend that has a result, and the
-    /// verdicts on all other backends do not change. The map may contain backends without a slot,
-    /// because these may become substitutes.
+    /// The verdicts of one witness ([`Who`]) on the backends of the service at this position. They
+    /// replace the witness's earlier verdicts: backends that are not in the map are healthy
+    /// according to this witness. For [`Who::Probe`], the map contains every backend that has a
+    /// result, and the verdicts on all other backends do not change. The map may contain backends
+    /// without a slot, because these may become substitutes.
     Verdicts(usize, Who, BTreeMap<SocketAddr, (Health, Why)>),
-    /// The factors of the members of the service at this position, by which their structural
-    /// weights are multiplied. These factors replace the earlier factors.
+    /// Factors from load control and slow start for members of the service at this position. Each
+    /// factor multiplies a member's structural weight. These factors replace the earlier factors.
     Factors(usize, Factors),
-    /// The factors that operators have set for members of the service at this position. The
-    /// structural weights are multiplied by these factors, too. These factors replace the
-    /// operators' earlier factors.
+    /// Factors that operators have set for members of the service at this position. Each factor
+    /// also multiplies a member's structural weight. These factors replace the operators' earlier
+    /// factors.
     OperatorWeights(usize, Factors),
     /// Services with recently established connections to a backend that is not ejected. Replaces
     /// the earlier set. If this host reaches one backend, the host is not the reason why other
@@ -151,7 +151,7 @@ pub struct Balancer<T = Instant> {
     limits: Limits,
     services: Vec<ServiceState<T>>,
     slots: Slots,
-    /// The evidence on every backend that has a slot, and on every backend without a slot that is
+    /// The evidence on backends. A backend without a slot is included only if it is
     /// [known](BackendEvidence::is_known).
     standings: BTreeMap<Identity, BackendEvidence<T>>,
     /// The kernel programs' verdicts in the last [`Fact::Kernel`].
@@ -360,8 +360,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The inputs of a service's row. `replaced` contains the replaced backends, and since when
-    /// they have been replaced.
+    /// The inputs of a service's row. `replaced`: the replaced backends, each with the time since
+    /// which it has been replaced.
     fn circumstances(
         &self,
         state: &ServiceState<T>,
@@ -390,8 +390,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The replaced backends of a service, and since when they have been replaced. Before the
-    /// service has a list, these are the replaced backends of its adopted table.
+    /// The replaced backends of a service, each with the time since which it has been replaced.
+    /// Before the service has a list, these are the replaced backends of its adopted table.
     fn replaced(&self, state: &ServiceState<T>, now: T) -> BTreeMap<SocketAddr, T> {
         match (&state.list, self.adopted.services.get(&state.index)) {
             (Some(in_use), _) => in_use.row.replaced.clone(),
@@ -602,9 +602,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         NamedMembers { states, adopted: adopted.flat_map(named).collect() }
     }
 
-    /// Which backends of the service at this position are members, and which of the backends that
-    /// have a slot or are in `known` are missing ([`Presence::missing`]); `None` before the service
-    /// has a list.
+    /// The members of the service at this position, and its missing backends
+    /// ([`Presence::missing`]). Missing backends are included if they have a slot or are in
+    /// `known`. `None` before the service has a list.
     pub fn presence(&self, position: usize, known: impl Iterator<Item = SocketAddr>) -> Option<Presence> {
         let state = &self.services[position];
         let ListInUse { endpoints, row, .. } = state.list.as_ref()?;
@@ -694,8 +694,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// The evidence on all backends of a service that have slots, updated with this list's
-    /// verdicts.
+    /// The evidence on all backends of a service that have slots, updated with the verdicts of
+    /// `list`.
     fn evidence_with_list(
         &self,
         service: ServiceIndex,
@@ -814,7 +814,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         concerned
     }
 
-    /// The backends of a service that are available after these verdicts, and the backup.
+    /// The backends of a service that are available after `verdicts`, and the backup.
     fn available(
         &self,
         state: &ServiceState<T>,
@@ -1031,7 +1031,6 @@ fn weight_of<T>(state: Option<&ServiceState<T>>, identity: Identity) -> Option<u
     Some(state?.list.as_ref()?.endpoints.get(identity.address)?.weight)
 }
 
-/// Whether a backend is replaced.
 fn is_replaced<T>(state: Option<&ServiceState<T>>, identity: Identity) -> bool {
     let in_use = state.and_then(|state| state.list.as_ref());
     in_use.is_some_and(|in_use| in_use.row.replaced.contains_key(&identity.address))

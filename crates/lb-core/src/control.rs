@@ -55,7 +55,7 @@ const FRESH_PERIODS: u32 = 3;
 /// reports are not used.
 const MOST_DELAY: Duration = Duration::from_secs(60);
 
-/// The law that computes factors.
+/// The control law that computes the factors of structural weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Law {
     /// The weights of gRPC's `weighted_round_robin` (gRFC A58), for comparison.
@@ -77,13 +77,13 @@ impl Law {
     }
 }
 
-/// How the results of a law are used.
+/// Whether tables follow the factors that a [`Law`] computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Tables follow the results.
+    /// Tables follow the factors.
     #[default]
     Enforce,
-    /// The results are only shown.
+    /// The factors are shown, but tables do not follow them.
     Observe,
 }
 
@@ -105,17 +105,17 @@ impl Mode {
 pub struct ControlRules {
     /// The law by which weights follow load; `None` if weights do not follow load.
     pub law: Option<Law>,
-    /// How the law's results are used.
+    /// Whether tables follow the law's factors.
     pub mode: Mode,
     /// The time in which a member that is new, or available again, reaches its full share; `None`
     /// without slow start.
     pub slow_start: Option<Duration>,
 }
 
-/// An operator's temporary override of a service's law.
+/// An operator's temporary override of a service's load control.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Switch {
-    /// The law works as it is configured.
+    /// Load control works as configured.
     #[default]
     On,
     /// Factors do not change.
@@ -171,16 +171,16 @@ impl ReceivedReport {
         self.load.utilization.is_some() && self.is_recent(now)
     }
 
-    /// Whether the report arrived at most three report periods and two ticks ago, and a change made
-    /// now would show in reports within a minute. Reports without these properties are not used,
-    /// because the member with the longest delay determines the size of the step for all members.
+    /// Whether the report arrived at most three report periods and two ticks ago, and `delay` is at
+    /// most a minute. Other reports are not used, because the longest delay of any member limits
+    /// the step of all members.
     pub fn is_recent(&self, now: Duration) -> bool {
         let fresh = self.period() * FRESH_PERIODS + 2 * TICK;
         now.saturating_sub(self.at) <= fresh && self.delay(now) <= MOST_DELAY
     }
 
-    /// The time until a change made now can be observed: its effect must be measured, reported and
-    /// read.
+    /// The time until reports show a change of weights that is made now. The backend must first
+    /// measure and report its effect, and this host must read the report.
     fn delay(&self, now: Duration) -> Duration {
         let next = self.period().max(TICK);
         self.load.window.saturating_add(self.age(now)).saturating_add(next).saturating_add(TICK)
@@ -208,15 +208,15 @@ pub struct MemberObservation {
     pub is_overridden: bool,
 }
 
-/// The observations of a row's members, by address.
+/// The observations of a row's members, keyed by address.
 pub type SeenRow = ByAddress<MemberObservation>;
 
-/// The observations of a row at a tick.
+/// The input of [`Control::tick`]: observations of one service at this client task.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
-    /// The members.
+    /// The observations of each member.
     pub row: SeenRow,
-    /// The behaviour of the row's flows.
+    /// The lifetime of the service's flows.
     pub flows: Flows,
     /// Whether the service is in panic: so few members are available that connects may choose
     /// unavailable members, too.
@@ -276,7 +276,7 @@ impl Hold {
 /// counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reporting {
-    /// The number of these members with a recent report.
+    /// The number of available members with a positive weight and a recent report.
     pub fresh: u32,
     /// The number of available members with a positive weight.
     pub members: u32,
@@ -290,12 +290,12 @@ impl Reporting {
     }
 }
 
-/// The state of a law, as the daemon stores it for the next daemon.
+/// The state of load control and slow start, as the daemon stores it for the next daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ControlSnapshot {
     /// The operator's override.
     pub switch: Switch,
-    /// Whether tables followed the law.
+    /// The mode in which the law ran.
     pub mode: Mode,
     /// The law's factors.
     pub factors: Factors,
@@ -303,7 +303,7 @@ pub struct ControlSnapshot {
     pub starting: BTreeMap<SocketAddr, Duration>,
 }
 
-/// The law and slow start of one row, with their state.
+/// Load control and slow start for one service at one client task.
 #[derive(Clone, Debug)]
 pub struct Control {
     rules: ControlRules,
@@ -326,7 +326,7 @@ enum LawState {
 }
 
 impl Control {
-    /// A control without observations: every member has its structural share.
+    /// Starts without observations: every member has its structural share.
     pub fn new(rules: ControlRules) -> Self {
         Self {
             rules,

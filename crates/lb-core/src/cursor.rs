@@ -11,10 +11,11 @@
 /// index by mistake.
 pub fn start(task: &str, service: &str, cpu: u32, cpus: u32) -> u32 {
     let hash = xxhash_rust::xxh64::xxh64(task.as_bytes(), xxhash_rust::xxh64::xxh64(service.as_bytes(), 0));
-    // The high half of the hash is the fraction. A short table uses only the high bits of it.
-    let base = u32::try_from(hash >> 32).expect("32 bits");
+    // The high half of the hash is the fraction. A short table uses only the high bits of the
+    // fraction.
+    let base = u32::try_from(hash >> 32).expect("the high half has 32 bits");
     let step = (u64::from(cpu) << 32) / u64::from(cpus.max(1));
-    base.wrapping_add(u32::try_from(step & 0xffff_ffff).expect("32 bits"))
+    base.wrapping_add(u32::try_from(step & 0xffff_ffff).expect("the mask leaves 32 bits"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
-//! Ejection in memory, for the planner and for tests: an [`EjectionStore`] for the same [`steps`]
-//! that the kernel programs run. The time, in ticks, and the random number for the jitter are
-//! arguments.
+//! An [`EjectionStore`] in memory, for the planner and for tests. It runs the same [`steps`] as the
+//! kernel programs. The time, in ticks, and the random number for the jitter are arguments.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -52,7 +51,7 @@ pub struct Ejector {
 }
 
 impl Ejector {
-    /// The state of a service with these rules and without failures.
+    /// Creates the ejection state of a service without failures.
     pub fn new(rules: EjectionRules) -> Self {
         Self {
             rules,
@@ -77,7 +76,8 @@ impl Ejector {
         let mut members: Vec<u32> = schedule.iter().map(|slot| slot.number()).collect();
         members.sort_unstable();
         members.dedup();
-        self.in_table = u32::try_from(members.len()).expect("at most as many as slots");
+        self.in_table =
+            u32::try_from(members.len()).expect("a table has at most as many members as there are slots");
         let is_listed = members.len() <= MAX_SUBSET as usize;
         members.extend(replaced.iter().map(|slot| slot.number()));
         self.members = is_listed.then_some(members);
@@ -102,8 +102,7 @@ impl Ejector {
         self.schedule_trial(Event::Judged, now);
     }
 
-    /// Ends the ejection time of a backend, so that its trial is due, because other evidence
-    /// suggests that it has recovered.
+    /// Ends the ejection time of a backend that has probably recovered. Its trial is then due.
     pub fn end_ejection(&mut self, slot: u32, now: u32) {
         let row = self.row_mut(slot);
         let after = ejection::time_over(row.standing, now);
@@ -200,7 +199,7 @@ impl Ejector {
         let evidence = Evidence::from_word(steps::weigh(&store, slot, evidence.to_word(), began));
         let has_room = self.survey(now).has_room();
         let judgement = steps::judge(&store, slot, evidence, Some(has_room), now);
-        let judgement = judgement.expect("there is room or not, and no other CPU");
+        let judgement = judgement.expect("the room is known, and no other CPU interferes");
         if let Some(event) = judgement.event() {
             self.schedule_trial(event, now);
         }
@@ -247,12 +246,12 @@ impl Ejector {
 
     fn table(&self) -> TableRef {
         let length_log2 = self.schedule.len().checked_ilog2().unwrap_or(0);
-        let length_log2 = u8::try_from(length_log2).expect("a logarithm of 64 bits");
+        let length_log2 = u8::try_from(length_log2).expect("the logarithm of a usize fits into a u8");
         TableRef { base: 0, generation: 0, length_log2, members: 0 }
     }
 }
 
-/// An [`Ejector`] as the store of the steps.
+/// An [`Ejector`] as the store of the ejection [`steps`].
 struct MemoryStore<'e, F> {
     ejector: &'e Ejector,
     random: u32,
@@ -392,7 +391,8 @@ impl Tables for Rows<'_> {
     }
 
     fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
-        let listed = u32::try_from(self.0.members.as_ref()?.len()).expect("at most MAX_LISTED");
+        let listed =
+            u32::try_from(self.0.members.as_ref()?.len()).expect("a list has at most MAX_LISTED slots");
         Some((self.0.in_table, listed, 0))
     }
 

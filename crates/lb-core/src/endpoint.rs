@@ -253,7 +253,7 @@ impl EndpointList {
         found.ok().map(|at| of(&self.by_address[at]))
     }
 
-    /// The differences from this list to `after`.
+    /// The differences between this list and `after`.
     pub fn difference<'a>(&'a self, after: &'a Self) -> Difference<'a> {
         let removed = self.endpoints.iter().filter(|endpoint| after.get(endpoint.address).is_none());
         let mut difference = Difference { removed: removed.collect(), ..Difference::default() };
@@ -272,7 +272,7 @@ impl EndpointList {
     /// # Panics
     /// Never: a list has at most [`MAX_BACKENDS`] endpoints.
     pub fn count(&self) -> u32 {
-        u32::try_from(self.endpoints.len()).expect("at most MAX_BACKENDS")
+        u32::try_from(self.endpoints.len()).expect("a list has at most MAX_BACKENDS endpoints")
     }
 
     /// The number N of the subset algorithms: the highest index plus one. An index without an

@@ -10,7 +10,8 @@ use std::collections::BTreeSet;
 
 use crate::ids::Slot;
 
-/// The slots that no table and no fallback contains any more, by their progress.
+/// The slots that no table and no fallback contains any more, grouped by the progress of their
+/// grace periods.
 #[derive(Clone, Debug)]
 pub struct GracePeriods<N = Slot> {
     /// Slots that no table contained when the present wait began.
@@ -93,7 +94,7 @@ mod tests {
         let mut periods = GracePeriods::default();
         periods.before_wait(&slots([1, 2]));
         periods.after_wait();
-        assert!(!periods.wants_wait(&slots([1, 2])), "only the flows are left to wait for");
+        assert!(!periods.wants_wait(&slots([1, 2])), "no wait for readers is necessary, only flows are open");
         assert_eq!(periods.take_idle(|slot| slot.number() == 1), slots([2]));
         assert_eq!(idle(&mut periods), slots([1]));
         assert_eq!(idle(&mut periods), slots([]));
@@ -109,7 +110,7 @@ mod tests {
         periods.before_wait(&slots([1, 3]));
         periods.after_wait();
         periods.retain(&slots([3]));
-        assert_eq!(idle(&mut periods), slots([3]), "after it");
+        assert_eq!(idle(&mut periods), slots([3]), "after the wait");
         assert!(periods.wants_wait(&slots([1])));
     }
 

@@ -139,9 +139,8 @@ pub const fn stated_reason(reason: HealthReason, state: BackendState, usable: Us
     }
 }
 
-/// The health that the reason in a state word means, and the witness and reason of the verdict for
-/// which the reason was written. The second value is `None` if the reason was not written for a
-/// verdict.
+/// The health for the reason code in a state word, and the witness and reason of the verdict behind
+/// the code. The second value is `None` for a code without a verdict.
 pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     match reason {
         HealthReason::Unstated | HealthReason::Healthy => (Health::Healthy, None),
@@ -157,8 +156,8 @@ pub const fn meaning(reason: HealthReason) -> (Health, Option<(Who, Why)>) {
     }
 }
 
-/// The reason to write to the state word for a verdict; `None` if the verdict is stored elsewhere
-/// in the kernel.
+/// The reason code in the state word for a verdict; `None` if the kernel stores the verdict
+/// elsewhere.
 const fn reason(health: Health, who: Who, why: Why) -> Option<HealthReason> {
     Some(match (health, who, why) {
         (Health::LameDuck, Who::Source, _) => HealthReason::ListLameDuck,
@@ -290,8 +289,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         }
     }
 
-    /// The worst verdict, which determines the health; the oldest of these if several verdicts are
-    /// equally bad. `None` without a verdict.
+    /// The worst verdict, which determines the health. If several verdicts are equally bad, returns
+    /// the oldest. `None` without a verdict.
     pub fn worst(&self) -> Option<&HealthVerdict<T>> {
         self.verdicts.iter().max_by(|a, b| a.health.cmp(&b.health).then(b.since.cmp(&a.since)))
     }
@@ -340,8 +339,8 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         (others.max().unwrap_or(Health::Healthy), is_lame_duck)
     }
 
-    /// Removes all verdicts except those of probes, of the backend's own reports and of operators,
-    /// because the backend has no slot. Returns whether it [is known](Self::is_known) after that.
+    /// Removes the verdicts of the list and of the kernel programs, because the backend has no
+    /// slot. Returns whether the backend [is known](Self::is_known) after that.
     pub fn drop_slot_verdicts(&mut self) -> bool {
         self.verdicts.retain(|verdict| matches!(verdict.who, Who::Probe | Who::Report | Who::Operator));
         self.is_known()

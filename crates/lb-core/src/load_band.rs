@@ -27,8 +27,7 @@ impl Default for LoadBand {
     }
 }
 
-/// The time between two updates of the number of open flows, and therefore between two changes of
-/// the size.
+/// The interval at which the number of open flows and the size are updated.
 pub const LOOK: Duration = Duration::from_secs(1);
 
 /// The time constant with which the number of open flows is smoothed, as in Finagle.
@@ -45,12 +44,12 @@ pub struct BandedSize {
 }
 
 impl BandedSize {
-    /// The smallest size, for a task with unknown load.
+    /// Starts with the smallest size, for a task with unknown load.
     pub const fn new(band: LoadBand) -> Self {
         Self { band, size: band.min, seen: None }
     }
 
-    /// The size of the subset in an earlier daemon's tables, so that this daemon continues with it.
+    /// Continues with `size`, the size of the subset in an earlier daemon's tables.
     pub fn of(band: LoadBand, size: u32) -> Self {
         Self { size: size.max(band.min), ..Self::new(band) }
     }
@@ -138,12 +137,12 @@ mod tests {
                     BandedSize::new(LoadBand { low_thousandths: low, high_thousandths: high, min });
                 sizes(&mut banded, 0..300, |_| open);
                 let settled = sizes(&mut banded, 300..400, |_| open);
-                assert_eq!(changes(&settled), 0, "{open} flows in {low} to {high}: {settled:?}");
+                assert_eq!(changes(&settled), 0, "{open} flows, band {low} to {high}: sizes {settled:?}");
                 // The size also settles when it falls from a larger size.
                 sizes(&mut banded, 400..700, |_| 100);
                 sizes(&mut banded, 700..1_200, |_| open);
                 let settled = sizes(&mut banded, 1_200..1_300, |_| open);
-                assert_eq!(changes(&settled), 0, "{open} flows in {low} to {high}: {settled:?}");
+                assert_eq!(changes(&settled), 0, "{open} flows, band {low} to {high}: sizes {settled:?}");
             }
         }
     }
@@ -161,7 +160,7 @@ mod tests {
                     assert_eq!(
                         changes(&settled),
                         0,
-                        "{open} flows in {low} to {high}, every {period} s: {settled:?}"
+                        "{open} flows, band {low} to {high}, every {period} s: sizes {settled:?}"
                     );
                 }
             }

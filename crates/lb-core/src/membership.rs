@@ -20,7 +20,7 @@ use crate::weights;
 
 use self::pool::{Job, Shares, Standby};
 
-/// Whether the endpoint at an index of the order is a member, and if not, why not.
+/// Whether an endpoint is a member of a client task's subset; if not, the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MembershipVerdict {
     /// The endpoint is a member.
@@ -50,15 +50,15 @@ impl MembershipVerdict {
 pub struct Member {
     /// The endpoint.
     pub endpoint: Endpoint,
-    /// The weight for the schedule: the endpoint's own weight if shares follow the weights; if not,
-    /// a number in proportion to the share. If the policy ignores weights, all members have the
-    /// same weight.
+    /// The member's weight for the schedule: the endpoint's own weight or, if shares come from the
+    /// subsets of the whole job, a number in proportion to `share`. If the policy ignores weights,
+    /// all members have the same weight.
     pub weight: u64,
     /// The part of the task's connects that the member receives.
     pub share: f64,
     /// The number of the job's tasks that use the member.
     pub connections: u32,
-    /// The member's load from all tasks of the job. The unit is the connects of one task.
+    /// The member's load from all tasks of the job. A load of 1 is all connects of one task.
     pub load: f64,
     /// The load that the member would have if connects were divided in proportion to weight among
     /// all endpoints that may be members, including endpoints that no task uses.
@@ -68,7 +68,7 @@ pub struct Member {
 /// Endpoints that accept connections but that no task of a job uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unused {
-    /// The number of such endpoints.
+    /// The number of unused endpoints.
     pub endpoints: u32,
     /// The number of all endpoints that accept connections.
     pub of: u32,
@@ -77,9 +77,10 @@ pub struct Unused {
     pub size: Option<u32>,
 }
 
-/// How evenly the tasks of a job connect to a list without indexes: the mean number of tasks per
-/// endpoint divided by the largest number of tasks of one endpoint; 1 is even. Even if this ratio
-/// is below 1, structural weights make the loads even, unless the policy ignores weights.
+/// How evenly the tasks of a job connect to the endpoints of a list without indexes: the mean
+/// number of tasks per endpoint divided by the largest number of tasks of one endpoint; 1 is even.
+/// Even if this ratio is below 1, structural weights make the loads even, unless the policy ignores
+/// weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evenness {
     /// The evenness with the indexes that are derived from the addresses.
@@ -252,10 +253,10 @@ pub struct Memberships<'a> {
     pool: CandidatePool<'a>,
     /// The number of tasks in the job.
     clients: u32,
-    /// `None` if the service has no subset. [`Position::client`] is not used.
+    /// `None` if the service has no subset. [`Position::client`] is ignored.
     subset: Option<(Algorithm, Position)>,
-    /// Whether the size follows load. Then the position contains the size that a task without load
-    /// has.
+    /// Whether the size follows load. If it does, the position contains the size for a task without
+    /// load.
     follows_load: bool,
     tried: Vec<(u32, f64)>,
     shares: Shares,

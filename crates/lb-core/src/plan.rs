@@ -17,9 +17,9 @@ use crate::service::Protocol;
 /// The desired kernel state of one client task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The services, by their indexes in the kernel's arrays.
+    /// The services, keyed by their indexes in the kernel's arrays.
     pub services: BTreeMap<ServiceIndex, ServicePlan>,
-    /// The backends, by their slots.
+    /// The backends, keyed by their slots.
     pub backends: BTreeMap<Slot, BackendPlan>,
 }
 
@@ -93,7 +93,7 @@ pub fn entries_by_slot(schedule: &[Slot]) -> BTreeMap<Slot, u32> {
     Slot::below(slots).zip(entries).filter(|(_, entries)| *entries > 0).collect()
 }
 
-/// One ordered change.
+/// One change of the kernel's maps: a step of [`diff`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Stop balancing connects to the service's address, unless another service has taken over the
@@ -173,7 +173,7 @@ impl Plan {
             for slot in &service.replaced {
                 assert!(
                     owner(slot) == Some(*index),
-                    "service {index}: the replaced slot {slot} is of another service"
+                    "service {index}: the replaced slot {slot} belongs to another service"
                 );
             }
             if let Some(slot) = service.fallback {
@@ -229,11 +229,11 @@ impl Plan {
     }
 
     fn service(&mut self, index: ServiceIndex) -> &mut ServicePlan {
-        self.services.get_mut(&index).expect("a step is for a service that was written")
+        self.services.get_mut(&index).expect("a step refers to a service that was written before")
     }
 
     fn backend(&mut self, slot: Slot) -> &mut BackendPlan {
-        self.backends.get_mut(&slot).expect("a step is for a backend that was written")
+        self.backends.get_mut(&slot).expect("a step refers to a backend that was written before")
     }
 }
 

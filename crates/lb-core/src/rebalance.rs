@@ -42,12 +42,12 @@ const SKIPPED: Duration = Duration::from_secs(30);
 /// ejections are.
 const NEXT_TRIAL: Duration = MIN_AGE;
 
-/// How long a task pauses if closings fail, or if they do not help.
+/// How long a task closes nothing after failed or useless closings.
 const PAUSE: Duration = Duration::from_mins(10);
 
-/// Closings are treated as useless if the refilled members gain no flow after this many times the
-/// number of closings that one flow requires on average. The number is large, because the cursors
-/// of many CPUs may all pass over a member for long.
+/// A refilled member gains one flow after a certain number of closings, on average. If the refilled
+/// members gain no flow after `FUTILE` times as many closings, the closings are treated as useless.
+/// The number is large, because the cursors of many CPUs may all pass over a member for long.
 const FUTILE: u128 = 30;
 
 /// A rate of closings. In text, it is a number per second, minute or hour.
@@ -141,7 +141,7 @@ pub enum MemberState {
     Warm,
     /// The member is ejected, and the time of the ejection is over: a connect may be its trial.
     TrialDue {
-        /// The number of trials that it has had.
+        /// The number of trials that the member has had.
         trials: u64,
     },
     /// The member is unavailable for another reason, or in slow start. It neither gains nor loses
@@ -154,9 +154,9 @@ pub enum MemberState {
 pub struct Closing {
     /// The member to which connections are closed.
     pub address: SocketAddr,
-    /// The most connections to close, at least 1.
+    /// The largest number of connections to close, at least 1.
     pub most: u32,
-    /// The ejected member for which the next connect must be the trial. `most` is 1 then.
+    /// The ejected member for which the next connect must be the trial. With a trial, `most` is 1.
     pub trial: Option<SocketAddr>,
 }
 
@@ -171,7 +171,7 @@ pub enum ClosingOutcome {
     Failed,
 }
 
-/// The present activity of a task, or the reason why it closes nothing.
+/// The present activity of rebalancing, or the reason why it closes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RebalanceState {
     /// No member has so few flows that flows of other members are closed.
@@ -209,7 +209,7 @@ impl RebalanceState {
         Self::NoEffect,
     ];
 
-    /// The name in status.
+    /// The state's name in `socklb status`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Even => "even",
@@ -236,10 +236,10 @@ pub struct ShortMember {
     pub share: f64,
 }
 
-/// The state of a task's decisions, as of the last tick.
+/// The result of the last tick, for display.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RebalanceView {
-    /// The activity of the task, or the reason why it closes nothing.
+    /// The activity of rebalancing, or the reason why it closes nothing.
     pub state: RebalanceState,
     /// The members that should gain flows, or the ejected member with a due trial.
     pub short: Vec<ShortMember>,
@@ -247,7 +247,7 @@ pub struct RebalanceView {
     pub retry_at: Option<Duration>,
 }
 
-/// One task's decisions for one service.
+/// Decides which idle connections one client task closes for one service.
 #[derive(Clone, Debug)]
 pub struct Rebalance {
     rules: RebalanceRules,
@@ -263,14 +263,14 @@ pub struct Rebalance {
     /// The largest number of open flows that the refilled members have had together, and the number
     /// of closings since it was reached.
     progress: (u64, u64),
-    /// The closing with an outcome that is not known yet.
+    /// The closing for which [`Rebalance::handle_outcome`] has not been called yet.
     pending: Option<PendingClosing>,
     /// The number of open flows before the last closing, and a time limit. The next closing waits
     /// until the pool has that number of open flows again, or until the time limit.
     awaited: Option<(u64, Duration)>,
     /// The members without a flow that can be closed, each with the time until which it is skipped.
     skipped: BTreeMap<SocketAddr, Duration>,
-    /// For each member with a trial for which a flow was closed: the last of these closings.
+    /// The last closing for a trial of each member.
     tried: BTreeMap<SocketAddr, LastTrial>,
     /// Why the task pauses, and until when.
     pause: (RebalanceState, Duration),
@@ -280,14 +280,14 @@ pub struct Rebalance {
 /// A closing for the trial of a member.
 #[derive(Clone, Copy, Debug)]
 struct LastTrial {
-    /// The number of trials that the member had had before.
+    /// The number of the member's trials before the closing.
     trials: u64,
-    /// Until when no other flow is closed for trials of the member.
+    /// The time until which no other flow is closed for trials of the member.
     until: Duration,
 }
 
 impl Rebalance {
-    /// A task that has closed nothing yet.
+    /// Starts without earlier closings.
     pub fn new(rules: RebalanceRules, task: Task) -> Self {
         Self {
             rules,
@@ -326,7 +326,7 @@ impl Rebalance {
         !self.refilled.is_empty()
     }
 
-    /// The activity of the task at the last tick, or the reason why it closes nothing.
+    /// The activity of rebalancing at the last tick, or the reason why it closes nothing.
     pub const fn view(&self) -> &RebalanceView {
         &self.view
     }
@@ -540,13 +540,13 @@ impl Rebalance {
     }
 }
 
-/// A closing with an outcome that is not known yet.
+/// A closing without a known outcome.
 #[derive(Clone, Copy, Debug)]
 struct PendingClosing {
     closing: Closing,
     /// The number of open flows before the closing.
     open: u64,
-    /// The number of earlier trials of the member for whose trial a connection is closed.
+    /// For a closing before a trial: the number of the member's earlier trials.
     trials: u64,
 }
 
@@ -555,7 +555,7 @@ struct DueTrial<'m> {
     /// The pool that results if the member is readmitted.
     pool: PoolFlows<'m>,
     member: &'m MemberFlows,
-    /// The number of trials that it has had.
+    /// The number of trials that the member has had.
     trials: u64,
     /// The last closing for the member's trial, if that closing forbids another one.
     tried: Option<LastTrial>,
@@ -742,7 +742,11 @@ mod tests {
         assert_eq!(changed(|member| member.entries = 0), None);
         let mut rebalance = Rebalance::new(FAST, ALONE);
         for second in 0..10 {
-            assert_eq!(rebalance.tick(second * SECOND, &members(&open), true), None, "panic");
+            assert_eq!(
+                rebalance.tick(second * SECOND, &members(&open), true),
+                None,
+                "the service is in panic"
+            );
         }
     }
 
@@ -788,7 +792,10 @@ mod tests {
         for second in 4..13 {
             assert_eq!(rebalance.tick(second * SECOND, &fewer, false), None);
         }
-        assert!(rebalance.clone().tick(13 * SECOND, &fewer, false).is_some(), "a pool that does not dial");
+        assert!(
+            rebalance.clone().tick(13 * SECOND, &fewer, false).is_some(),
+            "after ten seconds, a closing need not wait for the pool"
+        );
         assert!(rebalance.tick(12 * SECOND, &same, false).is_some());
     }
 
@@ -804,7 +811,7 @@ mod tests {
         // A member with a quarter of the table gets one of four new connections.
         let useless = seconds(ClosingOutcome::Closed(1));
         assert_eq!((useless[..121].to_vec(), useless[121]), ((1..=121).collect(), 722));
-        assert_eq!(seconds(ClosingOutcome::Postponed).len(), 799, "each closing is tried again");
+        assert_eq!(seconds(ClosingOutcome::Postponed).len(), 799, "each postponed closing is tried again");
     }
 
     /// The state of an ejected member with a due trial.
@@ -827,8 +834,8 @@ mod tests {
         let due = with_ejected(DUE);
         let closing = Closing { address: address(1), most: 1, trial: Some(address(0)) };
         assert_eq!(first(&due, false), Some(closing));
-        assert_eq!(first(&due, true), None, "panic");
-        assert_eq!(first(&with_ejected(MemberState::Held), false), None, "it is still ejected");
+        assert_eq!(first(&due, true), None, "the service is in panic");
+        assert_eq!(first(&with_ejected(MemberState::Held), false), None, "the trial is not due yet");
         // The share is 6 and the limit is 4.8. The member must be 2 flows below the limit, as for
         // refilling.
         for (open, is_closed) in [([2, 8, 7, 7], true), ([3, 7, 7, 7], false)] {

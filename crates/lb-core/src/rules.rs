@@ -60,7 +60,7 @@ mod tests {
         {
             assert_eq!(syn_retries(Duration::from_secs(seconds)), retries, "{seconds} s");
         }
-        assert_eq!(ticks(Duration::from_secs(10)), 9_536, "of 1.05 ms");
+        assert_eq!(ticks(Duration::from_secs(10)), 9_536, "ticks of 1.05 ms");
         assert_eq!(ticks(Duration::from_nanos(1)), 1, "never 0, because 0 ticks mean that no time is set");
         assert_eq!(ticks(Duration::from_hours(24 * 365)), u32::MAX);
     }

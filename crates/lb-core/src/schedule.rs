@@ -69,13 +69,13 @@ fn share(weights: &[u64], members: &[usize], sum: u128, entries: u128, counts: &
     for &i in members {
         let product = u128::from(weights[i]) * entries;
         let whole = product / sum;
-        counts[i] = u32::try_from(whole).expect("a part of the entries, whose number is a u32");
+        counts[i] = u32::try_from(whole).expect("a part of the entries fits into a u32");
         entries_left -= whole;
         remainders.push((product % sum, i));
     }
     remainders.sort_unstable_by(|(a, i), (b, j)| b.cmp(a).then(i.cmp(j)));
-    let rounded_up =
-        usize::try_from(entries_left).expect("fewer entries left than members: each remainder is below one");
+    let rounded_up = usize::try_from(entries_left)
+        .expect("each remainder is below one, so fewer entries than members are left");
     for &(_, i) in &remainders[..rounded_up] {
         counts[i] += 1;
     }

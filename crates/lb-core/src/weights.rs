@@ -93,7 +93,7 @@ impl Graph {
 
     /// The number of clients.
     pub fn clients(&self) -> u32 {
-        u32::try_from(self.ends.len()).expect("at most 65,536 clients")
+        u32::try_from(self.ends.len()).expect("a job has at most 65,536 clients")
     }
 
     /// The number of clients of each backend.
@@ -125,9 +125,8 @@ impl Default for Precision {
 
 /// The weights of all edges.
 ///
-/// The weights are stored by edge. One factor per backend would determine them, but if no weights
-/// can make loads even, some factors grow without bound relative to others, while weights converge
-/// to 0 or 1.
+/// The weights are stored per edge instead of as one factor per backend. If no weights can make
+/// loads even, some factors grow without bound, but the weights converge to 0 or 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
     /// The weight of each edge. A row sums to 1, or to 0 if none of the client's backends has
@@ -169,8 +168,8 @@ pub fn solve_from(
     capacities: &[u16],
     precision: Precision,
 ) -> Solution {
-    assert_eq!(weights.len(), graph.edges.len(), "a weight for every edge");
-    assert!(capacities.len() >= graph.backends as usize, "a capacity for every backend");
+    assert_eq!(weights.len(), graph.edges.len(), "the number of weights must be the number of edges");
+    assert!(capacities.len() >= graph.backends as usize, "every backend must have a capacity");
     let connections = graph.connections();
     let capacity =
         |backend: usize| if connections[backend] > 0 { f64::from(capacities[backend]) } else { 0.0 };
@@ -250,7 +249,7 @@ pub const RUNGS: [u32; 11] = [12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256];
 /// but so many that a client can lose some of them.
 pub const MIN_AUTO_SIZE: u32 = 12;
 
-/// The choice of [`choose_size`], and its reasons.
+/// The result of [`choose_size`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// The number of backends that a client wants.
@@ -278,7 +277,7 @@ pub fn auto_size(algorithm: Algorithm, position: Position, min: u32) -> u32 {
     choose_size(algorithm, position, min).size
 }
 
-/// Like [`auto_size`], with the reasons.
+/// Like [`auto_size`], but also returns the sizes that were tried.
 pub fn choose_size(algorithm: Algorithm, position: Position, min: u32) -> Choice {
     let backends = position.backends;
     let mut tried = Vec::new();
@@ -372,7 +371,7 @@ mod tests {
         assert!(!solution.converged);
         for client in 0..25 {
             let sum: f64 = solution.weights(&graph, client).iter().sum();
-            assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+            assert!((sum - 1.0).abs() < 1e-12, "the weights sum to {sum}");
         }
     }
 

@@ -30,7 +30,7 @@ impl ScheduleRegion {
 /// # Panics
 /// If `length` is 0.
 pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option<u32> {
-    assert!(length > 0, "an empty table needs no region");
+    assert!(length > 0, "the length of a region must not be 0");
     let mut in_use: Vec<ScheduleRegion> = in_use.to_vec();
     in_use.sort_by_key(|region| region.base);
     let mut base = 0u32;

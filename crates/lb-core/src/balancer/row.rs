@@ -20,8 +20,8 @@ use crate::service::HealthRules;
 pub struct Row<T = Instant> {
     /// The backends in the table, with their structural weights.
     pub members: Vec<(SocketAddr, u64)>,
-    /// The replaced backends (members, and substitutes that failed), and since when they have been
-    /// replaced.
+    /// The replaced backends (members, and substitutes that failed), each with the time since which
+    /// it has been replaced.
     pub replaced: BTreeMap<SocketAddr, T>,
     /// For each backend in the table, each replaced backend, and the backup: whether a connect may
     /// choose it, and its health.
@@ -29,7 +29,7 @@ pub struct Row<T = Instant> {
     /// The lame duck that connects use after the programs have ejected every member, until the
     /// daemon reacts. The backup is in no table.
     pub backup: Option<SocketAddr>,
-    /// The tier that serves.
+    /// The tier that serves: connects choose its backends.
     pub tier: Tier,
     /// The number of available backends and the number of all backends, among those that are in the
     /// table or replaced. Drained backends are not counted: a drain is no failure, so it must not
@@ -51,7 +51,8 @@ pub struct Row<T = Instant> {
 pub struct Circumstances<T> {
     /// The service's configuration.
     pub rules: HealthRules,
-    /// The backends that are replaced in the previous row, and since when.
+    /// The replaced backends of the previous row, each with the time since which it has been
+    /// replaced.
     pub replaced: BTreeMap<SocketAddr, T>,
     /// The backends in the table of the previous row.
     pub used: BTreeSet<SocketAddr>,
@@ -124,8 +125,8 @@ pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     }
 }
 
-/// The facts that determine a member's tier. With `wants_proof`, the member is unproven until a
-/// probe of it has ended.
+/// The facts that determine a member's tier. With `wants_proof`, the member is unproven until its
+/// first probe has ended.
 fn candidate<T: Copy + Ord>(
     member: &Member,
     standing: Option<&BackendEvidence<T>>,

@@ -1,5 +1,5 @@
-//! Values by address, sorted and in one piece of memory, because the daemon reads all rows of a
-//! host every second but rarely changes them.
+//! Values keyed by address, sorted in one allocation: the daemon reads these maps for all services
+//! every second, but rarely changes them.
 
 use std::net::SocketAddr;
 
@@ -33,7 +33,7 @@ impl<V> ByAddress<V> {
         self.at(address).ok().map(|at| &self.0[at].1)
     }
 
-    /// The value of an address, to change it.
+    /// The mutable value of an address.
     pub fn get_mut(&mut self, address: &SocketAddr) -> Option<&mut V> {
         self.at(address).ok().map(|at| &mut self.0[at].1)
     }
@@ -43,7 +43,7 @@ impl<V> ByAddress<V> {
         self.at_next(next, address).map(|at| &self.0[at].1)
     }
 
-    /// Like [`ByAddress::get_next`], to change the value.
+    /// Like [`ByAddress::get_next`], but the value is mutable.
     pub fn get_next_mut(&mut self, next: &mut Next, address: &SocketAddr) -> Option<&mut V> {
         self.at_next(next, address).map(|at| &mut self.0[at].1)
     }
@@ -55,8 +55,7 @@ impl<V> ByAddress<V> {
         Some(at)
     }
 
-    /// Inserts a value, or replaces the value of its address. This takes time in proportion to the
-    /// number of values.
+    /// Inserts a value, or replaces the value of its address. Insertion takes linear time.
     pub fn insert(&mut self, address: SocketAddr, value: V) {
         match self.at(&address) {
             Ok(at) => self.0[at].1 = value,
@@ -84,7 +83,7 @@ impl<V> ByAddress<V> {
         self.0.iter().map(|(_, value)| value)
     }
 
-    /// The values, to change them, in the order of their addresses.
+    /// The mutable values, in the order of their addresses.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
         self.0.iter_mut().map(|(_, value)| value)
     }

@@ -1,13 +1,13 @@
-//! By how much the errors that the kernel programs observe increase the load of a backend, with
-//! `p2c` and `least-loaded`. A backend that fails each connect must get at most its share of
+//! How observed errors increase the load of a backend with `p2c` and `least-loaded`. The kernel
+//! programs observe the errors. A backend that fails each connect must get at most its share of
 //! connects, even if other backends have many open flows, and even if connects are rare.
 //!
 //! The programs read neither how many open flows other backends have nor how many connects a
 //! service receives. So the daemon writes the largest number of open flows per share to a map
 //! ([`peak_flows`]). For a backend with an error, the programs compute a load above this number.
 //!
-//! The errors of a backend halve at most once in the time in which four connects would go to the
-//! backend by its [share](MemberLoad::share) ([`hold`]), because connects may choose the backend
+//! The errors of a backend halve at most once for every four connects that its
+//! [share](MemberLoad::share) entitles it to ([`hold`]), because connects may choose the backend
 //! once after each halving. The daemon also limits errors when the largest number of open flows
 //! falls ([`most_errors`]).
 
@@ -28,8 +28,7 @@ pub struct MemberLoad {
     pub is_usable: bool,
 }
 
-/// A failing backend may receive one connect in the time in which this many connects would go to it
-/// by its share.
+/// A failing backend may receive one of this many connects that its share entitles it to.
 const SHARES: u128 = 4;
 
 impl MemberLoad {
@@ -65,9 +64,9 @@ pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item
     u64::try_from(peak).unwrap_or(u64::MAX).min(u64::MAX >> MAX_SCHEDULE_LOG2)
 }
 
-/// The time by which to delay the halvings of a member's errors, so that they halve at most once in
-/// the time in which four connects would go to the member by its share. `elapsed`: the time since
-/// the last call. `connects`: the service's connects in that time. `all`: the sum of all members'
+/// The time by which to delay the halvings of a member's errors, so that they halve at most once
+/// for every four connects that its share entitles it to. `elapsed`: the time since the last call.
+/// `connects`: the service's connects in that time. `all`: the sum of all members'
 /// [shares](MemberLoad::share).
 pub fn hold(elapsed: Duration, connects: u64, share: u64, all: u64, error_decay: Duration) -> Duration {
     let halvings = u128::from(connects) * u128::from(share);
@@ -199,9 +198,14 @@ mod tests {
                         Policy::LeastLoaded => 100,
                         _ => 300 * u64::from(entries[0]) / u64::from(entries.iter().sum::<u32>()),
                     };
-                    let why = format!("{policy:?} {entries:?}, {held:?} held, {per_20_s} in 20 s");
-                    assert!(failed <= share + 3, "{failed} of 300, share {share}: {why}");
-                    assert!(failed > 0, "the backend still gets connects: {why}");
+                    let why = format!(
+                        "{policy:?}, entries {entries:?}, open flows {held:?}, {per_20_s} connects in 20 s"
+                    );
+                    assert!(
+                        failed <= share + 3,
+                        "{failed} of 300 connects to the failing backend, share {share}: {why}"
+                    );
+                    assert!(failed > 0, "no connect to the failing backend: {why}");
                 }
             }
         }

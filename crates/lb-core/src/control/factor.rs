@@ -10,7 +10,7 @@ use super::by_address::{ByAddress, Next};
 pub struct Factor(u32);
 
 impl Factor {
-    /// The factor without control.
+    /// The factor 1, which does not change a weight.
     pub const ONE: Self = Self(1 << 16);
 
     /// The largest factor, 1,024, so that a weight of 33 bits times a factor fits into 64 bits.

@@ -83,7 +83,7 @@ const MOST_GONE: usize = 64;
 /// After this many time constants, a difference is a twentieth of its initial size.
 const SETTLED: u32 = 3;
 
-/// The state of the law for one row.
+/// The state of the feedback law for one service at one client task.
 #[derive(Clone, Debug, Default)]
 pub struct Feedback {
     members: ByAddress<MemberHistory>,
@@ -93,7 +93,7 @@ pub struct Feedback {
     gain: Option<f64>,
 }
 
-/// The state of the law for one member.
+/// The state of the feedback law for one member.
 #[derive(Clone, Copy, Debug)]
 struct MemberHistory {
     /// The member's factor. Steps that are too small for a new table also change this factor, so
@@ -142,8 +142,8 @@ impl MemberHistory {
         }
     }
 
-    /// Freezes the factor for a tick. The smoothed utilization is dropped, because it would be out
-    /// of date when learning resumes.
+    /// Freezes the factor for a tick. The smoothed utilization is dropped, because it is out of
+    /// date when the factor changes again.
     const fn freeze(&mut self) {
         (self.used, self.hold) = (None, None);
     }

@@ -1,10 +1,10 @@
-//! The behaviour of a row's flows: their lifetime, and which part of the flows to a backend fails.
+//! Statistics of one service's flows: their lifetime, and the part that fails at each backend.
 
 use std::time::Duration;
 
 use super::TICK;
 
-/// The behaviour of the flows of a row.
+/// Statistics of one service's flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flows {
     /// The mean lifetime of a flow: open flows divided by connects per second. The lifetime matters
@@ -167,7 +167,7 @@ mod tests {
             lives.tick(10.0, 300.0);
         }
         assert!((lives.flows().life.as_secs_f64() - 30.0).abs() < 0.1, "{lives:?}");
-        // The ratio is right at once.
+        // One tick is enough for the right ratio.
         let mut lives = Lives::default();
         lives.tick(5.0, 600.0);
         assert!((lives.flows().life.as_secs_f64() - 120.0).abs() < 0.1, "{lives:?}");
@@ -192,9 +192,9 @@ mod tests {
             activity.is_idle()
         };
         assert!(after(&[]) && after(&[(4, true)]));
-        assert!(!after(&[(1, true)]) && !after(&[(14, false)]), "the service was used recently");
+        assert!(!after(&[(1, true)]) && !after(&[(14, false)]), "a service with a recent flow is not idle");
         assert!(after(&[(1, false)]) && after(&[(4, true)]));
-        assert!(!after(&[(10, false), (1, true), (10, false), (1, true)]), "occasional use is enough");
+        assert!(!after(&[(10, false), (1, true), (10, false), (1, true)]), "occasional flows are enough");
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
             late.tick(25.0);
         }
         let is = |late: &OfLate, usual: f64, now: f64| {
-            let life = late.life().expect("enough begin");
+            let life = late.life().expect("enough flows have begun");
             assert!((life.usual - usual).abs() < 0.15 && (life.now - now).abs() < 0.01, "{life:?}");
         };
         is(&late, 2.5, 2.5);
@@ -244,6 +244,6 @@ mod tests {
             late.add(0.1, 0.0);
             late.tick(25.0);
         }
-        assert_eq!(late.life(), None, "too few begin now");
+        assert_eq!(late.life(), None, "too few flows have begun");
     }
 }

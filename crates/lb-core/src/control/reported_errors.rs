@@ -96,7 +96,7 @@ mod tests {
             #[expect(clippy::cast_precision_loss, reason = "small")]
             let expected = rate as f64 * share * f64::from(half_life) / std::f64::consts::LN_2;
             // Errors halve in steps, so the mean is 1.5 x rate x half-life instead of 1.44.
-            assert!((mean / expected - 1.0).abs() < 0.15, "{mean} {expected}");
+            assert!((mean / expected - 1.0).abs() < 0.15, "mean {mean}, expected {expected}");
         }
     }
 }

@@ -111,8 +111,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// The part of the member at port 2 after calls with these availabilities. `None` means that
-    /// the member is not in the row.
+    /// The part of its share that the member at port 2 gets after these calls of `look`. `None`
+    /// means that the member is not in the row.
     fn part(looks: &[(u64, Option<bool>)], at: u64) -> f64 {
         let mut readiness = MemberAvailability::default();
         for (second, second_is) in looks {
@@ -131,7 +131,7 @@ mod tests {
             [(101, 0.1), (102, 0.1), (103, 0.1), (104, 0.15), (111, 0.5), (121, 1.0), (999, 1.0)]
         {
             let part = part(&looks, at);
-            assert!((part - expected).abs() < 1e-12, "{at}: {part}");
+            assert!((part - expected).abs() < 1e-12, "second {at}: part {part}, expected {expected}");
         }
     }
 
@@ -156,7 +156,7 @@ mod tests {
             assert!((after.part(address(1), WINDOW, s(now)) - 1.0).abs() < 1e-12);
             after.part(address(2), WINDOW, s(now))
         };
-        let is = |part: f64, expected: f64| assert!((part - expected).abs() < 1e-9, "{part} {expected}");
+        let is = |part: f64, expected: f64| assert!((part - expected).abs() < 1e-9, "{part}, not {expected}");
         is(part_after(108, &[(108, true)], 108), 0.25);
         is(part_after(113, &[(108, true)], 108), 0.5);
         is(part_after(113, &[(107, true)], 108), 0.5);
@@ -175,7 +175,10 @@ mod tests {
     fn first_members_have_full_shares_and_returning_members_start_slowly() {
         let is = |looks: &[(u64, Option<bool>)], at, expected: f64| {
             let part = part(looks, at);
-            assert!((part - expected).abs() < 1e-12, "{looks:?} at {at}: {part}");
+            assert!(
+                (part - expected).abs() < 1e-12,
+                "{looks:?}, second {at}: part {part}, expected {expected}"
+            );
         };
         is(&[(100, Some(true))], 100, 1.0);
         is(&[(100, Some(true)), (200, Some(false))], 200, 0.1);

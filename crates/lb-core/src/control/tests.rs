@@ -1,5 +1,5 @@
-//! Tests of one row under both laws, with numbers computed by hand, and tests of a whole fleet. The
-//! fleet simulates no single requests: each load is a share times a rate.
+//! Tests of load control: one service under both laws, with numbers computed by hand, and a whole
+//! fleet. The fleet simulates no single requests: each load is a share times a rate.
 
 use super::factor::Factor;
 use super::feedback::gain;
@@ -77,7 +77,7 @@ fn near(numbers: &[f64], expected: &[f64]) {
     let is_near = |(number, expected): (&f64, &f64)| (number - expected).abs() < 0.000_1;
     assert!(
         numbers.len() == expected.len() && numbers.iter().zip(expected).all(is_near),
-        "{numbers:?} in place of {expected:?}"
+        "{numbers:?}, expected {expected:?}"
     );
 }
 
@@ -89,7 +89,7 @@ fn a58_weights_are_requests_divided_by_utilization_plus_errors() {
     row.get_mut(&address(0)).unwrap().report.as_mut().unwrap().load.eps = Some(50_000);
     assert_eq!(weighed(&mut a58, s(0), &row, 3), [1.0; 3], "a blackout of ten seconds");
     near(&weighed(&mut a58, s(10), &row, 3), &[3.0 * 1.0 / 7.0, 3.0 * 4.0 / 7.0, 3.0 * 2.0 / 7.0]);
-    // A member without reports has the mean of the known weights.
+    // A member without reports gets the mean of the known weights.
     row.insert(address(3), MemberObservation { report: None, ..seen(10, ReportedLoad::default(), s(0)) });
     near(&weighed(&mut a58, s(11), &row, 4), &[3.0 / 7.0, 12.0 / 7.0, 6.0 / 7.0, 1.0]);
     // A58 weights replace structural weights of any size.
@@ -123,7 +123,7 @@ fn a58_needs_two_members_with_requests_and_utilization() {
     }
 }
 
-/// One tick of a fresh law on fresh reports.
+/// The factors after the first tick of feedback, with reports that have just arrived.
 fn ticked(loads: &[ReportedLoad], flows: Flows) -> Vec<f64> {
     let factors = feed(&mut Feedback::default(), s(100), &row(loads, s(100)), flows);
     numbers(&factors, u32::try_from(loads.len()).unwrap())
@@ -173,7 +173,7 @@ fn a_failing_member_may_not_gain_weight() {
     let mut row = row(&[load(0.1, 1.0), load(0.5, 1.0), load(0.6, 1.0)], s(100));
     row.get_mut(&address(0)).unwrap().errors = Some(0.5);
     let factors = feed(&mut Feedback::default(), s(100), &row, Flows::default());
-    assert!(numbers(&factors, 1)[0] <= 1.0, "its own connects fail");
+    assert!(numbers(&factors, 1)[0] <= 1.0, "connects to the first member fail");
 }
 
 /// The backend answers at once and has a low utilization. If the law used only utilization, the
@@ -184,7 +184,7 @@ fn a_backend_that_answers_only_errors_falls_to_an_eighth() {
     let failing = ReportedLoad { eps: Some(1_000), ..load(0.1, 1.0) };
     let fed = |second| row(&[failing, load(0.5, 1.0), load(0.5, 1.0), load(0.5, 1.0)], s(second));
     let ticks = (0..120).map(|second| feed(&mut law, s(second), &fed(second), Flows::default()));
-    let factors = numbers(&ticks.last().expect("a tick"), 4);
+    let factors = numbers(&ticks.last().expect("the law ran 120 ticks"), 4);
     assert!(factors[0] <= 0.125, "{factors:?}");
 }
 
@@ -234,7 +234,7 @@ fn members_without_weight_take_no_part() {
         let factors = numbers(control.in_force(), 3);
         assert!(
             factors.iter().all(|factor| factor.is_finite()) && factors[0] > factors[1],
-            "{law:?} {factors:?}"
+            "{law:?}: factors {factors:?}"
         );
         publish(&mut control, s(40), &Look::default());
     }
@@ -251,10 +251,13 @@ fn a_member_that_loses_and_regains_its_weight_changes_no_other() {
             }
             publish(&mut control, s(second), &look(row, Flows::default()));
             let factors = numbers(control.wanted(), 3);
-            assert!(factors.iter().all(|factor| factor.is_finite()), "{law:?} {second} {factors:?}");
+            assert!(
+                factors.iter().all(|factor| factor.is_finite()),
+                "{law:?}, second {second}: factors {factors:?}"
+            );
         }
         let factors = numbers(control.in_force(), 3);
-        assert!(factors[0] > factors[1] && factors[1] > factors[2], "{law:?} {factors:?}");
+        assert!(factors[0] > factors[1] && factors[1] > factors[2], "{law:?}: factors {factors:?}");
     }
 }
 
@@ -392,15 +395,15 @@ fn a_fleet_converges_for_any_flow_lifetime_and_report_delay() {
         let last = &ratios[settled..];
         let most = last.iter().copied().fold(0.0, f64::max);
         // A share changes in a table only if it moves by at least two percent.
-        assert!(most < 1.1, "life {life} s, {age} s late: {most}");
-        assert!(swing <= 0.01, "life {life} s, {age} s late: a share moves by {swing}");
+        assert!(most < 1.1, "lifetime {life} s, reports {age} s late: ratio {most}");
+        assert!(swing <= 0.01, "lifetime {life} s, reports {age} s late: a share moves by {swing}");
         // The ratio falls without oscillating: it never rises far above its earlier minimum.
         let mut least = f64::INFINITY;
         for (second, ratio) in ratios.iter().enumerate() {
             least = least.min(*ratio);
             assert!(
                 *ratio < least + 0.1,
-                "life {life} s, {age} s late, second {second}: {ratio} after {least}"
+                "lifetime {life} s, reports {age} s late, second {second}: ratio {ratio} after {least}"
             );
         }
     }
@@ -416,7 +419,7 @@ fn small_steps_add_up_until_they_require_a_table() {
         tables += usize::from(publish(&mut control, s(second), &look(row, Flows::default())));
     }
     let factors = numbers(control.in_force(), 2);
-    assert!((1..10).contains(&tables) && factors[0] > 1.02, "{tables} {factors:?}");
+    assert!((1..10).contains(&tables) && factors[0] > 1.02, "{tables} tables, factors {factors:?}");
 }
 
 #[test]
@@ -430,7 +433,7 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
     // The member's share is a tenth of all connects. One of 512 entries is 0.2 % of all connects,
     // which is 2 % of that share.
     assert!(!is(1.02, 512) && is(1.025, 512));
-    assert!(!is(1.05, 64) && is(1.2, 64), "one of 64 is 1.6 %");
+    assert!(!is(1.05, 64) && is(1.2, 64), "one of 64 entries is 1.6 % of all connects");
     assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "the row is empty");
 }
 
@@ -444,7 +447,7 @@ fn the_tables_with_the_largest_differences_are_published_first() {
     let made = within_budget((0..200).map(proposal).collect());
     assert_eq!(made.len(), TABLES);
     let least = made.iter().map(|(_, proposal)| proposal.off_by).fold(f64::INFINITY, f64::min);
-    assert!(least >= 3.0, "{least}");
+    assert!(least >= 3.0, "smallest proposal {least}");
     assert_eq!(within_budget((0..3).map(proposal).collect()).len(), 3);
 }
 
@@ -536,17 +539,18 @@ fn in_panic_there_is_no_learning_and_no_slow_start() {
 fn a_new_member_starts_slowly_and_does_not_learn() {
     let slow = ControlRules { slow_start: Some(s(10)), ..rules(Law::Feedback) };
     let mut control = fed(slow, [0.5, 0.5]);
-    assert_eq!(numbers(control.in_force(), 2), [1.0; 2], "members of the first row have their share");
+    assert_eq!(numbers(control.in_force(), 2), [1.0; 2], "members of the first row have full shares");
     let with_third =
         |second| look(row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.1, 1.0)], s(second)), Flows::default());
     // Slow start sets the factors at once, before the next tick.
-    let factors = arrange(&mut control, s(60), &with_third(60)).expect("the third backend has a tenth");
+    let factors =
+        arrange(&mut control, s(60), &with_third(60)).expect("slow start of the third member begins");
     near(&numbers(&factors, 3), &[1.0, 1.0, 0.1]);
     control.publish(factors);
     assert_eq!(arrange(&mut control, s(60), &with_third(60)), None);
     for second in 60..70 {
         publish(&mut control, s(second), &with_third(second));
-        assert_eq!(control.hold(address(2)), Some(Hold::SlowStart), "{second}");
+        assert_eq!(control.hold(address(2)), Some(Hold::SlowStart), "second {second}");
     }
     let half = numbers(control.in_force(), 3)[2];
     assert!((half - 0.9).abs() < 0.01, "{half}");
@@ -578,12 +582,12 @@ fn learnt_factors_are_adopted_and_decay_without_reports() {
     for (age, left) in [(s(0), 1.0), (s(1_800), 0.5), (s(3_600), 0.0), (Duration::MAX, 0.0)] {
         let mut control = Control::new(rules(Law::Feedback));
         let taken_up = numbers(&control.adopt(&learned, age), 2)[0] - 1.0;
-        assert!((taken_up - before * left).abs() < 0.001, "{age:?}: {taken_up} of {before}");
+        assert!((taken_up - before * left).abs() < 0.001, "age {age:?}: adopted {taken_up}, before {before}");
         assert_eq!(numbers(control.in_force(), 2)[0] - 1.0, taken_up);
         // No backend has reported to this daemon yet.
         publish(&mut control, s(1), &look(silent(), Flows::default()));
         let after = numbers(control.in_force(), 2)[0] - 1.0;
-        assert!((taken_up - after).abs() < 0.03, "{age:?}: {taken_up} {after}");
+        assert!((taken_up - after).abs() < 0.03, "age {age:?}: adopted {taken_up}, after one tick {after}");
         for second in 2..260 {
             publish(&mut control, s(second), &look(silent(), Flows::default()));
         }
@@ -829,8 +833,8 @@ fn old_reports_of_errors_do_not_hold_a_factor() {
         feed(&mut law, s(second), &row, Flows::default());
         let held = law.holds().find(|(at, _)| *at == address(1)).map(|(_, hold)| hold);
         match second {
-            1..=60 => assert_eq!(held, Some(Hold::Errors), "{second}"),
-            70.. => assert_eq!(held, Some(Hold::NoReport), "{second}"),
+            1..=60 => assert_eq!(held, Some(Hold::Errors), "second {second}"),
+            70.. => assert_eq!(held, Some(Hold::NoReport), "second {second}"),
             _ => {}
         }
     }
@@ -852,12 +856,12 @@ fn a_member_with_long_flows_may_not_gain_weight() {
     let usual = Some(0.05);
     for lives in [[Some(2.0), usual, usual, usual], [Some(2.0), usual, None, None]] {
         let (factor, is_held) = with(lives);
-        assert!(factor <= 1.0 && is_held, "it hangs: {lives:?} {factor}");
+        assert!(factor <= 1.0 && is_held, "the first member hangs: lifetimes {lives:?}, factor {factor}");
     }
     for lives in [[Some(0.15), usual, usual, usual], [Some(2.0), None, None, None], [None; 4], [Some(2.0); 4]]
     {
         let (factor, is_held) = with(lives);
-        assert!(factor > 1.0 && !is_held, "{lives:?}: {factor}");
+        assert!(factor > 1.0 && !is_held, "lifetimes {lives:?}: factor {factor}");
     }
 }
 
@@ -869,15 +873,15 @@ fn slow_start_publishes_no_table_without_a_starting_member() {
         // Noise that is too small for a table.
         let used = if second % 2 == 0 { 0.501 } else { 0.499 };
         let look = look(row(&[load(0.5, 1.0), load(used, 1.0)], s(second)), Flows::default());
-        assert!(!publish(&mut control, s(second), &look), "{second}");
-        assert_eq!(arrange(&mut control, s(second), &look), None, "{second}");
+        assert!(!publish(&mut control, s(second), &look), "second {second}");
+        assert_eq!(arrange(&mut control, s(second), &look), None, "second {second}");
     }
     // During a slow start there is one table per tick, however often the row is updated.
     for second in 120..140 {
         let row = row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.5, 1.0)], s(second));
         let look = look(row, Flows::default());
         let at_once = arrange(&mut control, s(second), &look);
-        assert_eq!(at_once.is_some(), second == 120, "{second}");
+        assert_eq!(at_once.is_some(), second == 120, "second {second}");
         at_once.into_iter().for_each(|factors| control.publish(factors));
         for part in 1..10 {
             let later = s(second) + Duration::from_millis(part * 90);

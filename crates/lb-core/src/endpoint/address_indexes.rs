@@ -30,17 +30,17 @@ fn text(address: SocketAddr) -> String {
 /// # Panics
 /// If there are more addresses than [`PLACES`].
 pub fn indexes(addresses: &[SocketAddr]) -> Vec<u32> {
-    assert!(addresses.len() <= PLACES as usize, "{} addresses for {PLACES} indexes", addresses.len());
+    assert!(addresses.len() <= PLACES as usize, "{} addresses, but only {PLACES} indexes", addresses.len());
     let mut order: Vec<usize> = (0..addresses.len()).collect();
     order.sort_by_key(|position| addresses[*position]);
     let mut is_taken = vec![false; PLACES as usize];
     let mut indexes = vec![0; addresses.len()];
     for position in order {
         let hash = xxh64(text(addresses[position]).as_bytes(), 0) % u64::from(PLACES);
-        let first = u32::try_from(hash).expect("below PLACES");
+        let first = u32::try_from(hash).expect("the hash is below PLACES");
         let mut places = (first..PLACES).chain(0..first);
         let free = places.find(|place| !is_taken[*place as usize]);
-        indexes[position] = free.expect("no more addresses than places");
+        indexes[position] = free.expect("there are at least as many indexes as addresses");
         is_taken[indexes[position] as usize] = true;
     }
     indexes

@@ -1,8 +1,8 @@
 //! When a file is examined and read: never twice at the same time, and without missing a change.
 //!
-//! A watch of the file system reports that there was a change, but not which file has changed. A
-//! *look* reads the stamp of the file. Two versions of a file have different stamps, unless the
-//! clock of the stamps is too coarse.
+//! A watch of the file system reports that there was a change, but not which file has changed. So
+//! the daemon also checks the stamp of each file. Two versions of a file have different stamps,
+//! unless the clock of the stamps is too coarse.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// The delay between the first change of a burst and the reading.
 pub const SETTLE: Duration = Duration::from_millis(200);
 
-/// The version of a file that a look or a reading found.
+/// The version of a file that a check of its stamp or a reading found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version<S> {
     /// The file's stamp; `None` if no file was found.
@@ -27,7 +27,7 @@ pub struct Progress<S, T = Instant> {
     seen: Version<S>,
     /// When the file must be read next.
     due: Option<T>,
-    /// Whether a look or a reading is running.
+    /// Whether a check of the stamp or a reading is running.
     is_busy: bool,
     /// Whether the file system does not answer. When it answers again, the file is read, even if
     /// its stamp has not changed.
@@ -53,14 +53,14 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         self.due.get_or_insert(now + SETTLE);
     }
 
-    /// Begins a look at the file's stamp, unless a look or a reading is running. Returns whether
-    /// the look has begun; the caller passes its result to [`Progress::looked`]. Looks are
+    /// Begins a check of the file's stamp, unless a check or a reading is running. Returns whether
+    /// the check has begun; the caller passes its result to [`Progress::looked`]. Checks are
     /// necessary because a watch can stop working without notice.
     pub fn begin_look(&mut self) -> bool {
         !std::mem::replace(&mut self.is_busy, true)
     }
 
-    /// Ends a look that found this stamp. Returns whether the file may have changed since it was
+    /// Ends a check that found this stamp. Returns whether the file may have changed since it was
     /// read: the stamp differs, or the version that was read is not settled.
     pub fn looked(&mut self, stamp: Option<S>) -> bool {
         self.is_busy = false;
@@ -73,8 +73,8 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         self.is_hung = false;
     }
 
-    /// Ends a look or a reading without a result. The next version that is found is treated as
-    /// another version.
+    /// Ends a check of the stamp or a reading without a result. The next version that is found is
+    /// treated as another version.
     pub fn found_nothing(&mut self) {
         *self = Self { due: self.due, is_hung: self.is_hung, ..Self::default() };
     }
@@ -85,7 +85,7 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         !std::mem::replace(&mut self.is_hung, true)
     }
 
-    /// When the file must be read next; `None` while a look or a reading is running.
+    /// When the file must be read next; `None` while a check of the stamp or a reading is running.
     pub fn due(&self) -> Option<T> {
         self.due.filter(|_| !self.is_busy)
     }
@@ -175,7 +175,7 @@ mod tests {
         let mut progress = Clocked::of(settled(Some(1)));
         for now in [0, 50, 150, 199] {
             progress.changed(ms(now));
-            assert_eq!(progress.begin(ms(now)), None, "at {now}");
+            assert_eq!(progress.begin(ms(now)), None, "at {now} ms");
         }
         assert_eq!(progress.due(), Some(SETTLE));
         assert_eq!(progress.begin(SETTLE), Some(Some(Some(1))), "version 1 need not be read again");
@@ -200,7 +200,7 @@ mod tests {
         ];
         for (read, found, is_another) in cases {
             let mut progress = Clocked::of(read);
-            assert!(progress.begin_look() && !progress.begin_look(), "one look at a time");
+            assert!(progress.begin_look() && !progress.begin_look(), "one check at a time");
             assert_eq!(progress.looked(found), is_another, "{read:?}, then {found:?}");
             assert!(progress.begin_look());
         }

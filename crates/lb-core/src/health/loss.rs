@@ -44,8 +44,8 @@ impl OnBackendLoss {
 
 /// The time for which a backend must be missing.
 pub const CONFIRMED_AFTER: Duration = Duration::from_mins(1);
-/// Each host waits longer by its own part of this time, so that the clients of a fleet do not all
-/// dial again at once.
+/// Each host adds its own part of this time to [`CONFIRMED_AFTER`], so that the clients of a fleet
+/// do not all dial again at once.
 pub const SPREAD: Duration = Duration::from_secs(10);
 /// The part of [`SPREAD`] by which a host waits longer before it closes connections to a backend of
 /// a service.
@@ -77,7 +77,7 @@ pub struct Presence {
 /// The missing backends of one service. `T` is a time of any clock.
 #[derive(Clone, Debug)]
 pub struct MissingBackends<T = Instant> {
-    /// The members at the last look.
+    /// The members at the last call of [`MissingBackends::note`].
     members: BTreeSet<SocketAddr>,
     missing: BTreeMap<SocketAddr, Missing<T>>,
     /// While too many backends are lost: their number, and the number of members before the loss.
@@ -100,7 +100,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Missing<T> {
 }
 
 impl<T: Copy + Ord + Add<Duration, Output = T>> MissingBackends<T> {
-    /// For a service with these members.
+    /// Starts with these members and without missing backends.
     pub fn new(members: BTreeSet<SocketAddr>) -> Self {
         Self { members, missing: BTreeMap::new(), withheld: None }
     }

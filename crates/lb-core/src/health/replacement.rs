@@ -117,7 +117,7 @@ mod tests {
                 'u' | 'x' => (false, 10),
                 'v' => (false, 11),
                 'n' => (false, 9),
-                _ => unreachable!("a kind"),
+                _ => unreachable!("unknown kind {kind:?}"),
             };
             let since = Some(NOW - Duration::from_secs(seconds));
             InOrder {

@@ -10,7 +10,7 @@ use crate::endpoint::Endpoint;
 use crate::subset::{self, Algorithm, Position};
 use crate::weights::{self, Graph, Precision, Solution};
 
-/// The source of the shares of a job's tasks.
+/// How members' shares are computed.
 #[derive(Debug)]
 pub enum Shares {
     /// The endpoints' own weights (or equal parts, if the policy ignores weights). They are used if
@@ -40,7 +40,7 @@ impl CandidatePool<'_> {
         order
     }
 
-    /// The source of the shares of all tasks.
+    /// Determines how the shares of all tasks are computed.
     pub fn shares(&self, algorithm: Algorithm, position: Position) -> Shares {
         let is_whole = position.wanted() as usize >= self.admitted;
         if is_whole || position.clients == 1 {
@@ -290,7 +290,7 @@ impl MeanWeight {
     }
 }
 
-/// The load from all tasks of a job together, by index.
+/// Sums over all tasks of a job, indexed by endpoint index.
 #[derive(Debug)]
 pub struct Job {
     pub connections: Vec<u32>,

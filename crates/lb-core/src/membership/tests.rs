@@ -136,7 +136,7 @@ fn a_subset_never_exceeds_its_maximum_number_of_members() {
             let subset = Subset::Sized { algorithm, size };
             for count in [1, 3, 2000] {
                 let members = Membership::of(&service(subset), Task { index: 0, count }, &list).members;
-                assert!(members.len() <= subset.most_members() as usize, "{subset:?} of {count}");
+                assert!(members.len() <= subset.most_members() as usize, "{subset:?}, {count} tasks");
             }
         }
         // `most_members` is above the size only for subsets that really have more members.
@@ -174,14 +174,14 @@ fn a_subset_that_follows_load_grows_and_shrinks_along_its_order() {
         for size in (3..=26).chain((3..26).rev()).chain([20, 5, 40]) {
             membership = membership.resized(size);
             let fixed = Membership::of(&service_by(policy, sized(Size::Fixed(size))), task, &list);
-            assert_eq!(indexes(&membership), indexes(&fixed), "{size}");
+            assert_eq!(indexes(&membership), indexes(&fixed), "size {size}");
             let sum: f64 = membership.members.iter().map(|member| member.share).sum();
             assert!((sum - 1.0).abs() < 1e-9 && membership.members.iter().all(|member| member.weight == 1));
             let next = |membership: &Membership| {
                 membership.next.iter().map(|member| member.endpoint.index).collect::<Vec<_>>()
             };
-            assert_eq!(next(&membership), next(&fixed), "{size}");
-            assert_eq!(membership.members.len() + membership.reserve.len(), 26, "{size}");
+            assert_eq!(next(&membership), next(&fixed), "size {size}");
+            assert_eq!(membership.members.len() + membership.reserve.len(), 26, "size {size}");
         }
         assert_eq!(membership.resized(3), idle);
     }
@@ -230,8 +230,8 @@ fn unused_endpoints_are_counted_with_the_size_that_uses_all() {
         let Unused { endpoints, of: all, size } = unused.unwrap();
         assert_eq!((endpoints + used, all), (41, 41), "{algorithm}");
         let size = size.unwrap();
-        assert_eq!(of(size), (41, None), "{algorithm}: {size}");
-        assert!(of(size - 1).1.is_some(), "{algorithm}: {size} is the smallest");
+        assert_eq!(of(size), (41, None), "{algorithm}: size {size}");
+        assert!(of(size - 1).1.is_some(), "{algorithm}: all endpoints are used at size {size} - 1");
     }
 }
 

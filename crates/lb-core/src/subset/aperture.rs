@@ -39,7 +39,8 @@ impl Arc {
         let (first, last) = (begin / m, end.div_ceil(m));
         // An arc of nearly the whole ring may begin and end in the same backend.
         let length = (last - first).min(n);
-        let small = |number: u64| u32::try_from(number).expect("at most the number of backends");
+        let small =
+            |number: u64| u32::try_from(number).expect("the number is at most the number of backends");
         Self { first: small(first), length: small(length), units: Some((begin, end)) }
     }
 

@@ -40,7 +40,7 @@ impl SplitMix64 {
 pub fn shuffle<T>(items: &mut [T], rng: &mut SplitMix64) {
     for last in (1..items.len()).rev() {
         let other = rng.below(last as u64 + 1);
-        items.swap(last, usize::try_from(other).expect("not above an index of the slice"));
+        items.swap(last, usize::try_from(other).expect("the number is at most an index of the slice"));
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn both_scaled(position: Position) -> impl Iterator<Item = u32> {
 /// begins with the first number at or after `point`, which is in units of 2^-64 of the ring.
 pub(super) fn from_scaled_point(n: u32, point: u64) -> impl Iterator<Item = u32> {
     let start = (u128::from(point) * u128::from(n)).div_ceil(1 << 64);
-    ranked(n, u64::try_from(start).expect("at most n"))
+    ranked(n, u64::try_from(start).expect("the start is at most n"))
 }
 
 /// ceil(`part` * `n` / `whole`): the first of `n` evenly spaced points that is not before point
@@ -64,11 +64,11 @@ fn scale(part: u32, whole: u32, n: u32) -> u64 {
 /// The numbers below `n` in van der Corput order, beginning with rank `start`. `start` may be `n`
 /// or more; it is taken modulo `n`.
 fn ranked(n: u32, start: u64) -> impl Iterator<Item = u32> {
-    from_rank(n, u32::try_from(start % u64::from(n.max(1))).expect("below n"))
+    from_rank(n, u32::try_from(start % u64::from(n.max(1))).expect("the remainder is below n"))
 }
 
 /// The numbers below `n`, once around, beginning with `start`. `start` is taken modulo `n`.
 fn consecutive(n: u32, start: u64) -> impl Iterator<Item = u32> {
-    let start = u32::try_from(start % u64::from(n.max(1))).expect("below n");
+    let start = u32::try_from(start % u64::from(n.max(1))).expect("the remainder is below n");
     (start..n).chain(0..start)
 }

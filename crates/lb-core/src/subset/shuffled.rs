@@ -32,7 +32,7 @@ pub(super) fn deterministic(position: Position) -> impl Iterator<Item = u32> {
     let n = position.backends;
     let leftovers = n - slice.in_slices;
     let first = u64::from(slice.round) * u64::from(leftovers) % u64::from(n);
-    let first = u32::try_from(first).expect("below n");
+    let first = u32::try_from(first).expect("the remainder is below n");
     let aside: Vec<u32> = (first..n).chain(0..first).take(leftovers as usize).collect();
     // The backends that are left out have consecutive indexes, wrapping around at the end.
     let rest = (0..n).filter(|&backend| (backend + n - first) % n >= leftovers).collect();
