@@ -21,7 +21,7 @@ fn addresses(count: u32, seed: u64) -> Vec<SocketAddr> {
     let mut random = SplitMix64::new(seed);
     let mut chosen = BTreeSet::new();
     while chosen.len() < count as usize {
-        let host = u32::try_from(random.below(1 << 20)).expect("below 2^20");
+        let host = u32::try_from(random.below(1 << 20)).expect("the number is below 2^20");
         chosen.insert(SocketAddr::from((Ipv4Addr::from_bits(0x0a00_0000 + host), 8080)));
     }
     chosen.into_iter().collect()
@@ -29,12 +29,12 @@ fn addresses(count: u32, seed: u64) -> Vec<SocketAddr> {
 
 fn list(addresses: &[SocketAddr]) -> EndpointList {
     let endpoints = addresses.iter().copied().map(endpoint).collect();
-    EndpointList::without_indexes(endpoints, ([192, 0, 2, 1], 80).into(), &[]).expect("a list")
+    EndpointList::without_indexes(endpoints, ([192, 0, 2, 1], 80).into(), &[]).expect("the list is valid")
 }
 
 fn service(algorithm: Algorithm, size: u32) -> Service {
     let subset = Subset::Sized { algorithm, size: Size::Fixed(size) };
-    Service::new("users", "192.0.2.1:80".parse().expect("an address"), subset, 7)
+    Service::new("users", "192.0.2.1:80".parse().expect("the address is valid"), subset, 7)
 }
 
 /// The members of every task, as addresses.
@@ -72,7 +72,7 @@ fn one_endpoint_more_or_less_moves_at_most_two_of_n_members() {
             let with = addresses(ENDPOINTS, round);
             let mut without = with.clone();
             let gone = SplitMix64::new(round).below(ENDPOINTS.into());
-            without.remove(usize::try_from(gone).expect("a position"));
+            without.remove(usize::try_from(gone).expect("the position fits into a usize"));
             let (before, after) = (members(&service, 50, &with), members(&service, 50, &without));
             all += before.iter().map(BTreeSet::len).sum::<usize>();
             moved += before
@@ -84,7 +84,7 @@ fn one_endpoint_more_or_less_moves_at_most_two_of_n_members() {
         // The removed endpoint is a member of one subset in N / k, which is 1/N of all members. The
         // same number of members may move because the indexes of other endpoints change with the
         // removal.
-        assert!(moved * ENDPOINTS as usize <= 2 * all, "{algorithm}: {moved} of {all}");
+        assert!(moved * ENDPOINTS as usize <= 2 * all, "{algorithm}: {moved} of {all} members moved");
     }
 }
 
@@ -107,7 +107,8 @@ fn one_address_more_changes_few_other_indexes_even_of_the_longest_list() {
     let others = |count: u32| {
         let changed = |seed: u32| {
             let all = addresses(count, seed.into());
-            let gone = usize::try_from(SplitMix64::new(seed.into()).below(count.into())).expect("a position");
+            let gone = usize::try_from(SplitMix64::new(seed.into()).below(count.into()))
+                .expect("the position fits into a usize");
             let (before, after) = ([&all[..gone], &all[gone + 1..]].concat(), indexes(&all));
             let unchanged = indexes(&before);
             let after = after.iter().enumerate().filter(|(position, _)| *position != gone);
@@ -119,7 +120,7 @@ fn one_address_more_changes_few_other_indexes_even_of_the_longest_list() {
     for (count, mean) in most {
         let changed = others(count);
         println!("{count} addresses: {changed} other indexes in {ROUNDS} rounds");
-        assert!(changed <= mean * ROUNDS as usize, "{count}: {changed}");
+        assert!(changed <= mean * ROUNDS as usize, "{count} addresses: {changed} other indexes changed");
     }
 }
 
@@ -139,7 +140,7 @@ fn a_list_of_three_quarters_of_the_places_is_the_longest() {
 
 #[test]
 fn a_v4_mapped_address_has_the_index_of_its_ipv4_form() {
-    let of = |text: &str| indexes(&[text.parse().expect("an address")]);
+    let of = |text: &str| indexes(&[text.parse().expect("the address is valid")]);
     assert_eq!(of("[::ffff:10.0.0.1]:8080"), of("10.0.0.1:8080"));
     assert_ne!(of("[::ffff:0:10.0.0.1]:8080"), of("10.0.0.1:8080"));
 }

@@ -2,8 +2,8 @@
 //! arcs.
 //!
 //! The tests compare fitted shares with two references: with shares of overlap times weight, which
-//! do not depend on other clients' arcs, and with the maximum that the arcs allow. There is such a
-//! maximum because an arc has no edges to distant backends. The tests must not repeat the
+//! do not depend on other clients' arcs, and with the maximum that the arcs allow. This maximum may
+//! be below 100 %, because an arc has no edges to distant backends. The tests must not repeat the
 //! computation of shares.
 
 use std::net::Ipv4Addr;
@@ -25,7 +25,7 @@ struct Job {
 
 impl Job {
     fn position(&self, client: u32) -> Position {
-        let backends = u32::try_from(self.capacities.len()).expect("few");
+        let backends = u32::try_from(self.capacities.len()).expect("the number is small");
         Position { client, clients: self.clients, backends, size: self.size, seed: 7 }
     }
 
@@ -34,8 +34,13 @@ impl Job {
     }
 
     fn overlaps(&self, client: u32) -> Vec<f64> {
-        let overlaps = subset::overlaps(self.algorithm, self.position(client)).expect("an aperture");
-        overlaps.map(|overlap| f64::from(u32::try_from(overlap).expect("at most all clients"))).collect()
+        let overlaps =
+            subset::overlaps(self.algorithm, self.position(client)).expect("the algorithm is an aperture");
+        overlaps
+            .map(|overlap| {
+                f64::from(u32::try_from(overlap).expect("an overlap is at most the number of clients"))
+            })
+            .collect()
     }
 
     fn capacity(&self) -> f64 {
@@ -54,8 +59,9 @@ impl Job {
                 agent: None,
             });
         let subset = Subset::Sized { algorithm: self.algorithm, size: Size::Fixed(self.size) };
-        let service = Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, 7);
-        let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("a list");
+        let service =
+            Service::new("users", "10.96.0.10:80".parse().expect("the address is valid"), subset, 7);
+        let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("the list is valid");
         let memberships = Memberships::new(&service, self.clients, &list);
         (0..self.clients).map(|client| memberships.of(client).members).collect()
     }
@@ -117,7 +123,8 @@ fn alternate(backends: u32) -> Vec<u16> {
 fn lognormal(backends: u32) -> Vec<u16> {
     let mut rng = SplitMix64::new(1);
     // A sum of twelve uniform numbers is close to a normal distribution with variance 1.
-    let mut uniform = || f64::from(u32::try_from(rng.below(1 << 24)).expect("24 bits")) / 16_777_216.0 - 0.5;
+    let mut uniform =
+        || f64::from(u32::try_from(rng.below(1 << 24)).expect("the number has 24 bits")) / 16_777_216.0 - 0.5;
     let mut capacity = || (90.0 * (0.47 * (0..12).map(|_| uniform()).sum::<f64>()).exp()).round();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 5 and 1,600")]
     let capacities = (0..backends).map(|_| capacity() as u16).collect();
@@ -155,8 +162,11 @@ fn shares_are_fitted_to_capacities_on_the_arcs_own_edges() {
     for (algorithm, clients, size, capacities, before) in rows {
         let job = Job { algorithm, clients, size, capacities };
         let (unfitted, fitted) = (job.unfitted(), job.fitted());
-        assert!((unfitted - before).abs() < 1e-4, "{algorithm} {clients} x {size}: {unfitted} before");
-        assert!(fitted >= 0.99, "{algorithm} {clients} x {size}: {fitted}");
+        assert!(
+            (unfitted - before).abs() < 1e-4,
+            "{algorithm} {clients} x {size}: utilization {unfitted} before fitting"
+        );
+        assert!(fitted >= 0.99, "{algorithm} {clients} x {size}: utilization {fitted}");
     }
 }
 
@@ -168,7 +178,7 @@ fn the_replacement_of_a_lost_arc_member_is_fitted() {
         for capacities in [vec![1; backends as usize], alternate(backends), lognormal(backends)] {
             let job = Job { algorithm, clients, size, capacities: with_holes(capacities) };
             let fitted = job.fitted();
-            assert!(fitted >= 0.99, "{algorithm} {clients} x {size}: {fitted}");
+            assert!(fitted >= 0.99, "{algorithm} {clients} x {size}: utilization {fitted}");
         }
     }
 }
@@ -192,7 +202,7 @@ fn equal_capacities_do_not_change_the_overlaps() {
                     );
                 }
             }
-            // The first iteration has already converged, so nothing was fitted.
+            // The first iteration has already converged, so the shares were not changed.
             let graph = Graph::of_job(algorithm, job.position(0));
             let start = (0..clients).flat_map(|client| job.overlaps(client)).collect();
             assert_eq!(solve_from(&graph, start, &job.capacities, Precision::default()).iterations, 1);
@@ -215,10 +225,13 @@ fn infeasible_targets_are_approached() {
     for (algorithm, clients, size, capacities, expected) in rows {
         let job = Job { algorithm, clients, size, capacities };
         let (fitted, possible) = (job.fitted(), job.possible());
-        assert!((possible - expected).abs() < 1e-3, "{algorithm} {clients} x {size}: {possible} is possible");
+        assert!(
+            (possible - expected).abs() < 1e-3,
+            "{algorithm} {clients} x {size}: highest possible utilization {possible}"
+        );
         assert!(
             fitted > 0.985 * possible && fitted < possible + 1e-9,
-            "{algorithm} {clients} x {size}: {fitted}"
+            "{algorithm} {clients} x {size}: utilization {fitted}"
         );
     }
 }

@@ -12,12 +12,13 @@ use proptest::prelude::*;
 const SERVICES: u16 = 12;
 const FEW: usize = 3;
 
-/// The kernel: the maps of entries and of members, and the tables that programs may be reading.
+/// A simulated kernel: the maps of entries and members, and the tables that programs may be
+/// reading.
 struct Kernel {
     arena: Arena,
     /// The publication that wrote each entry.
     entries: Vec<u32>,
-    /// The publication that wrote each half of members.
+    /// The publication that wrote each member list.
     members: BTreeMap<u32, u32>,
     publications: u32,
     /// The current tables, each with its publication.
@@ -38,7 +39,7 @@ struct Readable {
 
 impl Kernel {
     fn adopt(entries: u32, tables: &BTreeMap<ServiceIndex, TableRef>) -> Self {
-        let arena = Arena::adopt(entries, tables.clone()).expect("tables that are apart");
+        let arena = Arena::adopt(entries, tables.clone()).expect("the tables do not overlap");
         let mut kernel = Self {
             arena,
             entries: vec![0; entries as usize],
@@ -99,7 +100,10 @@ impl Kernel {
                 );
                 let is_listed = length != 0 && members <= MAX_SUBSET as usize;
                 assert_eq!(table.members != NO_MEMBERS, is_listed, "{members} members: {table:?}");
-                assert!(!is_listed || table.members != before.members, "{table:?} after {before:?}");
+                assert!(
+                    !is_listed || table.members != before.members,
+                    "{table:?} has the member list of {before:?}"
+                );
                 self.write(service, table);
                 Ok(())
             }
@@ -147,11 +151,12 @@ impl Kernel {
     fn restart(&mut self) {
         (self.replaced, self.waited_for) = (Vec::new(), None);
         let tables = self.current.iter().map(|(service, (table, _))| (*service, *table));
-        self.arena = Arena::adopt(self.arena_entries(), tables).expect("what an arena laid out");
+        self.arena = Arena::adopt(self.arena_entries(), tables)
+            .expect("an arena can adopt the tables of another arena");
     }
 
     fn arena_entries(&self) -> u32 {
-        u32::try_from(self.entries.len()).expect("a small map")
+        u32::try_from(self.entries.len()).expect("the map is small")
     }
 
     /// Checks that tables that a reader may be reading are unchanged.
@@ -235,7 +240,7 @@ fn consistent(entries: u32, at_most: u32, wishes: &[(u8, u32)]) -> BTreeMap<Serv
         let is_apart = |table: &TableRef| base + length <= table.base || table.base + table.len() <= base;
         let sum: u32 = tables.values().map(|table| table.len()).sum();
         if sum + length <= at_most && tables.values().all(is_apart) {
-            let members = u8::try_from(position % 3).expect("a half, or none");
+            let members = u8::try_from(position % 3).expect("the remainder is below 3");
             let table = TableRef { base, generation: service.0, length_log2: *log2, members };
             tables.insert(service, table);
         }
@@ -298,7 +303,7 @@ proptest! {
         let length = entries >> part_log2 >> 1;
         let mut kernel = Kernel::adopt(entries, &consistent(entries, entries / 2 - length, &wishes));
         kernel.check();
-        let new = ServiceIndex(u16::try_from(wishes.len()).expect("a few hundred"));
+        let new = ServiceIndex(u16::try_from(wishes.len()).expect("there are a few hundred services"));
         let first = ServiceIndex(0);
         kernel.settle(new, length, FEW);
         // Replaces the first table by one of the same length, and then by one of `length` entries.

@@ -160,7 +160,7 @@ fn without_a_healthy_backend_trials_are_at_most_one_base_apart() {
     assert!(first <= 41 * BASE);
     service.report(slot, of_trial(REFUSED), first, NO_JITTER);
     let left = service.next_trial().at - first;
-    assert!(left > BASE, "{left}");
+    assert!(left > BASE, "{left} ticks until the next trial");
 }
 
 #[test]
@@ -172,8 +172,9 @@ fn rare_connects_still_readmit_a_recovered_backend() {
         let tried = service.due_trial(now, never);
         // Without a trial, the connect goes to the backend that is not ejected. The backend in slot
         // 1 recovers.
-        let slot =
-            tried.unwrap_or_else(|| (0..2).find(|slot| service.state(*slot).ejected == 0).expect("one"));
+        let slot = tried.unwrap_or_else(|| {
+            (0..2).find(|slot| service.state(*slot).ejected == 0).expect("one backend is not ejected")
+        });
         let evidence = if slot == 1 && is_well { ESTABLISHED } else { REFUSED };
         let evidence = Evidence { is_trial: tried.is_some(), ..evidence };
         service.report(slot, evidence, now, NO_JITTER);
@@ -185,7 +186,7 @@ fn rare_connects_still_readmit_a_recovered_backend() {
     }
     assert!(service.state(0).ejected == 1 && service.standing(1).run == RULES.failures);
     let passed = (0..100).filter(|_| connect(&mut service, true)).count();
-    assert!(passed > 90, "{passed}");
+    assert!(passed > 90, "{passed} of 100 connects passed");
 }
 
 /// Ejection must not increase connects to dead backends at any rate of connects, with any results
@@ -218,7 +219,10 @@ fn ejection_never_increases_connects_to_dead_backends() {
                 }
             }
             let most = CONNECTS * dead / backends + 1;
-            assert!(to_dead <= most, "{to_dead} of {CONNECTS}: {dead} of {backends}, {evidence:?}, {pause}");
+            assert!(
+                to_dead <= most,
+                "{to_dead} of {CONNECTS} connects to {dead} dead of {backends} backends, {evidence:?}, pause {pause}"
+            );
         }
     }
 }
@@ -297,7 +301,7 @@ fn a_missing_answer_is_counted_only_while_other_backends_answer() {
     assert_eq!(
         service.report(1, UNANSWERED, 0, NO_JITTER),
         Judgement::Unchanged,
-        "its own answers show nothing"
+        "answers of the same backend show nothing"
     );
     for _ in 0..2 {
         service.answered(2, 0);
@@ -342,8 +346,8 @@ fn missing_answers_of_all_backends_eject_none() {
     assert_eq!([0, 1, 2].map(|slot| service.standing(slot).run), [2, 0, 0]);
 }
 
-/// A reference model of a service: the words of each backend follow the rules separately, and all
-/// counts are recomputed.
+/// A reference model of a service: the ejection state of each backend follows the rules separately,
+/// and all counts are recomputed.
 struct Model {
     words: Vec<EjectionState>,
     ejected: Vec<bool>,

@@ -168,7 +168,7 @@ enum Content {
 #[derive(Clone, Debug)]
 enum Act {
     Write(Content),
-    /// Looks at the file, and begins a reading if one is due.
+    /// Checks the file's stamp, and begins a reading if a reading is due.
     Look,
     BeginReload,
     /// One of the running readings, reloads or computations ends.

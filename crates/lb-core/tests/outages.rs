@@ -35,12 +35,12 @@ const TASK: Task = Task { index: 3, count: 10 };
 const RATE: u32 = 30;
 
 fn address(index: usize) -> SocketAddr {
-    let [high, low] = u16::try_from(index).expect("few").to_be_bytes();
+    let [high, low] = u16::try_from(index).expect("the number is small").to_be_bytes();
     SocketAddr::from(([10, 0, high, low], 80))
 }
 
 fn index(address: SocketAddr) -> usize {
-    let SocketAddr::V4(address) = address else { unreachable!("as above") };
+    let SocketAddr::V4(address) = address else { unreachable!("all addresses are IPv4") };
     let [.., high, low] = address.ip().octets();
     usize::from(u16::from_be_bytes([high, low]))
 }
@@ -77,7 +77,8 @@ impl Host {
             algorithm: Algorithm::Rocksteadier,
             size: Size::Fixed(size),
         });
-        let mut service = Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, 7);
+        let mut service =
+            Service::new("users", "10.96.0.10:80".parse().expect("the address is valid"), subset, 7);
         service.ejection = Some(Ejection::default());
         service.health.first_look = probes.then_some(SECOND);
         let adopted = Adopted::default();
@@ -111,7 +112,7 @@ impl Host {
         self.sent.resize(endpoints, 0);
         let endpoints = (0..endpoints).map(|at| Endpoint {
             address: address(at),
-            index: u32::try_from(at).expect("few"),
+            index: u32::try_from(at).expect("the number is small"),
             weight: 1,
             state: match (self.lame_ducks.contains(&at), self.is_listed_down) {
                 (true, _) => EndpointState::LameDuck,
@@ -134,7 +135,7 @@ impl Host {
     /// Updates the programs' tables to the plan, like the daemon.
     fn publish(&mut self) {
         self.plan = self.balancer.plan();
-        let service = self.plan.services.values().next().expect("the service");
+        let service = self.plan.services.values().next().expect("there is one service");
         self.ejector.publish(service.schedule.clone(), &service.replaced, service.fallback);
         for (slot, backend) in &self.plan.backends {
             self.ejector.set_state(slot.number(), backend.daemon_state());
@@ -159,9 +160,9 @@ impl Host {
         self.apply(Fact::Serving(serving));
         self.apply(Fact::Kernel(verdicts));
         if self.probes {
-            let (_, _, in_use) = self.balancer.services().next().expect("the service");
-            let membership = in_use.expect("a list").1;
-            let row = &self.balancer.row(0).expect("a row").usable;
+            let (_, _, in_use) = self.balancer.services().next().expect("there is one service");
+            let membership = in_use.expect("a list is in use").1;
+            let row = &self.balancer.row(0).expect("a list is in use").usable;
             let next = membership.next.iter().map(|member| member.endpoint.address);
             let unused: Vec<SocketAddr> = next.filter(|address| !row.contains_key(address)).take(4).collect();
             let lame_ducks = membership.lame_ducks.iter().map(|member| member.endpoint.address);
@@ -189,14 +190,14 @@ impl Host {
     }
 
     fn ticks(&self) -> u32 {
-        tick(u64::try_from(self.now.as_nanos()).expect("seconds"))
+        tick(u64::try_from(self.now.as_nanos()).expect("the time fits into 64 bits"))
     }
 
     /// Makes one connect. Returns whether it fails.
     fn connect(&mut self) -> bool {
         let now = self.ticks();
         let tried = self.ejector.due_trial(now, |_| false);
-        let service = self.plan.services.values().next().expect("the service");
+        let service = self.plan.services.values().next().expect("there is one service");
         let table = &service.schedule;
         let slot = tried.or_else(|| {
             (0..table.len()).find_map(|_| {
@@ -206,7 +207,7 @@ impl Host {
             })
         });
         let slot = slot.or(service.fallback.map(Slot::number)).expect("a backend can be chosen");
-        let slot = Slot::new(slot).expect("a slot");
+        let slot = Slot::new(slot).expect("the slot is valid");
         let endpoint = index(self.plan.backends[&slot].address);
         self.sent[endpoint] += 1;
         let is_alive = self.is_alive[endpoint];
@@ -256,7 +257,7 @@ impl Host {
 
     /// Endpoints in the table.
     fn used(&self) -> Vec<usize> {
-        let row = self.balancer.row(0).expect("a row");
+        let row = self.balancer.row(0).expect("a list is in use");
         row.members.iter().map(|(address, _)| index(*address)).collect()
     }
 
@@ -289,7 +290,7 @@ fn the_rest_of_the_fleet_replaces_a_mostly_dead_subset() {
             }
             host.run(30);
             let failed = host.run(2);
-            assert!(failed <= 3, "{dead} of {size}, probes {probes}: {failed} of 60");
+            assert!(failed <= 3, "{dead} of {size} dead, probes {probes}: {failed} of 60 connects failed");
             // The backends have returned. Half a minute after their recovery is detected, the
             // members are the same as before.
             let members = Host::new(40, Some(size), probes).used();
@@ -311,7 +312,7 @@ fn the_last_member_is_replaced_if_connects_fail_and_probes_pass() {
             host.is_alive[endpoint] = false;
         }
         host.run(45);
-        assert!(host.run(2) <= 3, "{size}");
+        assert!(host.run(2) <= 3, "size {size}");
     }
 }
 
@@ -355,7 +356,7 @@ fn a_full_list_of_dead_backends_is_tried_and_readmitted() {
         host.is_listed_down = true;
         host.deliver(ALL);
         assert_eq!(host.balancer.row(0).map(|row| row.tier), Some(Tier::Refusing));
-        assert_eq!(host.run(10), 0, "they serve, whatever their state in the list is");
+        assert_eq!(host.run(10), 0, "connects must reach endpoints that the list reports as down");
         host.is_alive.fill(false);
         assert_eq!(host.run(60), 60 * RATE);
         host.is_listed_down = false;
@@ -379,13 +380,13 @@ fn after_a_jump_of_the_clock_a_dead_backend_gets_at_most_two_trials() {
             host.is_alive[4] = false;
             host.run(20);
             host.now += jump;
-            assert!(host.run(10) <= 2, "{jump:?}, probes {probes}");
+            assert!(host.run(10) <= 2, "jump of {jump:?}, probes {probes}");
             host.is_alive[4] = true;
             host.now += jump;
             host.run(until_seen(probes));
             host.sent.fill(0);
-            assert_eq!(host.run(10), 0, "{jump:?}, probes {probes}");
-            assert!(host.sent[4] > 0, "{jump:?}, probes {probes}");
+            assert_eq!(host.run(10), 0, "jump of {jump:?}, probes {probes}");
+            assert!(host.sent[4] > 0, "jump of {jump:?}, probes {probes}");
         }
     }
 }
@@ -400,7 +401,7 @@ fn backends_with_failing_answers_are_chosen_if_none_serves() {
     host.tick();
     host.sent.fill(0);
     host.run(10);
-    assert_eq!(host.sent, [10 * RATE, 0, 0], "one serves");
+    assert_eq!(host.sent, [10 * RATE, 0, 0], "connects must go to the only serving backend");
     // No client connects for a while, so no recently established connection shows that a backend
     // serves.
     host.now += 10 * SECOND;
@@ -421,32 +422,32 @@ fn without_a_daemon_a_listed_lame_duck_serves_if_all_members_fail() {
         host.deliver(members + 2);
         host.run(5);
         let plan = host.plan.clone();
-        let service = plan.services.values().next().expect("the service");
-        let backup = service.fallback.expect("a lame duck");
+        let service = plan.services.values().next().expect("there is one service");
+        let backup = service.fallback.expect("a lame duck is the fallback");
         assert!(!service.schedule.contains(&backup) && index(plan.backends[&backup].address) < 2);
         host.sent.fill(0);
         assert_eq!(host.run_without_daemon(10), 0);
-        assert_eq!(host.sent[..2], [0, 0], "members are well");
+        assert_eq!(host.sent[..2], [0, 0], "no connect goes to a lame duck while members serve");
         host.is_alive[2..].fill(false);
-        let count = u32::try_from(members).expect("few");
+        let count = u32::try_from(members).expect("the number is small");
         let failed = host.run_without_daemon(10);
-        assert!((5 * count..=7 * count).contains(&failed), "{members}: {failed}");
+        assert!((5 * count..=7 * count).contains(&failed), "{members} members: {failed} connects failed");
         host.sent.fill(0);
         let failed = host.run_without_daemon(60);
-        assert!((count..=15 * count).contains(&failed), "{members}: {failed}");
+        assert!((count..=15 * count).contains(&failed), "{members} members: {failed} connects failed");
         assert!(host.sent[..2].contains(&(60 * RATE - failed)), "{:?}", host.sent);
         // Even if a client seldom connects, not every connect becomes a trial.
         let seldom = (0..20).map(|_| {
             host.now += 20 * SECOND;
             u32::from(host.connect())
         });
-        assert!(seldom.sum::<u32>() <= 10, "{members}");
+        assert!(seldom.sum::<u32>() <= 10, "{members} members");
         // A trial finds a member that has returned, and only this member then serves.
         host.is_alive[2] = true;
         host.run_without_daemon(330);
         host.sent.fill(0);
         host.run_without_daemon(10);
-        assert_eq!(host.sent[..2], [0, 0], "{members}: {:?}", host.sent);
+        assert_eq!(host.sent[..2], [0, 0], "{members} members: {:?}", host.sent);
     }
 }
 
@@ -491,7 +492,7 @@ fn host_with_a_lame_duck(probes: bool) -> Host {
 fn all_return(host: &mut Host, run: impl Fn(&mut Host, u32) -> u32) {
     host.is_alive.fill(true);
     // After this time, each ejection with its jitter is over, and each backend has had a trial.
-    run(host, 330 * u32::try_from(BACKENDS).expect("few"));
+    run(host, 330 * u32::try_from(BACKENDS).expect("the number is small"));
     host.sent.fill(0);
     assert_eq!(run(host, 10), 0);
     let (members, lame_duck) = host.sent.split_at(BACKENDS - 1);
@@ -515,10 +516,10 @@ proptest! {
             }
             host.tick();
             let failed = host.run(seconds);
-            prop_assert!(failed == 0 || !serves, "{failed} failed in {seconds} s: {:?}", host.is_alive);
+            prop_assert!(failed == 0 || !serves, "{failed} connects failed in {seconds} s: {:?}", host.is_alive);
         }
         all_return(&mut host, Host::run);
-        let row = host.balancer.row(0).expect("a row");
+        let row = host.balancer.row(0).expect("a list is in use");
         prop_assert_eq!((row.tier, row.available), (Tier::Healthy, (BACKENDS - 1, BACKENDS - 1)));
     }
 
@@ -534,11 +535,11 @@ proptest! {
             // The test sets no bound for the failures until then.
             let serves = (0..BACKENDS - 1).any(|at| host.is_alive[at] && !host.is_ejected(at));
             let failed = host.run_without_daemon(seconds);
-            let dead = u32::try_from(dead).expect("few");
+            let dead = u32::try_from(dead).expect("the number is small");
             // Five failures eject the backend, and at most one trial fails in each `base` of five
             // seconds, with its jitter.
             let most = dead * (5 + 1 + seconds / 4);
-            prop_assert!(failed <= most || !serves || dead == 0, "{failed} of {most}: {:?}", host.is_alive);
+            prop_assert!(failed <= most || !serves || dead == 0, "{failed} connects failed, at most {most} allowed: {:?}", host.is_alive);
         }
         all_return(&mut host, Host::run_without_daemon);
     }
@@ -552,7 +553,7 @@ fn probe_results_survive_restarts() {
     host.tick();
     for _ in 0..10 {
         host.restart();
-        let index = host.balancer.services().next().map(|(_, index, _)| index).expect("a service");
+        let index = host.balancer.services().next().map(|(_, index, _)| index).expect("there is a service");
         let standing = |at| host.balancer.standing(Identity { service: index, address: address(at) });
         let are_well = [0, 1, 2].map(|at| standing(at).is_some_and(BackendEvidence::is_taken_over_well));
         assert_eq!(are_well, [true, true, false]);
@@ -568,12 +569,12 @@ fn a_new_endpoint_waits_for_its_first_probe() {
     host.is_alive[3] = false;
     host.sent.fill(0);
     host.connects(RATE);
-    assert_eq!(host.sent[3], 0, "no probe of it has ended");
+    assert_eq!(host.sent[3], 0, "no probe of the backend has ended");
     host.run(5);
     assert_eq!(host.sent[3], 0, "the backend is refusing");
     host.is_alive[3] = true;
     host.run(2);
-    assert!(host.sent[3] > 0, "a probe has found it healthy");
+    assert!(host.sent[3] > 0, "a probe has found the backend healthy");
 }
 
 /// On a fresh host, all backends are used equally until the time for their first probes is over,

@@ -28,7 +28,7 @@ fn address(number: u8) -> SocketAddr {
 
 /// A task with four members of eight healthy endpoints.
 fn balancer() -> (Balancer, Arc<Membership>) {
-    let vip: SocketAddr = "10.96.0.10:80".parse().expect("an address");
+    let vip: SocketAddr = "10.96.0.10:80".parse().expect("the address is valid");
     let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(4) };
     let service = Service::new("users", vip, subset, 7);
     let endpoints = (0..8).map(|index| Endpoint {
@@ -64,7 +64,7 @@ fn usable(plan: &Plan, address: SocketAddr) -> Usable {
 }
 
 fn in_table(balancer: &Balancer) -> BTreeSet<SocketAddr> {
-    balancer.row(0).expect("a row").members.iter().map(|(address, _)| *address).collect()
+    balancer.row(0).expect("a list is in use").members.iter().map(|(address, _)| *address).collect()
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn a_self_reported_lame_duck_is_replaced_without_a_state_word() {
         Usable::UnlessEjected,
         "the state word does not contain the report"
     );
-    let row = balancer.row(0).expect("a row");
+    let row = balancer.row(0).expect("a list is in use");
     assert_eq!((row.available, row.tier), ((3, 4), Tier::Healthy));
     assert_eq!(row.usable[&lame].1, Health::LameDuck);
     pass(&mut balancer, 111);
@@ -98,7 +98,7 @@ fn self_reported_lame_ducks_serve_if_all_members_are_lame() {
     report(&mut balancer, 1, Who::Report, &all);
     let plan = balancer.plan();
     assert!(all.iter().all(|(address, _)| usable(&plan, *address) == Usable::UnlessEjected));
-    assert_eq!(balancer.row(0).expect("a row").tier, Tier::LameDucks);
+    assert_eq!(balancer.row(0).expect("a list is in use").tier, Tier::LameDucks);
     assert!(plan.services.values().all(|service| service.fallback.is_some()));
 }
 
@@ -141,7 +141,7 @@ fn verdicts_on_backends_without_a_slot_remain_until_withdrawn() {
     let (mut balancer, membership) = balancer();
     let next = membership.next[0].endpoint.address;
     let identity = |balancer: &Balancer| {
-        let (_, index, _) = balancer.services().next().expect("a service");
+        let (_, index, _) = balancer.services().next().expect("there is a service");
         lb_core::slots::Identity { service: index, address: next }
     };
     let known = identity(&balancer);

@@ -51,7 +51,7 @@ fn subset(algorithm: Algorithm, position: Position) -> Vec<u32> {
 fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Membership {
     let service = {
         let subset = Subset::Sized { algorithm, size: Size::Fixed(position.size) };
-        Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, position.seed)
+        Service::new("users", "10.96.0.10:80".parse().expect("the address is valid"), subset, position.seed)
     };
     let endpoints =
         (0_u32..).zip(weights).filter(|(_, weight)| **weight > 0).map(|(index, &weight)| Endpoint {
@@ -62,7 +62,7 @@ fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Members
             zone: None,
             agent: None,
         });
-    let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("a list");
+    let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("the list is valid");
     let task = Task { index: position.client, count: position.clients };
     Membership::of(&service, task, &list)
 }
@@ -73,8 +73,8 @@ fn jobs() -> impl Strategy<Value = (Position, Vec<u16>)> {
     (clients, vec(prop_oneof![Just(0), Just(1), 0..10_u16], 1..60), 1..20_u32, any::<u64>()).prop_map(
         |((client, clients), mut weights, size, seed)| {
             // N is the highest index plus one.
-            *weights.last_mut().expect("not empty") = 1;
-            let backends = u32::try_from(weights.len()).expect("short");
+            *weights.last_mut().expect("there is at least one weight") = 1;
+            let backends = u32::try_from(weights.len()).expect("the number is small");
             (Position { client, clients, backends, size, seed }, weights)
         },
     )
@@ -182,7 +182,7 @@ proptest! {
         let mut covered: HashMap<u32, u64> = HashMap::new();
         for client in 0..clients {
             let position = Position { client, clients, backends, size, seed };
-            let parts: Vec<u64> = overlaps(algorithm, position).expect("an aperture").collect();
+            let parts: Vec<u64> = overlaps(algorithm, position).expect("the algorithm is an aperture").collect();
             prop_assert!(parts.iter().all(|&part| 0 < part && part <= u64::from(clients)));
             prop_assert!(parts.len() >= position.wanted() as usize);
             for (backend, part) in subset(algorithm, position).into_iter().zip(parts) {
@@ -192,7 +192,7 @@ proptest! {
         prop_assert_eq!(covered.len(), backends as usize);
         let first = covered[&0];
         prop_assert!(covered.values().all(|&sum| sum == first), "{:?}", covered);
-        prop_assert_eq!(first % u64::from(clients), 0, "whole clients");
+        prop_assert_eq!(first % u64::from(clients), 0, "the sum must be a multiple of the number of clients");
     }
 
     #[test]
@@ -248,7 +248,7 @@ proptest! {
         }
         // Each client's own computation of all loads equals the loads from all clients' shares.
         for (index, load) in loads {
-            prop_assert!((load - first_loads[&index]).abs() < 1e-6, "backend {}: {} and {}", index, load, first_loads[&index]);
+            prop_assert!((load - first_loads[&index]).abs() < 1e-6, "backend {}: load {}, computed {}", index, load, first_loads[&index]);
         }
     }
 

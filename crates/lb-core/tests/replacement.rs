@@ -29,20 +29,20 @@ const fn at(seconds: u64) -> Duration {
 
 fn service(size: u32) -> Service {
     let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(size) };
-    Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, 7)
+    Service::new("users", "10.96.0.10:80".parse().expect("the address is valid"), subset, 7)
 }
 
 /// Endpoints by index: `h` healthy, `l` lame duck.
 fn list(pattern: &str) -> EndpointList {
     let endpoints = pattern.chars().zip(0..).map(|(kind, index)| Endpoint {
-        address: SocketAddr::from(([10, 0, 0, u8::try_from(index + 1).expect("few")], 80)),
+        address: SocketAddr::from(([10, 0, 0, u8::try_from(index + 1).expect("the number is small")], 80)),
         index,
         weight: 1,
         state: if kind == 'l' { EndpointState::LameDuck } else { EndpointState::Healthy },
         zone: None,
         agent: None,
     });
-    EndpointList::new(endpoints.collect(), "10.96.0.10:80".parse().expect("an address"), &[])
+    EndpointList::new(endpoints.collect(), "10.96.0.10:80".parse().expect("the address is valid"), &[])
         .expect("the list fits")
 }
 
@@ -92,14 +92,14 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     let before = balancer.plan();
     let members = in_table(&before);
     assert_eq!(members.len(), 4);
-    let lost = *members.first().expect("four");
+    let lost = *members.first().expect("there are four members");
     // The member is ejected. For ten seconds the plan does not change; only the kernel excludes the
     // member from connects.
     assert_eq!(balancer.handle(at(100), ejected(&[lost])), Ok(true));
     for seconds in [100, 109] {
         balancer.handle(at(seconds), Fact::Time).expect("only a list can be refused");
         let plan = balancer.plan();
-        assert_eq!((in_table(&plan), replaced(&plan)), (members.clone(), vec![]), "at {seconds}");
+        assert_eq!((in_table(&plan), replaced(&plan)), (members.clone(), vec![]), "at {seconds} s");
         assert_eq!(backend(&plan, lost).usable, Usable::UnlessEjected);
     }
     assert_eq!(balancer.handle(at(110), Fact::Time), Ok(true));
@@ -114,8 +114,8 @@ fn an_ejected_member_is_replaced_and_later_returns() {
         (backend(&during, lost).usable, backend(&during, lost).state),
         (Usable::UnlessEjected, BackendState::Replaced)
     );
-    let substitute = *now.difference(&members).next().expect("one");
-    let entries = during.services.values().next().expect("one").schedule.iter();
+    let substitute = *now.difference(&members).next().expect("one substitute serves");
+    let entries = during.services.values().next().expect("there is one service").schedule.iter();
     assert_eq!(entries.filter(|slot| **slot == substitute).count(), 256);
     assert!(!balancer.unneeded().contains(&lost));
     // A trial readmits the member. After half a minute without a failure it returns to its place.
@@ -136,7 +136,7 @@ fn an_ejected_member_is_replaced_and_later_returns() {
 fn a_failed_substitute_is_replaced_and_still_gets_trials() {
     let mut balancer = balancer(4, &"h".repeat(20));
     let members = in_table(&balancer.plan());
-    let lost = *members.first().expect("four");
+    let lost = *members.first().expect("there are four members");
     let stands_in = |plan: &Plan| *in_table(plan).difference(&members).next().expect("one substitute serves");
     balancer.handle(at(100), ejected(&[lost])).expect("only a list can be refused");
     balancer.handle(at(110), Fact::Time).expect("only a list can be refused");
@@ -152,7 +152,7 @@ fn a_failed_substitute_is_replaced_and_still_gets_trials() {
     assert!(!balancer.unneeded().contains(&first));
     // While the member and its first substitute remain dead, nothing changes any more.
     for seconds in 131..600 {
-        assert_eq!(balancer.handle(at(seconds), Fact::Time), Ok(false), "at {seconds}");
+        assert_eq!(balancer.handle(at(seconds), Fact::Time), Ok(false), "at {seconds} s");
     }
     // First the substitute recovers, and serves again after half a minute without a failure. Then
     // the member recovers, and returns to its place after the same time.
@@ -173,7 +173,7 @@ fn all_lost_members_are_replaced_a_quarter_at_a_time() {
     for (seconds, expected) in [(109, 0), (110, 2), (119, 2), (120, 4), (130, 6), (140, 8), (200, 8)] {
         balancer.handle(at(seconds), Fact::Time).expect("only a list can be refused");
         let plan = balancer.plan();
-        assert_eq!((replaced(&plan).len(), in_table(&plan).len()), (expected, 8), "at {seconds}");
+        assert_eq!((replaced(&plan).len(), in_table(&plan).len()), (expected, 8), "at {seconds} s");
     }
     assert_eq!(replaced(&balancer.plan()), members);
     // All members recover, and return to their places half a minute later.
@@ -187,11 +187,11 @@ fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
     let mut balancer = balancer(4, &"h".repeat(30));
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     let look = |balancer: &Balancer| {
-        let row = balancer.row(0).expect("a row");
+        let row = balancer.row(0).expect("a list is in use");
         (row.available, row.is_panic, row.tier)
     };
     balancer.handle(at(100), ejected(&members[..2])).expect("only a list can be refused");
-    assert_eq!(look(&balancer), ((2, 4), false, Tier::Healthy), "half are available");
+    assert_eq!(look(&balancer), ((2, 4), false, Tier::Healthy), "half of the members are available");
     balancer.handle(at(101), ejected(&members[..3])).expect("only a list can be refused");
     assert_eq!(look(&balancer), ((1, 4), true, Tier::Panic));
     for slot in &members {
@@ -199,7 +199,7 @@ fn panic_counts_all_tried_backends_and_ends_when_one_serves() {
     }
     // The fourth backend serves, so this host is not the reason why the other backends are
     // unreachable.
-    let index = balancer.services().next().map(|(_, index, _)| index).expect("a service");
+    let index = balancer.services().next().map(|(_, index, _)| index).expect("there is a service");
     assert_eq!(balancer.handle(at(102), Fact::Serving([index].into())), Ok(true));
     assert_eq!(look(&balancer), ((1, 4), false, Tier::Healthy));
     assert_eq!(backend(&balancer.plan(), members[0]).usable, Usable::UnlessEjected);
@@ -217,7 +217,9 @@ fn a_backend_with_a_withheld_ejection_is_treated_as_ejected() {
     let mut balancer = ejecting(2, "hh");
     let members: Vec<Slot> = in_table(&balancer.plan()).into_iter().collect();
     let last = KernelVerdict { is_ejected: false, failures: 5 };
-    let Fact::Kernel(mut verdicts) = ejected(&members[..1]) else { unreachable!("a verdict") };
+    let Fact::Kernel(mut verdicts) = ejected(&members[..1]) else {
+        unreachable!("`ejected` returns kernel verdicts")
+    };
     verdicts.insert(members[1], KernelVerdict { failures: 4, ..last });
     balancer.handle(at(100), Fact::Kernel(verdicts.clone())).expect("only a list can be refused");
     assert_eq!(balancer.row(0).map(|row| row.tier), Some(Tier::Healthy));
@@ -238,7 +240,7 @@ fn a_backend_with_passing_probes_needs_twice_as_many_failures() {
     };
     assert_eq!(probed(&mut balancer, Health::Refusing), [false; 2]);
     assert_eq!(probed(&mut balancer, Health::Healthy), [true; 2]);
-    let slot = *in_table(&balancer.plan()).first().expect("two");
+    let slot = *in_table(&balancer.plan()).first().expect("there are two members");
     let mut available_after = |failures| {
         let verdict = KernelVerdict { is_ejected: false, failures };
         balancer.handle(at(101), Fact::Kernel([(slot, verdict)].into())).expect("only a list can be refused");
@@ -279,7 +281,8 @@ fn lame_ducks_serve_only_while_no_member_is_available() {
         // The kernel excludes ejected backends from connects, and sends them trials.
         assert_eq!(backend(&plan, slot).usable, Usable::UnlessEjected);
     }
-    let fallback = plan.services.values().next().and_then(|service| service.fallback).expect("somebody");
+    let fallback =
+        plan.services.values().next().and_then(|service| service.fallback).expect("there is a fallback");
     assert_eq!(backend(&plan, fallback).reason, HealthReason::ListLameDuck);
     balancer.handle(at(200), ejected(&members[..1])).expect("only a list can be refused");
     assert_eq!(in_table(&balancer.plan()), members.iter().copied().collect());
@@ -296,9 +299,9 @@ fn a_backup_without_a_slot_changes_nothing() {
         let plan = balancer.plan();
         let members = in_table(&plan);
         let fallback =
-            plan.services.values().next().and_then(|service| service.fallback).expect("a fallback");
+            plan.services.values().next().and_then(|service| service.fallback).expect("there is a fallback");
         assert_eq!((members.len(), !members.contains(&fallback)), (3, has_backup));
-        let lost = *members.first().expect("three");
+        let lost = *members.first().expect("there are three members");
         assert_eq!(balancer.handle(at(1), ejected(&[lost])), Ok(true));
         assert_eq!(balancer.row(0).map(|row| row.available), Some((2, 3)));
         let has_one = balancer.row(0).map(|row| row.backup.is_some());
@@ -325,13 +328,13 @@ fn ejected_backends_serve_if_there_are_no_others() {
 #[test]
 fn the_next_daemon_adopts_replacements() {
     let mut first = balancer(4, &"h".repeat(20));
-    let lost = *in_table(&first.plan()).first().expect("four");
+    let lost = *in_table(&first.plan()).first().expect("there are four members");
     first.handle(at(100), ejected(&[lost])).expect("only a list can be refused");
     first.handle(at(110), Fact::Time).expect("only a list can be refused");
     let kernel = first.plan();
     let adopted = Adopted { plan: kernel.clone(), next_generations: Vec::new() };
     let mut second = Balancer::new(vec![service(4)], LIMITS, adopted, at(0)).expect("the plan fits");
-    assert_eq!(diff(&kernel, &second.plan()), [], "before it has a list");
+    assert_eq!(diff(&kernel, &second.plan()), [], "before the daemon has a list");
     second.handle(at(0), ejected(&[lost])).expect("only a list can be refused");
     second.handle(at(1), delivered(4, &"h".repeat(20))).expect("the plan fits");
     assert_eq!(diff(&kernel, &second.plan()), []);
@@ -373,9 +376,9 @@ fn the_next_daemon_adopts_each_reason() {
         let (service, plan) = maps(&[(usable, held), well, well, well]);
         let adopted = Adopted { plan: plan.clone(), next_generations: Vec::new() };
         let mut next = Balancer::new(vec![service], LIMITS, adopted, at(10)).expect("the plan fits");
-        assert_eq!(diff(&plan, &next.plan()), [], "{held:?}, before it has a list");
+        assert_eq!(diff(&plan, &next.plan()), [], "{held:?}, before the daemon has a list");
         next.handle(at(10), delivered(4, "hhhh")).expect("the plan fits");
-        let first = next.plan().backends.values().next().cloned().expect("four");
+        let first = next.plan().backends.values().next().cloned().expect("there are four members");
         assert_eq!((first.reason, first.usable), (reason, usable_then), "{held:?}");
     }
 }
@@ -398,7 +401,7 @@ fn the_next_daemon_ignores_verdicts_of_unconfigured_witnesses() {
         let mut next = Balancer::new(vec![Service { health, ..service }], LIMITS, adopted, at(10))
             .expect("the plan fits");
         next.handle(at(10), delivered(4, "hhhh")).expect("the plan fits");
-        let first = next.plan().backends.values().next().cloned().expect("four");
+        let first = next.plan().backends.values().next().cloned().expect("there are four members");
         assert_eq!(first.reason, expected, "{reason:?}, {first_look:?}, {heeds_reports}");
     }
 }

@@ -63,7 +63,8 @@ fn set_ids(balancer: &mut Balancer, services: usize, ids: &[(Protocol, u8, u32)]
 /// A balancer with both services, each with these backends, after adopting a plan.
 fn balancer(adopted: &Plan, backends: &[u8]) -> Balancer {
     let adopted = Adopted { plan: adopted.clone(), ..Adopted::default() };
-    let mut balancer = Balancer::new(services(), LIMITS, adopted, NOW).expect("few services");
+    let mut balancer =
+        Balancer::new(services(), LIMITS, adopted, NOW).expect("there is room for the services");
     for position in 0..2 {
         balancer.handle(NOW, delivered(position, backends)).expect("the plan fits");
     }
@@ -74,7 +75,7 @@ fn balancer(adopted: &Plan, backends: &[u8]) -> Balancer {
 fn ids(plan: &Plan) -> Vec<(u16, u8, u32)> {
     let last = |address: SocketAddr| match address {
         SocketAddr::V4(v4) => v4.ip().octets()[3],
-        SocketAddr::V6(_) => unreachable!("all are of IPv4"),
+        SocketAddr::V6(_) => unreachable!("all addresses are IPv4"),
     };
     let mut ids: Vec<_> =
         plan.backends.values().map(|row| (row.service.0, last(row.address), row.report)).collect();
@@ -97,7 +98,7 @@ fn a_report_id_needs_only_one_step() {
         .iter()
         .map(|step| match step {
             Step::SetReport(_, id) => *id,
-            other => panic!("{other:?}"),
+            other => panic!("{other:?} is not a step for a report id"),
         })
         .collect();
     assert_eq!(stored, [5, 7, 6]);
@@ -134,7 +135,7 @@ fn backends_of_a_removed_service_have_no_ids() {
     set_ids(&mut before, 2, &BOTH);
     let adopted = Adopted { plan: before.plan(), ..Adopted::default() };
     let only = services().into_iter().take(1).collect();
-    let mut after = Balancer::new(only, LIMITS, adopted, NOW).expect("few services");
+    let mut after = Balancer::new(only, LIMITS, adopted, NOW).expect("there is room for the services");
     assert_eq!(ids(&after.plan()), [(0, 1, 5), (1, 1, 0)]);
     set_ids(&mut after, 1, &[]);
     assert_eq!(ids(&after.plan()), [(0, 1, 0), (1, 1, 0)]);
@@ -144,7 +145,8 @@ fn backends_of_a_removed_service_have_no_ids() {
 fn a_service_without_reports_has_no_ids_of_another_service() {
     let mut services = services();
     services.iter_mut().for_each(|service| service.protocol = Protocol::Tcp);
-    let mut balancer = Balancer::new(services, LIMITS, Adopted::default(), NOW).expect("few services");
+    let mut balancer =
+        Balancer::new(services, LIMITS, Adopted::default(), NOW).expect("there is room for the services");
     for position in 0..2 {
         balancer.handle(NOW, delivered(position, &[1])).expect("the plan fits");
     }

@@ -109,7 +109,7 @@ impl Tables for View<'_> {
     }
 
     fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
-        let count = u32::try_from(self.listed().len()).expect("few");
+        let count = u32::try_from(self.listed().len()).expect("the number is small");
         Some((count, count, 0))
     }
 
@@ -118,7 +118,7 @@ impl Tables for View<'_> {
     }
 
     fn member(&self, position: usize) -> (u32, usize) {
-        (self.listed().into_iter().nth(position).expect("a member"), position + 1)
+        (self.listed().into_iter().nth(position).expect("the position is in the list"), position + 1)
     }
 
     fn fallback(&self) -> u32 {
@@ -141,7 +141,7 @@ fn connect(
 ) -> Option<Pick> {
     let &index = keys.get(&address)?;
     let len = plan.services[&index].schedule.len();
-    let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("a small number") };
+    let length_log2 = if len == 0 { 0 } else { u8::try_from(len.ilog2()).expect("the number is small") };
     assert!(len == 0 || (MIN_SCHEDULE_LOG2..=MAX_SCHEDULE_LOG2).contains(&length_log2));
     let table = TableRef { base: 0, generation: 0, length_log2, members: 0 };
     Some(choose(&View { plan, index }, table, plan.services[&index].rules, sample, 0))
@@ -180,15 +180,20 @@ fn carry_out(
             for sample in [0, 1, 7, 500, 1023] {
                 let picked = connect(&now, keys, *address, sample);
                 let slot = match picked {
-                    Some(Pick { how: How::Picked | How::Fallback, slot }) => Slot::new(slot).expect("a slot"),
-                    other => panic!("{address} after {step:?}: {other:?}"),
+                    Some(Pick { how: How::Picked | How::Fallback, slot }) => {
+                        Slot::new(slot).expect("the slot is valid")
+                    }
+                    other => panic!("connect to {address} after {step:?}: {other:?}"),
                 };
                 let backend = &now.backends[&slot];
-                assert_eq!(backend.service, keys[address], "a backend of another service after {step:?}");
+                assert_eq!(
+                    backend.service, keys[address],
+                    "a connect must not reach another service after {step:?}"
+                );
             }
         }
     }
-    assert_eq!(now, *new, "the steps lead to the plan");
+    assert_eq!(now, *new, "after all steps, the maps must match the plan");
     now
 }
 
@@ -209,14 +214,14 @@ proptest! {
         let mut balancer = Balancer::new(services.clone(), LIMITS, Adopted::default(), START).expect("the plan fits");
         let mut lists = [BTreeMap::from([(1, 1)]), BTreeMap::from([(1, 1)])];
         for (position, members) in lists.iter().enumerate() {
-            let list = list(u8::try_from(position).expect("a small number"), members);
+            let list = list(u8::try_from(position).expect("the number is small"), members);
             balancer.handle(START, delivered(&services, position, list)).expect("the plan fits");
         }
         let mut keys = BTreeMap::new();
         let mut kernel = carry_out(&Plan::default(), &balancer.plan(), &mut keys, &[]);
         for (position, members, killed, at) in changes {
             lists[position] = members;
-            let changed = list(u8::try_from(position).expect("a small number"), &lists[position]);
+            let changed = list(u8::try_from(position).expect("the number is small"), &lists[position]);
             if balancer.handle(START, delivered(&services, position, changed)).is_err() {
                 // No slot was free, and nothing changed.
                 prop_assert_eq!(&kernel, &balancer.plan());
@@ -229,7 +234,7 @@ proptest! {
                 }
                 balancer = Balancer::new(services.clone(), LIMITS, adopt(&kernel), START).expect("the plan fits");
                 for (position, members) in lists.iter().enumerate() {
-                    let list = list(u8::try_from(position).expect("a small number"), members);
+                    let list = list(u8::try_from(position).expect("the number is small"), members);
                     balancer.handle(START, delivered(&services, position, list)).expect("the plan fits");
                 }
             }
@@ -242,7 +247,7 @@ proptest! {
                 // One lame duck has a slot as the backup.
                 if healthy > 0 { list.len().min(healthy + 1) } else { list.len() }
             }).sum();
-            prop_assert_eq!(taken.len(), wanted, "idle slots are freed");
+            prop_assert_eq!(taken.len(), wanted, "idle slots must be freed");
         }
     }
 }
@@ -253,7 +258,7 @@ fn settled(services: &[Service], adopted: &Plan) -> (Balancer, Plan) {
         Balancer::new(services.to_vec(), LIMITS, adopt(adopted), START).expect("the plan fits");
     for position in 0..services.len() {
         let members = BTreeMap::from([(1, 1), (2, 1)]);
-        let list = list(u8::try_from(position).expect("a small number"), &members);
+        let list = list(u8::try_from(position).expect("the number is small"), &members);
         balancer.handle(START, delivered(services, position, list)).expect("the plan fits");
     }
     let plan = balancer.plan();
@@ -268,7 +273,7 @@ fn a_renamed_service_is_balanced_at_every_step() {
     let (mut balancer, after) = settled(&[service("new", 0)], &kernel);
     let address = SocketAddr::from(([10, 96, 0, 0], 80));
     let kernel = carry_out(&kernel, &after, &mut keys, &[address]);
-    assert_eq!(kernel.services.len(), 2, "the old service waits for its flows");
+    assert_eq!(kernel.services.len(), 2, "the old service remains until its flows end");
     balancer.handle(START, Fact::Idle(balancer.unneeded())).expect("the plan fits");
     let kernel = carry_out(&kernel, &balancer.plan(), &mut keys, &[address]);
     assert_eq!(kernel.services.values().map(|service| service.name.as_str()).collect::<Vec<_>>(), ["new"]);
@@ -300,7 +305,7 @@ fn a_closing_service_never_refuses_a_connect() {
         // Connects to the address are balanced until the service is closed, and never refused.
         match connect(&now, &keys, gone, 0) {
             None | Some(Pick { how: How::Picked, .. }) => {}
-            other => panic!("after {step:?}: {other:?}"),
+            other => panic!("connect to the removed service after {step:?}: {other:?}"),
         }
     }
     assert_eq!(now.services.values().filter(|service| service.fallback.is_none()).count(), 1);

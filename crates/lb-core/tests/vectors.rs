@@ -46,11 +46,11 @@ fn file() -> Value {
 #[track_caller]
 fn check(section: &str, check_row: impl Fn(&Value)) {
     let file = file();
-    let value = file.get(section).unwrap_or_else(|| panic!("no section {section}"));
+    let value = file.get(section).unwrap_or_else(|| panic!("vectors.json has no section {section}"));
     let rows = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     let expected = SECTIONS.iter().find(|(name, _)| *name == section).map(|&(_, rows)| rows);
     rows.iter().for_each(check_row);
-    assert_eq!(Some(rows.len()), expected, "rows of {section}");
+    assert_eq!(Some(rows.len()), expected, "number of rows of section {section}");
 }
 
 #[track_caller]
@@ -64,7 +64,7 @@ fn small(value: &Value) -> u32 {
     value
         .as_u64()
         .and_then(|number| u32::try_from(number).ok())
-        .unwrap_or_else(|| panic!("{value} is no u32"))
+        .unwrap_or_else(|| panic!("{value} is not a u32"))
 }
 
 /// A number that is a string in the file, because some JSON readers cannot represent it exactly.
@@ -73,7 +73,7 @@ fn large(value: &Value) -> u64 {
     value
         .as_str()
         .and_then(|text| text.parse().ok())
-        .unwrap_or_else(|| panic!("{value} is no u64 in a string"))
+        .unwrap_or_else(|| panic!("{value} is not a u64 in a string"))
 }
 
 /// A number that is a JSON number or a string.
@@ -84,12 +84,16 @@ fn number(value: &Value) -> u64 {
 
 #[track_caller]
 fn list<T>(value: &Value, read: impl Fn(&Value) -> T) -> Vec<T> {
-    value.as_array().unwrap_or_else(|| panic!("{value} is no list")).iter().map(read).collect()
+    value.as_array().unwrap_or_else(|| panic!("{value} is not a list")).iter().map(read).collect()
 }
 
 #[track_caller]
 fn algorithm(row: &Value) -> Algorithm {
-    field(row, "algorithm").as_str().expect("a name").parse().expect("the name of an algorithm")
+    field(row, "algorithm")
+        .as_str()
+        .expect("the name is a string")
+        .parse()
+        .expect("an algorithm has this name")
 }
 
 #[track_caller]
@@ -106,7 +110,8 @@ fn position(row: &Value) -> Position {
 #[test]
 fn the_file_has_exactly_these_sections() {
     let file = file();
-    let mut sections: Vec<&str> = file.as_object().expect("an object").keys().map(String::as_str).collect();
+    let mut sections: Vec<&str> =
+        file.as_object().expect("the file contains an object").keys().map(String::as_str).collect();
     let mut expected = SECTIONS.map(|(name, _)| name);
     sections.sort_unstable();
     expected.sort_unstable();
@@ -161,8 +166,8 @@ fn rows_of_a_lot_match_their_vectors() {
 #[test]
 fn default_seeds_match_their_vectors() {
     check("seed_from_names", |row| {
-        let text = field(row, "text").as_str().expect("a string");
-        let (job, name) = text.split_once('/').expect("a job and a service");
+        let text = field(row, "text").as_str().expect("the value is a string");
+        let (job, name) = text.split_once('/').expect("the text has a job and a service");
         assert_eq!(service::seed(job, name), large(field(row, "seed")), "{row}");
     });
 }
@@ -172,13 +177,15 @@ fn default_seeds_match_their_vectors() {
 #[test]
 fn address_indexes_match_their_vectors() {
     check("address_indexes", |row| {
-        let texts = list(field(row, "addresses"), |text| text.as_str().expect("a string").to_owned());
+        let texts =
+            list(field(row, "addresses"), |text| text.as_str().expect("the value is a string").to_owned());
         let hashes: Vec<u64> =
             texts.iter().map(|text| xxhash_rust::xxh64::xxh64(text.as_bytes(), 0)).collect();
         assert_eq!(hashes, list(field(row, "hashes"), large), "{row}");
-        let addresses: Vec<SocketAddr> = texts.iter().map(|text| text.parse().expect("an address")).collect();
+        let addresses: Vec<SocketAddr> =
+            texts.iter().map(|text| text.parse().expect("the address is valid")).collect();
         let written: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        assert_eq!(written, texts, "the form of RFC 5952");
+        assert_eq!(written, texts, "addresses must be in the form of RFC 5952");
         assert_eq!(address_indexes::indexes(&addresses), list(field(row, "indexes"), small), "{row}");
     });
 }
@@ -212,9 +219,9 @@ fn tables_match_their_vectors() {
 /// The fraction in a row, as (numerator, denominator).
 #[track_caller]
 fn fraction(value: &Value) -> (u64, u64) {
-    let text = value.as_str().unwrap_or_else(|| panic!("{value} is no fraction"));
+    let text = value.as_str().unwrap_or_else(|| panic!("{value} is not a fraction"));
     let (part, whole) = text.split_once('/').unwrap_or((text, "1"));
-    (part.parse().expect("a numerator"), whole.parse().expect("a denominator"))
+    (part.parse().expect("the numerator is a number"), whole.parse().expect("the denominator is a number"))
 }
 
 #[test]
@@ -224,7 +231,7 @@ fn overlaps_of_apertures_match_their_vectors() {
         let (client, clients) = (small(field(row, "client")), small(field(row, "clients")));
         let position = Position { client, clients, backends: small(field(row, "backends")), size, seed: 0 };
         let expected = list(field(row, "edges"), |edge| (small(&edge[0]), fraction(&edge[1])));
-        let overlaps = subset::overlaps(Algorithm::Aperture, position).expect("an aperture");
+        let overlaps = subset::overlaps(Algorithm::Aperture, position).expect("the algorithm is an aperture");
         let edges: Vec<(u32, u64)> = subset::order(Algorithm::Aperture, position).zip(overlaps).collect();
         assert_eq!(edges.len(), expected.len(), "{row}");
         for ((backend, overlap), (expected, (part, whole))) in edges.into_iter().zip(expected) {
@@ -239,25 +246,30 @@ fn structural_weights_match_their_vectors() {
         let position = position(&with_client_0(row));
         let graph = Graph::of_job(algorithm(row), position);
         let precision = Precision {
-            tolerance: field(row, "tolerance").as_f64().expect("a number"),
+            tolerance: field(row, "tolerance").as_f64().expect("the value is a number"),
             iterations: small(field(row, "iterations")),
         };
         let solution = solve(&graph, &vec![1; position.backends as usize], precision);
-        let expected = field(row, "raw_weighted").as_f64().expect("a number");
+        let expected = field(row, "raw_weighted").as_f64().expect("the value is a number");
         // The file contains the results of another implementation, which adds in another order, so
         // the last bits differ.
-        assert!((solution.utilization() - expected).abs() < 1e-8, "{} in {row}", solution.utilization());
+        assert!(
+            (solution.utilization() - expected).abs() < 1e-8,
+            "utilization {} in {row}",
+            solution.utilization()
+        );
         let connections = graph.connections();
-        let largest = f64::from(*connections.iter().max().expect("backends"));
+        let largest = f64::from(*connections.iter().max().expect("there are backends"));
         let mean = f64::from(connections.iter().sum::<u32>()) / f64::from(position.backends);
-        let expected = field(row, "raw_unweighted").as_f64().expect("a number");
+        let expected = field(row, "raw_unweighted").as_f64().expect("the value is a number");
         assert!((mean / largest - expected).abs() < 1e-12, "{row}");
-        let expected = list(field(row, "weights_of_client_0"), |weight| weight.as_f64().expect("a number"));
+        let expected =
+            list(field(row, "weights_of_client_0"), |weight| weight.as_f64().expect("the value is a number"));
         let weights = solution.weights(&graph, 0);
         assert_eq!(weights.len(), expected.len());
         for (weight, expected) in weights.iter().zip(expected) {
             // The file has six digits after the decimal point.
-            assert!((weight - expected).abs() <= 1e-6, "{weight} in {row}");
+            assert!((weight - expected).abs() <= 1e-6, "weight {weight} in {row}");
         }
     });
 }
@@ -273,22 +285,31 @@ fn fitted_shares_of_apertures_match_their_vectors() {
         let endpoints = endpoints.map(|(index, &capacity)| Endpoint {
             address: (Ipv4Addr::from_bits(0x0a00_0001 + index), 80).into(),
             index,
-            weight: u16::try_from(capacity).expect("a weight"),
+            weight: u16::try_from(capacity).expect("the weight fits into 16 bits"),
             state: EndpointState::Healthy,
             zone: None,
             agent: None,
         });
         let subset = Subset::Sized { algorithm: algorithm(row), size: Size::Fixed(position.size) };
-        let service =
-            Service::new("users", "10.96.0.10:80".parse().expect("an address"), subset, position.seed);
-        let endpoints = EndpointList::new(endpoints.collect(), service.address, &[]).expect("a list");
+        let service = Service::new(
+            "users",
+            "10.96.0.10:80".parse().expect("the address is valid"),
+            subset,
+            position.seed,
+        );
+        let endpoints =
+            EndpointList::new(endpoints.collect(), service.address, &[]).expect("the list is valid");
         let task = Task { index: position.client, count: position.clients };
         let members = Membership::of(&service, task, &endpoints).members;
         let indexes: Vec<u32> = members.iter().map(|member| member.endpoint.index).collect();
         assert_eq!(indexes, list(field(row, "members"), small), "{row}");
         for (member, share) in members.iter().zip(list(field(row, "shares"), Value::as_f64)) {
             // The file has nine digits after the decimal point.
-            assert!((member.share - share.expect("a number")).abs() <= 1e-9, "{} in {row}", member.share);
+            assert!(
+                (member.share - share.expect("the value is a number")).abs() <= 1e-9,
+                "share {} in {row}",
+                member.share
+            );
         }
     });
 }
@@ -314,7 +335,7 @@ impl MersenneTwister {
         for i in 1..624 {
             state[i] = 1_812_433_253_u32
                 .wrapping_mul(state[i - 1] ^ (state[i - 1] >> 30))
-                .wrapping_add(u32::try_from(i).expect("small"));
+                .wrapping_add(u32::try_from(i).expect("the number is small"));
         }
         // The seed is an array of one word.
         let mut i = 1;
@@ -329,7 +350,7 @@ impl MersenneTwister {
         }
         for _ in 0..623 {
             state[i] = (state[i] ^ (state[i - 1] ^ (state[i - 1] >> 30)).wrapping_mul(1_566_083_941))
-                .wrapping_sub(u32::try_from(i).expect("small"));
+                .wrapping_sub(u32::try_from(i).expect("the number is small"));
             i += 1;
             if i == 624 {
                 state[0] = state[623];
@@ -411,10 +432,10 @@ fn stride_picks(scaled: &[u16], picks: usize) -> Vec<u32> {
         }
         let backend = sequence % scaled.len() as u64;
         let generation = sequence / scaled.len() as u64;
-        let weight = u64::from(scaled[usize::try_from(backend).expect("small")]);
+        let weight = u64::from(scaled[usize::try_from(backend).expect("the number is small")]);
         let offset = (weight * generation + backend * 32_767) % 65_535;
         if offset >= 65_535 - weight {
-            picked.push(u32::try_from(backend).expect("small"));
+            picked.push(u32::try_from(backend).expect("the number is small"));
         }
     }
     picked
@@ -425,7 +446,9 @@ fn stride_picks(scaled: &[u16], picks: usize) -> Vec<u32> {
 #[test]
 fn the_table_has_the_shares_of_grpcs_static_stride_scheduler() {
     check("static_stride", |row| {
-        let scaled = list(field(row, "scaled"), |weight| u16::try_from(small(weight)).expect("a weight"));
+        let scaled = list(field(row, "scaled"), |weight| {
+            u16::try_from(small(weight)).expect("the weight fits into 16 bits")
+        });
         let picks = list(field(row, "picks"), small);
         assert_eq!(stride_picks(&scaled, picks.len()), picks, "{row}");
         // In 65,535 generations, the number of picks of every backend equals its weight.
@@ -436,7 +459,10 @@ fn the_table_has_the_shares_of_grpcs_static_stride_scheduler() {
             let picked = whole_round.iter().filter(|&&pick| pick == backend).count();
             let (stride, ours) = (picked as f64 / f64::from(all), f64::from(count) / 65_536.0);
             // The table can differ by one entry, because it has whole entries.
-            assert!((stride - ours).abs() <= 1.0 / 65_536.0, "{stride} and {ours} in {row}");
+            assert!(
+                (stride - ours).abs() <= 1.0 / 65_536.0,
+                "gRPC's share {stride}, socklb's share {ours} in {row}"
+            );
         }
     });
 }

@@ -13,6 +13,6 @@ use lb_core::schedule::{apportion, interleave, length_log2};
 
 /// A host with the schedule that the daemon would publish for backends with these weights.
 fn weighted(weights: &[u64]) -> Host {
-    let backends = u32::try_from(weights.len()).expect("few");
+    let backends = u32::try_from(weights.len()).expect("the number is small");
     Host::new(interleave(&apportion(weights, 1 << length_log2(backends))), weights.len())
 }

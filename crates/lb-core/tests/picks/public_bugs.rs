@@ -39,9 +39,9 @@ fn r16_fifty_independent_clients_do_not_flood_the_first_backend() {
             // adds four standard deviations of random starts. If all clients had the same start,
             // the first backends would get 100 connects for each pick.
             let mean = 10.0 * f64::from(picks);
-            let most = f64::from(*loads.iter().max().expect("ten"));
-            assert!(most <= mean + 4.0 * mean.sqrt(), "{policy:?}, {picks}: {loads:?}");
-            assert!(loads.iter().all(|load| *load > 0), "{policy:?}, {picks}: {loads:?}");
+            let most = f64::from(*loads.iter().max().expect("there are ten backends"));
+            assert!(most <= mean + 4.0 * mean.sqrt(), "{policy:?}, {picks} picks: loads {loads:?}");
+            assert!(loads.iter().all(|load| *load > 0), "{policy:?}, {picks} picks: loads {loads:?}");
         }
     }
 }
@@ -128,8 +128,8 @@ fn r26_all_zero_weights_make_no_table_and_no_division_by_zero() {
 
 /// R28: weights followed the few calls of a client with hardly any traffic (rest.li#545). The
 /// client in this test connects once per minute, and every connect to one of the backends fails.
-/// Weights do not change, because the reports show no difference, and so few connects prove
-/// nothing. When reports show a difference, weights follow as slowly as with any other client.
+/// Weights do not change, because the reports show no difference, and a few connects prove nothing.
+/// When reports show a difference, weights follow as slowly as with any other client.
 #[test]
 fn r28_rare_connects_move_no_weight_and_reports_move_it_slowly() {
     const BACKENDS: u32 = 4;
@@ -188,5 +188,5 @@ fn r28_rare_connects_move_no_weight_and_reports_move_it_slowly() {
     // If one backend is busier for twenty seconds, its weight moves by a few percent, in a few
     // tables.
     let (factors, tables) = play(20, 0);
-    assert!(factors[1] < 1.0 && factors[1] > 0.6 && tables <= 30, "{factors:?} {tables}");
+    assert!(factors[1] < 1.0 && factors[1] > 0.6 && tables <= 30, "factors {factors:?}, {tables} tables");
 }

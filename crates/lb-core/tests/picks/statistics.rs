@@ -1,4 +1,4 @@
-//! The statistics gate: random picks have the distribution of the schedule, and cursors that step
+//! Statistical tests: random picks have the distribution of the schedule, and cursors that step
 //! through the schedule pick each backend exactly as often as the schedule contains it.
 
 use lb_common::abi::Policy;
@@ -19,7 +19,7 @@ fn counts(host: &Host, policy: Policy, cpu: &Cpu, picks: u32) -> Vec<u32> {
 /// Pearson's statistic against the shares of the schedule.
 fn chi_square(host: &Host, counts: &[u32]) -> f64 {
     let picks = f64::from(counts.iter().sum::<u32>());
-    let length = f64::from(u32::try_from(host.entries.len()).expect("small"));
+    let length = f64::from(u32::try_from(host.entries.len()).expect("the number is small"));
     let terms = host.shares.iter().zip(counts).map(|(share, count)| {
         let expected = picks * f64::from(*share) / length;
         (f64::from(*count) - expected).powi(2) / expected
@@ -52,7 +52,7 @@ fn random_picks_follow_the_schedule_by_chi_square() {
     }
 }
 
-/// The gate detects a share that is wrong by one fiftieth.
+/// The chi-square test detects a share that is wrong by one fiftieth.
 #[test]
 fn the_gate_detects_a_slightly_wrong_share() {
     let host = weighted(&WEIGHTS);
@@ -99,7 +99,7 @@ fn p2c_compares_each_backend_equally_often_with_all_others() {
                     partners[picked.slot as usize] += 1;
                 }
             }
-            assert_eq!(partners[0], 0, "with itself");
+            assert_eq!(partners[0], 0, "no backend may be compared with itself");
             let expected = f64::from(partners.iter().sum::<u32>()) / f64::from(backends - 1);
             let terms = partners[1..].iter().map(|count| (f64::from(*count) - expected).powi(2) / expected);
             let statistic: f64 = terms.sum();
@@ -119,12 +119,15 @@ fn any_window_of_a_cursor_is_even() {
         (Policy::WeightedRoundRobin, weighted(&WEIGHTS)),
         (Policy::WeightedRoundRobin, weighted(&[1, 1000])),
     ] {
-        let length = f64::from(u32::try_from(host.entries.len()).expect("small"));
+        let length = f64::from(u32::try_from(host.entries.len()).expect("the number is small"));
         let cpu = cpu_at(u32::MAX / 7);
         for picks in [1, 2, 3, 10, 33, 100, 500, 1000, 1024, 1025] {
             for (count, share) in counts(&host, policy, &cpu, picks).into_iter().zip(&host.shares) {
                 let wanted = f64::from(picks) * f64::from(*share) / length;
-                assert!((f64::from(count) - wanted).abs() < 2.0, "{count} of {wanted} among {picks}");
+                assert!(
+                    (f64::from(count) - wanted).abs() < 2.0,
+                    "{count} of {picks} picks, expected {wanted}"
+                );
             }
         }
     }
@@ -140,7 +143,7 @@ fn open_flows_are_spread_within_each_policys_bound() {
         for _ in 0..flows {
             assert!(host.connect(&cpu, rules(policy)).slot < 100);
         }
-        let length = f64::from(u32::try_from(host.entries.len()).expect("small"));
+        let length = f64::from(u32::try_from(host.entries.len()).expect("the number is small"));
         let above = |(backend, share): (&super::host::Backend, &u32)| {
             f64::from(backend.flows) - f64::from(flows) * f64::from(*share) / length
         };
@@ -153,7 +156,10 @@ fn open_flows_are_spread_within_each_policys_bound() {
     // the most loaded of 100 backends has about 35 flows more than the mean. With two choices, the
     // most loaded backend has a few flows more than the mean.
     let by_chance = seeds().map(|start| excess_from(start, Policy::Random, equal())).sum::<f64>() / 10.0;
-    assert!((30.0..40.0).contains(&by_chance), "{by_chance}");
+    assert!(
+        (30.0..40.0).contains(&by_chance),
+        "the most loaded backend has {by_chance} flows above the mean"
+    );
     assert!(excess(Policy::P2c, equal()) < 5.0);
     assert!(excess(Policy::P2c, uneven()) < 8.0);
     assert!(excess(Policy::RoundRobin, equal()) < 2.0);
