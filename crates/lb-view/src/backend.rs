@@ -15,11 +15,11 @@ pub struct BackendStatus {
     pub generation: u32,
     /// The name of the backend's health, from [`Health::name`](lb_core::health::Health::name).
     pub state: String,
-    /// The source of this state: `list`, `report`, `probe`, `kernel` or `operator`; `None` for a
+    /// The source of `state`: `list`, `report`, `probe`, `kernel` or `operator`; `None` for a
     /// healthy backend.
     #[serde(default)]
     pub witness: Option<String>,
-    /// Why the backend is in this state; `None` for a healthy backend.
+    /// The reason for `state`; `None` for a healthy backend.
     #[serde(default)]
     pub reason: Option<String>,
     /// The purpose of the backend's slot: a name from

@@ -35,8 +35,8 @@ pub struct Closed {
     pub schema: u32,
     pub service: String,
     pub backend: SocketAddr,
-    /// Whether the flows were only counted. In this case, `closed` is the number of flows that
-    /// would be closed.
+    /// Whether this was a dry run, which closes nothing. `closed` then counts the flows that a
+    /// command without `--dry-run` closes.
     pub dry_run: bool,
     /// The client tasks that have the backend.
     pub clients: Vec<ClientClosed>,
@@ -68,7 +68,7 @@ pub struct CloseCounts {
     pub unlisted: u64,
     /// Flows that the request has not processed yet.
     pub left: u64,
-    /// Flows with connections that the kernel did not close, by the kernel's error.
+    /// Flows with connections that the kernel did not close, keyed by the kernel's error.
     pub failed: BTreeMap<String, u64>,
 }
 

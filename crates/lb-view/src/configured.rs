@@ -10,8 +10,8 @@ pub const SCHEMA: u32 = 2;
 /// The value of a key that is not in the configuration and has no default.
 pub const NONE: &str = "none";
 
-/// Values by key, nearly in the notation of the configuration file. If a table is the value of a
-/// key, the names of its keys are prefixed with the name of the table and a dot.
+/// Values, keyed by the keys of the configuration and written nearly as in the configuration file.
+/// The keys of a table are prefixed with the table's name and a dot.
 pub type Keys = BTreeMap<String, String>;
 
 /// A configuration. Keys with unknown values are left out.
@@ -19,7 +19,7 @@ pub type Keys = BTreeMap<String, String>;
 pub struct Configured {
     pub schema: u32,
     pub clients: BTreeMap<String, Keys>,
-    /// Services by name. The values are those for the first client that dials the service.
+    /// Services, keyed by name. Each has the values for the first client that dials it.
     pub services: BTreeMap<String, Keys>,
     /// Keys that belong to no client and no service, such as `limits.slots`.
     pub host: Keys,

@@ -19,7 +19,7 @@ pub struct Explanation {
     /// Whether a running daemon answered. If not, the command has read the configuration itself.
     pub from_daemon: bool,
     pub inputs: Inputs,
-    /// The control and slow start, which change shares while the list is unchanged; `None` if the
+    /// Load control and slow start, which change shares while the list is unchanged. `None` if the
     /// service has neither, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
@@ -104,8 +104,8 @@ impl From<membership::Evenness> for TaskEvenness {
 }
 
 impl TaskEvenness {
-    /// Whether indexes would make connections clearly more even, so that the operator should be
-    /// informed.
+    /// Whether connections are clearly less even than with the indexes 0, 1, 2 and so on. If so,
+    /// the command shows the evenness.
     pub fn is_low(&self) -> bool {
         self.dense - self.by_address > 0.1
     }

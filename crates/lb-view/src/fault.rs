@@ -50,7 +50,7 @@ pub enum FaultCode {
     CannotLeave,
     /// Another socklb is attached to a client's cgroup or to an ancestor of it.
     AnotherSocklb,
-    /// Flow records were reclaimed, and there were so many that active counts had been wrong.
+    /// So many flow records were reclaimed that active counts had been wrong.
     EndsUnseen,
     /// Flow records cannot be compared with the kernel's sockets.
     RecordsUnchecked,
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_fault_names_its_service_and_backend() {
-        let address = "10.0.0.1:80".parse().expect("an address");
+        let address = "10.0.0.1:80".parse().expect("the address is valid");
         let failing =
             BackendStatus { failing: true, failed_60s: Some(7), ..BackendStatus::unused(address, 0) };
         let mut service = ServiceStatus {
@@ -370,7 +370,9 @@ mod tests {
         service.handshake_60s = Some(latency(100_000.0));
         assert_eq!(of_service(&service), []);
         service.handshake_60s = Some(latency(101_000.0));
-        let [(FaultCode::SlowHandshakes, slow)] = &of_service(&service)[..] else { panic!("one fault") };
+        let [(FaultCode::SlowHandshakes, slow)] = &of_service(&service)[..] else {
+            panic!("expected one fault")
+        };
         let expected =
             "client web, service users: half of the handshakes of the last minute took more than 101 ms, and";
         assert!(slow.starts_with(expected), "{slow}");
@@ -409,7 +411,7 @@ mod tests {
         assert_eq!(faults(&[drained, ("unproven", "probe")], Some(2)), []);
         let codes: Vec<FaultCode> =
             faults(&[("drained", "list")], None).into_iter().map(|(code, _)| code).collect();
-        assert_eq!(codes, [FaultCode::NoUsableBackend], "no operator has drained it");
+        assert_eq!(codes, [FaultCode::NoUsableBackend], "no operator has drained the backend");
     }
 
     #[test]
@@ -448,12 +450,14 @@ mod tests {
         assert_eq!(fault(vec![neighbour("/c", "connect4", false, false)]), None);
         assert_eq!(fault(vec![neighbour("/c", "sock_release", true, false)]), None);
         let after = neighbour("/", "connect4", true, true);
-        let text = fault(vec![after.clone()]).expect("a fault").to_string();
+        let text = fault(vec![after.clone()]).expect("there is a fault").to_string();
         assert!(
             text.starts_with("client web: another socklb is attached to / and runs after this socklb"),
             "{text}"
         );
-        let text = fault(vec![after, neighbour("/c", "connect6", true, false)]).expect("a fault").to_string();
+        let text = fault(vec![after, neighbour("/c", "connect6", true, false)])
+            .expect("there is a fault")
+            .to_string();
         assert!(
             text.starts_with("client web: another socklb is attached to /c and runs before this socklb"),
             "{text}"

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 pub const SCHEMA: u32 = 1;
 
-/// The control and slow start of one service at one client task. Both change weights while the list
-/// is unchanged.
+/// Load control and slow start of one service at one client task. Both change weights while the
+/// list is unchanged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceLoadStatus {
     /// `feedback` or `a58`; `None` if weights do not follow load.
@@ -24,11 +24,12 @@ pub struct ServiceLoadStatus {
     /// The mean lifetime of a flow in seconds, estimated from the open flows and the rate of new
     /// flows.
     pub flows_live_s: f64,
-    /// The approximate number of seconds in which the control corrects a difference in load; `None`
-    /// without a control.
+    /// The approximate number of seconds in which load control corrects a difference in load;
+    /// `None` without load control.
     pub settling_s: Option<f64>,
     /// The number of tables that were published because factors had changed. Counting began when
-    /// the daemon started or when the service got a control or slow start, whichever was later.
+    /// the daemon started or when load control or slow start was configured for the service,
+    /// whichever was later.
     pub tables: u64,
     /// Whether the task uses this service so little that the service is idle. The daemon then
     /// rarely requests reports from the backends, and missing reports are no fault.
@@ -37,8 +38,8 @@ pub struct ServiceLoadStatus {
     pub reporting: u32,
     /// The number of available members with a positive weight; 0 if the service is idle.
     pub expected: u32,
-    /// The backends of the table, in the order of their addresses; empty before the control has
-    /// made its first step.
+    /// The backends of the table, in the order of their addresses; empty before the first step of
+    /// load control.
     pub members: Vec<MemberLoadStatus>,
 }
 
@@ -49,13 +50,13 @@ pub struct MemberLoadStatus {
     pub utilization: Option<f64>,
     /// Seconds since the utilization was measured.
     pub age_s: Option<f64>,
-    /// The factor that the control has computed. The structural weight is multiplied by the factor
-    /// in force.
+    /// The factor that load control has computed. The structural weight is multiplied by `factor`,
+    /// not by this factor.
     pub wanted: f64,
-    /// The factor in force, including slow start. It also differs from `wanted` if the control only
-    /// observes or is switched off.
+    /// The factor in force, including slow start. It also differs from `wanted` if load control
+    /// only observes or is switched off.
     pub factor: f64,
-    /// Whether the factor has reached a limit of the control.
+    /// Whether the factor has reached a limit of load control.
     pub is_at_clamp: bool,
     /// The resulting share of this task's connects.
     pub share: f64,
@@ -65,14 +66,14 @@ pub struct MemberLoadStatus {
 }
 
 impl ServiceLoadStatus {
-    /// Whether the control cannot work because too few members report.
+    /// Whether load control cannot work because too few members report.
     pub fn is_blind(&self) -> bool {
         let reporting = Reporting { fresh: self.reporting, members: self.expected };
         self.control.is_some() && self.switch == Switch::On.name() && reporting.is_blind()
     }
 }
 
-/// The services that have a control or slow start, for all client tasks of a host.
+/// The services with load control or slow start, for all client tasks of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LoadDocument {
     pub schema: u32,
@@ -88,7 +89,7 @@ pub struct ClientLoad {
     pub load: ServiceLoadStatus,
 }
 
-/// The result of a command that switches the control of a service.
+/// The result of a command that switches a service's load control.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switched {
     pub schema: u32,
@@ -172,7 +173,10 @@ pub mod tests {
     fn weights_are_blind_if_fewer_than_half_of_the_members_report() {
         let of = |reporting, expected| ServiceLoadStatus { reporting, expected, ..service(Vec::new()) };
         assert!(of(1, 3).is_blind() && !of(1, 2).is_blind() && !of(0, 0).is_blind());
-        assert!(!ServiceLoadStatus { control: None, ..of(0, 3) }.is_blind(), "there is no control");
+        assert!(
+            !ServiceLoadStatus { control: None, ..of(0, 3) }.is_blind(),
+            "load control is not configured"
+        );
         assert!(
             !ServiceLoadStatus { switch: "freeze".to_owned(), ..of(0, 3) }.is_blind(),
             "an operator has frozen the weights"

@@ -207,8 +207,8 @@ impl ClientStatus {
     }
 }
 
-/// The findings of the passes over the records of open flows. A pass searches for records of
-/// sockets that are in none of the kernel's lists.
+/// The results of the daemon's passes over flow records. A pass searches for records of sockets
+/// that are in none of the kernel's lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reclaim {
     /// Passes since the daemon started. The daemon makes no pass while no flow is open.
@@ -292,7 +292,7 @@ pub struct ServiceStatus {
     /// `backends`; empty without a daemon.
     #[serde(default)]
     pub not_chosen: Vec<NotChosen>,
-    /// The control and slow start, which change weights while the list is unchanged; `None` if the
+    /// Load control and slow start, which change weights while the list is unchanged. `None` if the
     /// service has neither, or without a daemon.
     #[serde(default)]
     pub load: Option<ServiceLoadStatus>,
@@ -321,7 +321,7 @@ impl ServiceStatus {
     pub fn with_backends(backends: Vec<BackendStatus>) -> Self {
         Self {
             name: "users".to_owned(),
-            address: "10.96.0.10:80".parse().expect("an address"),
+            address: "10.96.0.10:80".parse().expect("the address is valid"),
             protocol: "tcp".to_owned(),
             open: true,
             table_generation: 1,
@@ -531,8 +531,8 @@ pub struct NeighbourProgram {
     /// socklb uses.
     #[serde(default)]
     pub is_socklb: bool,
-    /// Whether the program runs after socklb's program. That program then reads the destination
-    /// that socklb's program has written, and may replace this destination.
+    /// Whether the program runs after socklb's program. A program that runs after it reads the
+    /// destination that socklb's program has written, and may replace the destination.
     pub runs_after_ours: bool,
 }
 

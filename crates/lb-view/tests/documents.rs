@@ -23,7 +23,7 @@ use serde_json::Value;
 #[track_caller]
 fn document<D: DeserializeOwned + Serialize>(text: &str) -> D {
     let read: D = serde_json::from_str(text).expect("the document has this type");
-    let whole: Value = serde_json::from_str(text).expect("JSON");
+    let whole: Value = serde_json::from_str(text).expect("the document is JSON");
     assert_eq!(serde_json::to_value(&read).expect("a document has a JSON form"), whole);
     read
 }
@@ -75,7 +75,7 @@ fn flows_have_these_keys() {
     let text = include_str!("documents/flows.json");
     let read: FlowsDocument = serde_json::from_str(text).expect("the document is a list of flows");
     assert_eq!(read.schema, flows::SCHEMA);
-    let whole: Value = serde_json::from_str(text).expect("JSON");
+    let whole: Value = serde_json::from_str(text).expect("the document is JSON");
     assert_eq!(whole["flows"], serde_json::to_value(&read.flows).expect("flows have a JSON form"));
     assert_eq!(
         whole["leaving"],

@@ -21,10 +21,10 @@ fn check(show: impl Fn(Style) -> String) {
         let text = show(Style { colour: false, width: Some(width) });
         let is_whole = |line: &str| line.contains("-> ") || !line.trim().contains(' ');
         let long = text.lines().find(|line| line.chars().count() > width && !is_whole(line));
-        assert_eq!(long, None, "{width}:\n{text}");
+        assert_eq!(long, None, "width {width}:\n{text}");
         let is_cut = text.contains("(narrow terminal: ");
-        assert!(is_cut || words(&text) == words(&whole), "{width}:\n{text}");
-        assert!(!is_cut || width < 120, "{width}:\n{text}");
+        assert!(is_cut || words(&text) == words(&whole), "width {width}:\n{text}");
+        assert!(!is_cut || width < 120, "width {width}:\n{text}");
     }
 }
 

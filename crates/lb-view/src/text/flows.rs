@@ -68,8 +68,8 @@ fn filter_words(filter: &Filter) -> String {
     text
 }
 
-/// The columns. If the terminal is narrow, the phase is omitted first, and then the reason, which
-/// is the widest column.
+/// The columns of the list of flows. If the terminal is narrow, the phase is omitted first, and
+/// then the reason, which is the widest column.
 fn columns(has_clients: bool) -> Vec<Column<'static>> {
     let mut columns = vec![
         Column::right("age", 5),

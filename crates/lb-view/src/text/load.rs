@@ -57,8 +57,8 @@ pub fn describe(load: &ServiceLoadStatus) -> String {
     parts.join("; ")
 }
 
-/// The columns. The reported load of a member is the most important column; the next columns in
-/// importance are the results of the control.
+/// The columns of a service's members. The reported load is the most important column; the results
+/// of load control are next.
 fn columns(is_observed: bool) -> [Column<'static>; 6] {
     [
         Column::left("backend", ALWAYS),

@@ -150,9 +150,9 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     table.left_out
 }
 
-/// The columns. Only a daemon measures rates; without a daemon the table has counts instead. If the
-/// terminal is narrow, the mean and median connect times are omitted first, and shares, active
-/// flows and flows are omitted last.
+/// The columns of a service's table. Only a daemon measures rates; without a daemon the table has
+/// counts instead. If the terminal is narrow, the mean and median connect times are omitted first,
+/// and shares, active flows and flows are omitted last.
 fn columns(is_watched: bool) -> [Column<'static>; 10] {
     let flows = if is_watched { "flows/s" } else { "started" };
     [
@@ -340,7 +340,7 @@ mod tests {
 
     fn service() -> ServiceStatus {
         let backend = |slot: u32| {
-            let address = format!("255.255.255.25{slot}:65535").parse().expect("an address");
+            let address = format!("255.255.255.25{slot}:65535").parse().expect("the address is valid");
             BackendStatus::unused(address, slot)
         };
         let mut connect = Histogram::default();
@@ -403,7 +403,7 @@ mod tests {
             backend.rates_60s = None;
             backend.endings.clear();
         }
-        let [drained, weighted] = &mut service.backends[..] else { panic!("two backends") };
+        let [drained, weighted] = &mut service.backends[..] else { panic!("expected two backends") };
         "drained".clone_into(&mut drained.state);
         (drained.witness, drained.reason) = (Some("operator".to_owned()), Some("operator: drain".to_owned()));
         (weighted.weight, weighted.weight_percent, weighted.share_wanted) = (4, Some(50), 1.0);
@@ -542,7 +542,7 @@ mod tests {
                 interfaces: Vec::new(),
             };
             let text = status(&whole, Style { colour: false, width: Some(width) });
-            assert_eq!(text.trim_start_matches(|letter| letter != '\n'), expected, "{width}");
+            assert_eq!(text.trim_start_matches(|letter| letter != '\n'), expected, "width {width}");
             assert!(text.lines().all(|line| line.chars().count() <= width));
         }
         for width in [120, 200] {

@@ -178,7 +178,7 @@ mod tests {
         let check = |width: usize, text: &str, left_out: &[&str]| {
             let style = Style { colour: false, width: Some(width) };
             let table = table(&columns, 1, |_| TableRow::of(cells.to_vec()), style);
-            assert_eq!((table.text.as_str(), table.left_out.as_slice()), (text, left_out), "{width}");
+            assert_eq!((table.text.as_str(), table.left_out.as_slice()), (text, left_out), "width {width}");
         };
         check(33, "  name      b    c  state       d\n  backend  10  200  healthy  3000\n", &[]);
         // Of columns with the same importance, the rightmost is omitted first.
