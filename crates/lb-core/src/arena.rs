@@ -195,8 +195,8 @@ impl Arena {
         self.live().chain(self.replaced().map(|table| table.region)).collect()
     }
 
-    /// The half of a service's member lists to which neither the service's current table nor a
-    /// running program refers, as a value of [`TableRef::members`].
+    /// The member list that a service may overwrite, as a value of [`TableRef::members`]. Neither
+    /// the service's current table nor a running program refers to this list.
     fn free_half(&self, service: ServiceIndex) -> Option<u8> {
         let current = self.table(service);
         let position = |half| TableRef { members: half, ..NO_TABLE }.members_of(service.number());

@@ -247,7 +247,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                 if is_news {
                     self.arrange(position, now);
                 }
-                // New verdicts are a change even if the row is the same, because state words
+                // New verdicts are a change even if the row does not change, because state words
                 // contain the reason of a verdict.
                 Ok(is_news)
             }
@@ -265,7 +265,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
                     before.symmetric_difference(&self.serving).copied().collect();
                 Ok(self.arrange_all(now, |state, _| changed.contains(&state.index)))
             }
-            // Verdicts that a balancer receives do not expire, so time changes only unsettled rows.
+            // Verdicts that a balancer receives do not expire, so time changes only rows that are
+            // not settled ([`Row::is_unsettled`]).
             Fact::Time => Ok(self.arrange_all(now, |_, row| row.is_unsettled())),
             Fact::Reports(position, reports) => {
                 let state = &mut self.services[position];
@@ -403,8 +404,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
     }
 
-    /// Assigns slots to a row's backends, and builds the table of these slots. If there are enough
-    /// slots for all backends except the backup, removes the backup from the row.
+    /// Assigns slots to the backends of `row`, and builds the table of these slots. If there are
+    /// enough slots for all backends except the backup, removes the backup from the row.
     ///
     /// # Errors
     /// If the row does not fit. In this case, no slot is assigned.
@@ -439,7 +440,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list = Some(list(schedule, fallback));
     }
 
-    /// Recomputes the rows that `concerns` selects. Returns whether any row has changed.
+    /// Recomputes the [`Row`]s of the services that `concerns` selects. Returns whether any row has
+    /// changed.
     fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState<T>, &Row<T>) -> bool) -> bool {
         let mut changed = false;
         for position in 0..self.services.len() {
@@ -952,14 +954,14 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         id.unwrap_or(NO_REPORT)
     }
 
-    /// The current row of the service at this position in the configuration; `None` before it has a
-    /// list.
+    /// The current [`Row`] of the service at this position in the configuration; `None` before the
+    /// service has a list.
     pub fn row(&self, position: usize) -> Option<&Row<T>> {
         self.services[position].list.as_ref().map(|in_use| &in_use.row)
     }
 
-    /// The current list of the service at this position in the configuration; `None` before it has
-    /// a list.
+    /// The current list of the service at this position in the configuration; `None` before a
+    /// source has delivered a list.
     pub fn list(&self, position: usize) -> Option<&Arc<EndpointList>> {
         self.services[position].list.as_ref().map(|in_use| &in_use.endpoints)
     }
@@ -1011,7 +1013,7 @@ impl<'b, T> NamedMembers<'b, T> {
     }
 }
 
-/// The table and the fallback that follow from a row.
+/// The table and the fallback that [`Balancer::build`] computes from a [`Row`].
 struct Built {
     schedule: Arc<[Slot]>,
     fallback: Option<Slot>,
@@ -1088,7 +1090,7 @@ fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {
     ServiceIndex::all().find(|index| !taken.contains(index))
 }
 
-/// The weights of a row's members in the table: structural weights times factors.
+/// The members' weights in the table: structural weights times factors.
 fn weights_of<T>(row: &Row<T>, state: &ServiceState<T>) -> Vec<u64> {
     let mut next = Next::default();
     let mut factor =

@@ -208,7 +208,7 @@ pub struct MemberObservation {
     pub is_overridden: bool,
 }
 
-/// The observations of a row's members, keyed by address.
+/// The observations of a service's members, keyed by address.
 pub type SeenRow = ByAddress<MemberObservation>;
 
 /// The input of [`Control::tick`]: observations of one service at this client task.
@@ -250,7 +250,7 @@ pub enum Hold {
     /// The factor may not rise, because this task's flows to the member live much longer than flows
     /// to other members: the member may hang.
     LongFlows,
-    /// Fewer than half of the row's members have a recent report.
+    /// Fewer than half of the service's members have a recent report.
     FewReports,
 }
 
@@ -297,7 +297,7 @@ pub struct ControlSnapshot {
     pub switch: Switch,
     /// The mode in which the law ran.
     pub mode: Mode,
-    /// The law's factors.
+    /// The factors that the law has computed.
     pub factors: Factors,
     /// The members in slow start, each with the time for which it has been available.
     pub starting: BTreeMap<SocketAddr, Duration>,
@@ -312,7 +312,7 @@ pub struct Control {
     readiness: MemberAvailability,
     holds: BTreeMap<SocketAddr, Hold>,
     reporting: Reporting,
-    /// The latest factors of the law.
+    /// The factors that the law has computed last.
     wanted: Factors,
     /// The factors that tables follow, including slow start.
     in_force: Factors,
@@ -344,7 +344,7 @@ impl Control {
     /// they are frozen; otherwise A58 recomputes them after its blackout. Returns the factors for
     /// the first table.
     pub fn adopt(&mut self, snapshot: &ControlSnapshot, age: Duration) -> Factors {
-        // Without a law, the operator's override of the law is dropped.
+        // Without load control, an operator's override of it is dropped.
         if self.rules.law.is_none() {
             return self.in_force.clone();
         }
@@ -395,7 +395,7 @@ impl Control {
         let is_enforced_now = (self.rules.mode, rules.mode) == (Mode::Observe, Mode::Enforce);
         self.rules = rules;
         if rules.law.is_none() {
-            // Without a law, the operator's override of the law is dropped.
+            // Without load control, an operator's override of it is dropped.
             self.switch = Switch::On;
         }
         if is_another || is_enforced_now {
@@ -500,7 +500,7 @@ impl Control {
             .then(|| Proposal { off_by: distance.map_or(0.0, |distance| distance.part), factors })
     }
 
-    /// Updates the members of the row and their availability between ticks. If slow start begins or
+    /// Updates the service's members and their availability between ticks. If slow start begins or
     /// ends for any member, returns factors for an immediate table. All other changes wait for the
     /// next tick.
     pub fn arrange(
@@ -541,7 +541,7 @@ impl Control {
         slow.into_iter().collect()
     }
 
-    /// Whether tables follow the law.
+    /// Whether tables follow the law's factors.
     fn acts(&self) -> bool {
         self.rules.mode == Mode::Enforce && self.switch != Switch::Off
     }
@@ -561,7 +561,7 @@ impl Control {
         }
     }
 
-    /// The members for which the law does not determine the factor, each with the reason.
+    /// The members with factors that the law must not change now, each with the reason.
     fn holds_of(&self, now: Duration, look: &Look) -> BTreeMap<SocketAddr, Hold> {
         let slow = |address| {
             self.rules.slow_start.is_some_and(|window| self.readiness.part(address, window, now) < 1.0)
@@ -605,8 +605,8 @@ impl Control {
         &self.in_force
     }
 
-    /// The approximate time in which the law corrects a difference of utilization; `None` without a
-    /// law.
+    /// The approximate time in which load control corrects a difference of utilization; `None`
+    /// without load control.
     pub fn settling(&self, flows: Flows) -> Option<Duration> {
         match &self.law {
             LawState::None => None,

@@ -1,8 +1,8 @@
 //! The entries of a schedule at which the cursors of CPUs start.
 //!
-//! Every connect takes the next entry of its CPU's cursor. If all cursors started at the first
-//! entry, all CPUs of a host, and all hosts of a fleet that is restarted at once, would connect to
-//! the same backend first.
+//! Every connect takes the next entry of its CPU's cursor. The starts differ, so that the first
+//! connects of all CPUs and hosts do not go to the same backend, for example after a restart of a
+//! whole fleet.
 
 /// The start of a CPU's cursor, as a fraction of the table in units of 2^-32: a hash of the client
 /// task and the service, plus `cpu / cpus`.

@@ -214,8 +214,7 @@ impl Ejector {
         MemoryStore { ejector: self, random: NO_JITTER, is_at_limit: |_| false }
     }
 
-    /// A survey of all members or, if there is no list of members, of scattered entries of the
-    /// table.
+    /// Surveys all members or, without a list of members, scattered entries of the table.
     pub fn survey(&self, now: u32) -> Survey {
         let (rows, table, rules) = (Rows(self), self.table(), self.rules);
         let part = |part| match self.members {

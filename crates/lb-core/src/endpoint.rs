@@ -14,8 +14,7 @@ pub mod address_indexes;
 
 use address_indexes::MAX_WITHOUT_INDEXES;
 
-/// The largest endpoint index plus one. Larger indexes would make every order of indexes needlessly
-/// long.
+/// The largest endpoint index plus one. Larger indexes make every order of indexes longer.
 pub const MAX_INDEXES: u32 = 65_536;
 
 /// An endpoint's state according to its source, from the best to the worst.
@@ -225,9 +224,9 @@ impl EndpointList {
         Ok(Self { has_address_indexes: !addresses.is_empty(), ..Self::new(endpoints, service, services)? })
     }
 
-    /// This list and further endpoints, which were checked in another list of the same service.
-    /// `None` if all of them together are no valid list: an index or an address would appear twice,
-    /// or there would be too many endpoints.
+    /// One list of this list's endpoints and `others`, which were checked in another list of the
+    /// same service. `None` if the result is not a valid list: an index or an address appears
+    /// twice, or there are too many endpoints.
     pub fn joined<'a>(&self, others: impl IntoIterator<Item = &'a Endpoint>) -> Option<Self> {
         let endpoints: Vec<Endpoint> =
             self.endpoints.iter().cloned().chain(others.into_iter().cloned()).collect();

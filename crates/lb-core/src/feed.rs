@@ -1,9 +1,9 @@
 //! How the endpoint list in a file comes into force: when the file is examined and read, and how a
-//! reading, a refusal or a reload changes the list in force.
+//! file read, a refusal or a reload changes the list in force.
 //!
 //! File systems may not answer, the computation of memberships may take seconds, and clients may
 //! have no room for a list. So results arrive late and in any order. The feed receives facts with
-//! their time and the number of the reading, and returns effects, which the caller executes. It
+//! their time and the number of the file read, and returns effects, which the caller executes. It
 //! reads no clock and no file, and does not depend on the contents of lists.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ pub use self::progress::{Progress, ReadTurn, SETTLE, Version};
 
 mod progress;
 
-/// Why a reading of an endpoint file or of the configuration has no usable result, as text.
+/// Why an endpoint file or the configuration file was not read with a usable result, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadFailure {
     /// The contents are faulty, or the file is missing. A retry is useful only after the file has
@@ -32,14 +32,14 @@ pub trait List: Clone {
     /// Whether the two lists have the same contents.
     fn has_same_contents(&self, other: &Self) -> bool;
 
-    /// Whether the two lists come from the same reading.
+    /// Whether the two lists come from the same file read.
     fn is_of_the_same_reading(&self, other: &Self) -> bool;
 
     /// Copies to this list the results that were computed for `other`, an equal list.
     fn take_over(&mut self, other: &Self);
 }
 
-/// The action that the caller must take after a reading.
+/// The action that the caller must take after a file read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FeedAction<L> {
     /// Deliver the list to every client that uses the service, and pass the result to
@@ -81,10 +81,10 @@ pub enum ListDecision<L> {
 /// the file.
 #[derive(Clone, Debug)]
 pub struct Reloaded<L> {
-    /// The effect of the reading.
+    /// The effect of the file read during the reload.
     pub effect: Option<FeedAction<L>>,
-    /// The newest list so far, which the caller delivers again, because the reading of the reload
-    /// failed or began before another reading that has ended.
+    /// The newest list so far, which the caller delivers again. It is set if the file read during
+    /// the reload failed, or began before another file read that has ended.
     pub retained: Option<L>,
     /// Whether no list exists, so that the caller delivers the list that an earlier daemon has
     /// stored, if there is one.
@@ -97,8 +97,8 @@ pub struct Reloaded<L> {
 pub struct Feed<S, L, T = Instant> {
     /// The version of the file that was read last, and when to read the file again.
     pub progress: Progress<S, T>,
-    /// The highest number of all readings with an applied result. A reading with a lower number
-    /// began earlier, and may have read an older version of the file.
+    /// The highest number of all file reads with an applied result. A file read with a lower number
+    /// began earlier, and may have found an older version of the file.
     reading: u64,
     /// The last list that every client accepted.
     in_force: Option<L>,
@@ -136,8 +136,8 @@ impl<S, L, T> Default for Feed<S, L, T> {
 }
 
 impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Feed<S, L, T> {
-    /// Applies the result of the reading with this number; `None` means that the file has not
-    /// changed. The result is ignored if a reading with a higher number has ended already.
+    /// Applies the result of the file read with this number; `None` means that the file has not
+    /// changed. The result is ignored if a file read with a higher number has ended already.
     pub fn read(
         &mut self,
         now: T,
@@ -245,9 +245,9 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.refused.clone().filter(|_| self.computing.is_none())
     }
 
-    /// Continues a feed after a reload of the configuration. The reload has read the file as
-    /// reading `number`. If this reading failed, or began before another reading that has ended,
-    /// the newest list so far is delivered again.
+    /// Continues a feed after a reload of the configuration. The reload has read the file as file
+    /// read number `number`. If this file read failed, or began before another file read that has
+    /// ended, the newest list so far is delivered again.
     ///
     /// A version of the file that cannot be used is counted as one failure, however often the
     /// configuration is read.
@@ -261,7 +261,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
     ) -> (Self, Reloaded<L>) {
         let mut feed = before.unwrap_or_default();
         let newest = feed.newest().cloned();
-        // A newer reading of the same file may have ended in the meantime.
+        // A newer file read may have ended in the meantime.
         if is_same_file && feed.reading > number {
             return (feed, Reloaded { effect: None, retained: newest, wants_last_good: false });
         }
@@ -311,7 +311,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.refused_by.get(client).or(self.fault.as_ref()).map(String::as_str)
     }
 
-    /// The time of the last reading with a usable result; `None` before the first such reading.
+    /// The time of the last file read with a usable result; `None` if there was none.
     pub fn good_since(&self) -> Option<T> {
         self.good_since
     }

@@ -1,5 +1,5 @@
-//! Verdicts on a backend: which witness reports which health, and since when. The worst verdict
-//! determines the backend's health.
+//! Verdicts on a backend: the health that each witness ([`Who`]) reports, and since when. The worst
+//! verdict determines the backend's health.
 //!
 //! Witnesses are independent of each other. [`probed`] computes a verdict from probe results. Other
 //! files decide the consequences for a service: [`tiers`] decides which backends a connect may
@@ -107,7 +107,7 @@ pub enum Why {
 pub struct HealthVerdict<T> {
     /// The backend's health.
     pub health: Health,
-    /// The witness.
+    /// The witness that reports this health.
     pub who: Who,
     /// The reason.
     pub why: Why,
@@ -189,7 +189,7 @@ pub fn list_verdict<T>(endpoint: &Endpoint) -> Option<ReportedVerdict<T>> {
 /// All verdicts on a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendEvidence<T> {
-    /// At most one verdict per witness.
+    /// At most one verdict of each witness ([`Who`]).
     verdicts: Vec<HealthVerdict<T>>,
     /// The time since which the backend has been available, or unavailable.
     since: T,
@@ -328,9 +328,9 @@ impl<T: Copy + Ord> BackendEvidence<T> {
         self.verdicts.iter().any(|verdict| verdict.health == Health::LameDuck)
     }
 
-    /// The backend's health, and whether it is a lame duck, without its own report that it is a
-    /// lame duck. Connects read this report and its expiry time from the verdict array. A report in
-    /// the state word would never expire if the daemon died.
+    /// The backend's health, and whether it is a lame duck, if its own report that it is a lame
+    /// duck is ignored. Connects read this report and its expiry time from the verdict array. In
+    /// the state word, the report never expires if the daemon dies.
     pub fn without_own_word(&self) -> (Health, bool) {
         let is_own =
             |verdict: &&HealthVerdict<T>| verdict.who == Who::Report && verdict.health == Health::LameDuck;

@@ -76,7 +76,7 @@ pub struct BackendPlan {
 }
 
 impl BackendPlan {
-    /// The daemon's half of the backend's state word.
+    /// The fields of the backend's state word that the daemon writes.
     pub fn daemon_state(&self) -> DaemonState {
         let state = DaemonState::new(self.usable, self.state);
         state.probed_healthy(self.is_probed_healthy).with_reason(self.reason)
@@ -111,7 +111,7 @@ pub enum Step {
     SetEjection(ServiceIndex, EjectionRules),
     /// Store the fallback.
     SetFallback(ServiceIndex, Option<Slot>),
-    /// Store the daemon's half of a backend's state word.
+    /// Store the fields of a backend's state word that the daemon writes.
     SetState(Slot, DaemonState),
     /// Store the weight, which only the daemon and commands read.
     SetWeight(Slot, u16),
@@ -259,8 +259,8 @@ pub fn diff(old: &Plan, new: &Plan) -> Vec<Step> {
     let changed = changed(old, new);
     let mut steps = Vec::new();
     // A slot may already have another backend in the new plan, because an earlier attempt to free
-    // the slot has failed. The slot must still be freed first, or the retired counters of its
-    // earlier backend would be lost.
+    // the slot has failed. The slot must still be freed first, because otherwise the counters of
+    // its earlier backend are lost.
     let is_gone = |(slot, backend): &(&Slot, &BackendPlan)| {
         new.backends.get(slot).is_none_or(|after| after.generation != backend.generation)
     };

@@ -103,7 +103,7 @@ impl FromStr for ClosingRate {
 /// The configuration of rebalancing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RebalanceRules {
-    /// The highest rate of closings, of all tasks of the job together.
+    /// The highest rate of closings for the whole job.
     pub rate: ClosingRate,
     /// Only a connection that has been idle for this time is closed.
     pub idle: Duration,

@@ -248,8 +248,8 @@ pub fn subset(algorithm: Algorithm, position: Position) -> impl Iterator<Item = 
     order(algorithm, position).take(length(algorithm, position) as usize)
 }
 
-/// The part of each backend that the arc of an aperture overlaps, multiplied by `position.clients`,
-/// in the order of the subset. `None` for the other algorithms.
+/// For an aperture: the part of each backend that the arc overlaps, multiplied by
+/// `position.clients`, in the order of the subset. `None` for other algorithms.
 pub fn overlaps(algorithm: Algorithm, position: Position) -> Option<impl Iterator<Item = u64>> {
     algorithm.is_aperture().then(|| aperture::overlaps(position))
 }

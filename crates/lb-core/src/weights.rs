@@ -154,10 +154,10 @@ pub fn solve(graph: &Graph, capacities: &[u16], precision: Precision) -> Solutio
     solve_from(graph, vec![1.0; graph.edges.len()], capacities, precision)
 }
 
-/// Like [`solve`], but the iteration begins with the given weights of the edges instead of 1, in
-/// the order of clients and of their subsets. Among all weights that make the loads even, the
-/// result is the nearest to the given weights in relative entropy. If the given weights already
-/// make the loads even, they do not change.
+/// Like [`solve`], but the iteration begins with the given weights of the edges instead of 1. The
+/// weights are ordered by client, and then like the client's subset. Among all weights that make
+/// the loads even, the result is the nearest to the given weights in relative entropy. If the given
+/// weights already make the loads even, they do not change.
 ///
 /// # Panics
 /// If there are fewer capacities than backends, or if the number of weights differs from the number

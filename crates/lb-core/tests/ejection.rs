@@ -389,9 +389,9 @@ impl Model {
 }
 
 proptest! {
-    /// In any history, each backend has the states that the rules require, the number of ejected
-    /// backends is never above the limit, and while any backend is ejected, a trial is due at the
-    /// latest when the first ejection time is over.
+    /// In any history, each backend has the states that the rules require, and the number of
+    /// ejected backends is never above the limit. While any backend is ejected, a trial is due at
+    /// the latest when the first ejection time is over.
     #[test]
     fn a_service_follows_a_reference_model_in_any_history(
         backends in 1u32..8,

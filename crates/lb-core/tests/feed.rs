@@ -1,8 +1,8 @@
 //! How a list comes into force, in virtual time: cases from practice, and properties that must hold
 //! for any order in which operations end.
 //!
-//! The world around a feed consists of a file, a client that may have no room, and running
-//! readings, reloads and computations. The tests must not know how a feed stores its state.
+//! The world around a feed consists of a file, a client that may have no room, and file reads,
+//! reloads and computations that are running. The tests must not know how a feed stores its state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,7 +10,8 @@ use std::time::Duration;
 use lb_core::feed::{Delivered, Feed, FeedAction, List, ListDecision, ReadFailure, ReadTurn, Version};
 use proptest::prelude::*;
 
-/// A list: its contents, its reading, and whether the client's membership has been computed.
+/// A list: its contents, the number of its file read, and whether the client's membership has been
+/// computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     contents: u32,
@@ -53,7 +54,7 @@ fn refused() -> Delivered {
     }
 }
 
-/// A feed with list 1 in force, of reading 1 and version 1.
+/// A feed with list 1 in force. File read 1 found this list in version 1 of the file.
 fn in_force() -> Tested {
     let mut feed = Tested::default();
     let effect = feed.read(at(1), 1, version(1), Some(Ok(list(1, 1))));
@@ -70,7 +71,7 @@ fn at(seconds: u64) -> Duration {
 #[test]
 fn each_result_of_a_reading_has_its_effect() {
     let failed = |text: &str| Some(FeedAction::Failed(text.to_owned()));
-    // For each reading: the version, the result, the effect, and the number of failures so far.
+    // For each file read: the version, the result, the effect, and the number of failures so far.
     let readings = [
         (1, None, None, 0),
         (2, Some(Ok(list(1, 2))), None, 0),
@@ -86,8 +87,8 @@ fn each_result_of_a_reading_has_its_effect() {
     ];
     let mut feed = in_force();
     for (number, (stamp, result, effect, failures)) in (2..).zip(readings) {
-        assert_eq!(feed.read(at(number), number, version(stamp), result), effect, "reading {number}");
-        assert_eq!(feed.failures(), failures, "reading {number}");
+        assert_eq!(feed.read(at(number), number, version(stamp), result), effect, "file read {number}");
+        assert_eq!(feed.failures(), failures, "file read {number}");
         assert_eq!(feed.newest(), Some(&list(1, 1)), "the list in force remains");
     }
 }
@@ -168,10 +169,10 @@ enum Content {
 #[derive(Clone, Debug)]
 enum Act {
     Write(Content),
-    /// Checks the file's stamp, and begins a reading if a reading is due.
+    /// Checks the file's stamp, and begins a file read if one is due.
     Look,
     BeginReload,
-    /// One of the running readings, reloads or computations ends.
+    /// One of the running file reads, reloads or computations ends.
     EndReading(usize),
     EndReload(usize),
     EndComputing(usize),
@@ -196,7 +197,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..80)
 }
 
-/// A running reading: its number, the version of the file, and the contents of the file.
+/// A running file read: its number, the version of the file, and the contents of the file.
 type Reading = (u64, u32, Content);
 
 struct World {
@@ -211,7 +212,7 @@ struct World {
     room: u32,
     /// Whether the client's membership for newly read lists is known at once.
     is_known: bool,
-    /// The reading of the list that the client accepted last.
+    /// The file read that found the list that the client accepted last.
     taken: Option<u64>,
     /// Versions that were applied but could not be used.
     bad: BTreeSet<u32>,
@@ -416,7 +417,7 @@ proptest! {
         acts in prop::collection::vec(prop_oneof![Just(None), any::<bool>().prop_map(Some)], 1..40),
     ) {
         let mut turn = ReadTurn::default();
-        // The start of the running reading, and the times of requests that wait for an answer.
+        // The start of the running file read, and the times of requests that wait for an answer.
         let (mut began, mut waiting) = (None, Vec::new());
         let end = (0..4).map(|_| None);
         for (now, act) in acts.into_iter().chain(end).enumerate() {
@@ -425,7 +426,7 @@ proptest! {
                     waiting.push(now);
                 }
                 if turn.request(is_requested) {
-                    prop_assert_eq!(began.replace(now), None, "one reading at a time");
+                    prop_assert_eq!(began.replace(now), None, "one file read at a time");
                 }
             } else if let Some(start) = began.take() {
                 let (is_answer, next) = turn.ended();

@@ -577,8 +577,8 @@ fn a_new_endpoint_waits_for_its_first_probe() {
     assert!(host.sent[3] > 0, "a probe has found the backend healthy");
 }
 
-/// On a fresh host, all backends are used equally until the time for their first probes is over,
-/// because the first backend with a probe result must not get all connects.
+/// On a fresh host, all backends are used equally until the time for their first probes is over.
+/// The first backend with a probe result must not get all connects.
 #[test]
 fn backends_are_used_equally_until_the_first_probes_end() {
     let mut host = Host::new(4, None, true);

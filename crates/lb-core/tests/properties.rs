@@ -1,5 +1,4 @@
-//! Properties of the orders of subsets, and of the tables from which connects take backends, for
-//! every input.
+//! Properties of subset orders and of tables, for every input.
 //!
 //! Vectors in another test fix the results for a few inputs. The properties are the reason why the
 //! results are useful. The tests must not repeat the computation of a result.

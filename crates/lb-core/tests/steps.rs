@@ -42,7 +42,7 @@ fn adopt(plan: &Plan) -> Adopted {
     Adopted { plan: plan.clone(), ..Adopted::default() }
 }
 
-/// A list of the service at this position, with the membership of the only task of a job.
+/// The fact of a new list for the service at this position, in a job with one task.
 fn delivered(services: &[Service], position: usize, list: EndpointList) -> Fact {
     let membership = Membership::of(&services[position], Task { index: 0, count: 1 }, &list);
     Fact::Endpoints(position, Arc::new(list), Arc::new(membership))

@@ -1,5 +1,5 @@
-//! The changes that a configuration would make to the configuration in force: clients and services
-//! by name and key, and the share of each backend at each client task.
+//! The differences between a configuration and the configuration in force: clients, services and
+//! their keys, and the share of each backend at each client task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -41,9 +41,8 @@ pub struct StatusDocument {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceStatus {
     pub name: String,
-    /// `native` if the kernel receives datagrams in the interface's driver, `generic` if the kernel
-    /// receives them in the network stack, and `socket` if only the process receives them, on its
-    /// socket.
+    /// `native`: the kernel receives datagrams in the interface's driver. `generic`: the kernel
+    /// receives them in the network stack. `socket`: only the process receives them, on its socket.
     pub mode: String,
     /// Why `mode` is `socket`.
     pub why: Option<String>,

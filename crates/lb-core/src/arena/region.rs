@@ -48,9 +48,9 @@ pub fn first_fit(in_use: &[ScheduleRegion], entries: u32, length: u32) -> Option
 /// moved.
 ///
 /// Much space may be free, but in pieces that are all too short. So the function empties one window
-/// (a part of the map that begins at a multiple of its length) of `length` entries, if possible the
-/// window with the fewest entries in use. If the tables of no window fit elsewhere, the function
-/// empties a window of half the length, and so on.
+/// of `length` entries. A window is a part of the map that begins at a multiple of its length. If
+/// possible, the window with the fewest used entries is chosen. If the tables of no window fit
+/// elsewhere, the function empties a window of half the length, and so on.
 ///
 /// Assume that `live`, with the new table in place of its predecessor, fills at most half of the
 /// map. Then each call makes the longest free region at least twice as long: some window is at most

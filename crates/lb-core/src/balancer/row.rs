@@ -46,7 +46,7 @@ pub struct Row<T = Instant> {
     is_fresh: bool,
 }
 
-/// The inputs of a row in addition to its membership and the evidence on the backends.
+/// The inputs of [`row`] in addition to the membership and the evidence on the backends.
 #[derive(Clone, Debug)]
 pub struct Circumstances<T> {
     /// The service's configuration.
@@ -62,7 +62,8 @@ pub struct Circumstances<T> {
     pub is_fresh: bool,
 }
 
-/// The row for a membership. `standing` returns the evidence on a backend, if there is any.
+/// Computes the row for a membership. `standing` returns the evidence on a backend, if there is
+/// any.
 pub fn row<'s, T: Copy + Ord + Add<Duration, Output = T> + 's>(
     membership: &Membership,
     Circumstances { rules, replaced, used: used_before, is_serving, is_fresh }: &Circumstances<T>,

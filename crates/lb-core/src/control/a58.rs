@@ -33,7 +33,7 @@ struct LastWeight {
     since: Option<Duration>,
 }
 
-/// The weights of one row.
+/// The A58 weights of one service's members.
 #[derive(Clone, Debug, Default)]
 pub struct A58(BTreeMap<SocketAddr, LastWeight>);
 

@@ -44,11 +44,12 @@ impl MemberLoad {
 /// the mean. Only usable members with open flows are included, because a backend that has just
 /// begun to fail has no open flows. The result is 0 if there is no such member.
 ///
-/// The mean would be too low if members have very different numbers of flows per share: with `p2c`
-/// a failing backend would win each draw against a member above the mean. With the bound of twice
-/// the mean, it wins draws only against members above the bound. These have less than half of all
-/// shares, so it wins less than its share. The bound also prevents a single member with very many
-/// flows from determining how long connects avoid a failing backend.
+/// The mean is too low if members have very different numbers of flows per share: with `p2c` a
+/// failing backend wins each draw against a member above the mean. With the bound of twice the
+/// mean, the failing backend wins draws only against members above the bound. These members have
+/// less than half of all shares, so the failing backend gets less than its share. The bound also
+/// prevents a single member with very many flows from determining how long connects avoid a failing
+/// backend.
 pub fn peak_flows(policy: Policy, length: usize, members: impl IntoIterator<Item = MemberLoad>) -> u64 {
     let length = if policy == Policy::LeastLoaded { 1 } else { length as u128 };
     let per_share = |flows: u64, share: u64| {

@@ -1,5 +1,5 @@
-//! Feedback: in small steps, each client sends more to members below the mean utilization of its
-//! row, and less to members above it, until all members are equally utilized.
+//! Feedback: in small steps, each client task moves load from members above the mean utilization of
+//! its members to members below it, until all members are equally utilized.
 //!
 //! If every client does this, the result is a damped form of the Sinkhorn iteration on the graph of
 //! all subsets. The row sums of this iteration are the true loads of the clients, which no client
@@ -70,14 +70,13 @@ const MOST_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// has a low utilization.
 const MOST_ERRORS: f64 = 0.05;
 
-/// If a backend's flows live this many times longer than the median of the row, the backend may not
-/// gain weight: a hung backend has a low utilization, and its flows remain open until clients give
-/// up.
+/// If a backend's flows live this many times longer than the median of the service's members, the
+/// backend may not gain weight: a hung backend has a low utilization, and its flows remain open
+/// until clients give up.
 const LONG_FLOWS: f64 = 4.0;
 
-/// The factors of members that have left are stored for four minutes. The number of these factors
-/// is at most the largest number of members that the row has ever had at one time, plus
-/// `MOST_GONE`.
+/// The factors of absent members are stored for four minutes. Their number is at most `MOST_GONE`
+/// plus the largest number of members that the service has had at one time.
 const MOST_GONE: usize = 64;
 
 /// After this many time constants, a difference is a twentieth of its initial size.
@@ -87,7 +86,7 @@ const SETTLED: u32 = 3;
 #[derive(Clone, Debug, Default)]
 pub struct Feedback {
     members: ByAddress<MemberHistory>,
-    /// The largest number of members that the row has ever had.
+    /// The largest number of members that the service has had at one time.
     most: usize,
     /// The gain of the last step; `None` before the first step.
     gain: Option<f64>,
@@ -113,7 +112,8 @@ struct MemberHistory {
     /// Why the member's factor did not change, or may not rise.
     hold: Option<Hold>,
     is_at_clamp: bool,
-    /// For how long the member has not been in the row; `None` if it is in the row.
+    /// The time for which the member has been absent from the service's members; `None` if it is
+    /// present.
     gone: Option<Duration>,
 }
 
@@ -180,9 +180,9 @@ struct Participant {
 impl Feedback {
     /// Adopts factors that are `age` old, and returns them. The older they are, the nearer to 1 the
     /// adopted factors are; after an hour they are 1. The time since the factors were stored is
-    /// treated as a time without reports. If the factors were stored more than three minutes ago,
-    /// they still take the usual minute to return to 1, because the earlier daemon's tables have
-    /// been in force until now.
+    /// treated as a time without reports. Factors that were stored more than three minutes ago
+    /// still take a minute to return to 1, because the earlier daemon's tables have been in force
+    /// until now.
     pub fn adopt(&mut self, factors: &Factors, age: Duration) -> Factors {
         let part = 1.0 - (age.as_secs_f64() / LEAK.as_secs_f64()).min(1.0);
         let aged = |factor: Factor| 1.0 + (factor.number().clamp(CLAMP.0, CLAMP.1) - 1.0) * part;
@@ -206,7 +206,7 @@ impl Feedback {
         self.members.iter().map(|(address, member)| (*address, Factor::of(member.factor))).collect()
     }
 
-    /// The factors of all members that are in the row.
+    /// The factors of all present members.
     fn factors(&self) -> Factors {
         let there = self.members.iter().filter(|(_, member)| member.gone.is_none());
         there.map(|(address, member)| (*address, Factor::of(member.factor))).collect()
@@ -280,7 +280,7 @@ impl Feedback {
         let (mut slowest, mut unreported) = (Duration::ZERO, 0);
         let usual_life = usual_life(row);
         let mut next = Next::default();
-        // A member with weight 0 is treated like a member that has left the row.
+        // A member with weight 0 is treated like an absent member.
         for (&address, seen) in row.iter().filter(|(_, seen)| seen.weight > 0) {
             let Some(remembered) = self.members.get_next_mut(&mut next, &address) else { continue };
             let report = with_utilization(seen);
@@ -381,9 +381,10 @@ impl Feedback {
         }
     }
 
-    /// Notes which members have left the row, and forgets members that left long ago. A member that
-    /// is replaced for a short time, or missing in one list, returns with its factor. `passed`: the
-    /// time since the last call, or 0 if this time must not be added to the absence of members.
+    /// Notes which members are absent, and forgets members that have been absent for long. A member
+    /// that is replaced for a short time, or missing in one list, returns with its factor.
+    /// `passed`: the time since the last call, or 0 if this time must not be added to the absence
+    /// of members.
     fn leave(&mut self, row: &SeenRow, passed: Duration) {
         let mut next = Next::default();
         let mut is_there =
@@ -400,10 +401,9 @@ impl Feedback {
             *member =
                 MemberHistory { gone: Some(since), used: None, hold: None, is_at_clamp: false, ..*member };
             gone += 1;
-            // Bound: even if the members change all the time, the number of absent members that are
-            // stored is at most `MOST_GONE` above the largest number of members that the row has
-            // ever had at one time. The bound is so high that no factor is lost if a list is short
-            // for a moment.
+            // Bound: even if the members change all the time, at most `most_gone` absent members
+            // are stored. The bound is so high that no factor is lost if a list is short for a
+            // moment.
             since < HELD + DECAY && gone <= most_gone
         });
     }
@@ -462,8 +462,8 @@ fn fails(seen: &MemberObservation, now: Duration) -> bool {
 }
 
 /// The median lifetime of flows to the members with a known lifetime, if these are at least half of
-/// the row. If their number is even, the result is the lower of the two middle values, because one
-/// of two members may hang.
+/// all members. If their number is even, the result is the lower of the two middle values, because
+/// one of two members may hang.
 fn usual_life(row: &SeenRow) -> Option<f64> {
     let mut lives: Vec<f64> = row.values().filter_map(|seen| Some(seen.life?.usual)).collect();
     lives.sort_by(f64::total_cmp);

@@ -26,7 +26,7 @@ pub struct Proposal {
     pub off_by: f64,
 }
 
-/// The differences between the shares of a row before and after a change of factors.
+/// How much a change of factors changes the members' shares.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Distance {
     /// The largest difference, relative to the share.
@@ -50,8 +50,8 @@ pub fn threshold(entries: u32) -> f64 {
     1.0 / f64::from(entries.max(1))
 }
 
-/// The differences between a row's shares with the factors `before` and with the factors `after`;
-/// `None` if no member has a share.
+/// The differences between the members' shares with the factors `before` and with the factors
+/// `after`; `None` if no member has a share.
 pub fn distance(row: &SeenRow, before: &Factors, after: &Factors) -> Option<Distance> {
     let shares = |factors: &Factors| -> Vec<f64> {
         let mut next = Next::default();

@@ -14,7 +14,7 @@ const LEAST: f64 = 0.1;
 /// A member that became available less than this time ago is treated as if this time had passed.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// When each member of a row became available.
+/// When each member of a service became available.
 #[derive(Clone, Debug, Default)]
 pub struct MemberAvailability {
     /// `None` for unavailable members, and zero for members that were available at the first call
@@ -112,7 +112,7 @@ mod tests {
     }
 
     /// The part of its share that the member at port 2 gets after these calls of `look`. `None`
-    /// means that the member is not in the row.
+    /// means that the member is absent.
     fn part(looks: &[(u64, Option<bool>)], at: u64) -> f64 {
         let mut readiness = MemberAvailability::default();
         for (second, second_is) in looks {

@@ -566,7 +566,7 @@ fn a_new_member_starts_slowly_and_does_not_learn() {
     assert_eq!(control.in_force(), &Factors::default());
 }
 
-/// A row of two members without reports.
+/// Two members without reports.
 fn silent() -> SeenRow {
     let seen = |index| {
         (address(index), MemberObservation { report: None, ..seen(10, ReportedLoad::default(), s(0)) })
@@ -598,7 +598,7 @@ fn learnt_factors_are_adopted_and_decay_without_reports() {
     assert_eq!((off.in_force(), off.switch()), (&Factors::default(), Switch::Off));
     let mut a58 = Control::new(rules(Law::A58));
     assert_eq!(a58.adopt(&learned, s(5)), Factors::default());
-    // A factor outside the range of the law is replaced with the nearest factor within the range.
+    // A factor outside the range of feedback is replaced with the nearest factor within the range.
     let absurd: Factors = [(address(0), Factor::of(1e9))].into_iter().collect();
     let mut control = Control::new(rules(Law::Feedback));
     near(&numbers(&control.adopt(&ControlSnapshot { factors: absurd, ..learned }, s(0)), 1), &[8.0]);
@@ -725,7 +725,7 @@ fn frozen_factors_do_not_change_with_the_law() {
     assert!(numbers(control.in_force(), 1)[0] > 0.8 * before[0], "{:?}", control.in_force());
 }
 
-/// Two members with the same utilization. Without `both`, only the first is in the row.
+/// Two members with the same utilization. Without `both`, only the first member is present.
 fn with_both(second: u64, both: bool) -> Look {
     let mut row = row(&[load(0.6, 1.0); 2], s(second));
     if !both {
@@ -876,7 +876,7 @@ fn slow_start_publishes_no_table_without_a_starting_member() {
         assert!(!publish(&mut control, s(second), &look), "second {second}");
         assert_eq!(arrange(&mut control, s(second), &look), None, "second {second}");
     }
-    // During a slow start there is one table per tick, however often the row is updated.
+    // During a slow start there is one table per tick, however often members are updated.
     for second in 120..140 {
         let row = row(&[load(0.5, 1.0), load(0.5, 1.0), load(0.5, 1.0)], s(second));
         let look = look(row, Flows::default());

@@ -9,13 +9,13 @@ use std::net::SocketAddr;
 
 use xxhash_rust::xxh64::xxh64;
 
-/// The number of possible indexes, for a list of any length. With more indexes, the orders of all
-/// client tasks would be longer; with fewer indexes, more addresses would collide.
+/// The number of possible indexes, for a list of any length. More indexes make the orders of all
+/// client tasks longer; fewer indexes make more addresses collide.
 pub const PLACES: u32 = 16_384;
 
 /// The longest list without indexes: three quarters of [`PLACES`]. In a list of this length, an
-/// added endpoint changes two of the other indexes on average; with 16,000 endpoints, it would
-/// change forty.
+/// added endpoint changes two of the other indexes on average; with 16,000 endpoints, it changes
+/// forty.
 pub const MAX_WITHOUT_INDEXES: u32 = PLACES / 4 * 3;
 
 /// The text to hash: RFC 5952 with brackets, and a v4-mapped address as IPv4.

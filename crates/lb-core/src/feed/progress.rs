@@ -1,16 +1,16 @@
 //! When a file is examined and read: never twice at the same time, and without missing a change.
 //!
 //! A watch of the file system reports that there was a change, but not which file has changed. So
-//! the daemon also checks the stamp of each file. Two versions of a file have different stamps,
-//! unless the clock of the stamps is too coarse.
+//! each file is examined by a *stamp check*. Two versions of a file have different stamps, unless
+//! the clock of the stamps is too coarse.
 
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
-/// The delay between the first change of a burst and the reading.
+/// The delay between the first change of a burst and the file read.
 pub const SETTLE: Duration = Duration::from_millis(200);
 
-/// The version of a file that a check of its stamp or a reading found.
+/// The version of a file that a stamp check or a file read found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version<S> {
     /// The file's stamp; `None` if no file was found.
@@ -27,7 +27,7 @@ pub struct Progress<S, T = Instant> {
     seen: Version<S>,
     /// When the file must be read next.
     due: Option<T>,
-    /// Whether a check of the stamp or a reading is running.
+    /// Whether a stamp check or a file read is running.
     is_busy: bool,
     /// Whether the file system does not answer. When it answers again, the file is read, even if
     /// its stamp has not changed.
@@ -47,21 +47,21 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         Self { seen, ..Self::default() }
     }
 
-    /// Notes a change. The first change of a burst sets the time of the reading; later changes do
+    /// Notes a change. The first change of a burst sets the time of the file read; later changes do
     /// not delay it.
     pub fn changed(&mut self, now: T) {
         self.due.get_or_insert(now + SETTLE);
     }
 
-    /// Begins a check of the file's stamp, unless a check or a reading is running. Returns whether
-    /// the check has begun; the caller passes its result to [`Progress::looked`]. Checks are
+    /// Begins a stamp check, unless a stamp check or a file read is running. Returns whether the
+    /// check has begun; the caller passes its result to [`Progress::looked`]. Stamp checks are
     /// necessary because a watch can stop working without notice.
     pub fn begin_look(&mut self) -> bool {
         !std::mem::replace(&mut self.is_busy, true)
     }
 
-    /// Ends a check that found this stamp. Returns whether the file may have changed since it was
-    /// read: the stamp differs, or the version that was read is not settled.
+    /// Ends a stamp check that found this stamp. Returns whether the file may have changed since it
+    /// was read: the stamp differs, or the version that was read is not settled.
     pub fn looked(&mut self, stamp: Option<S>) -> bool {
         self.is_busy = false;
         self.answers();
@@ -73,8 +73,8 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         self.is_hung = false;
     }
 
-    /// Ends a check of the stamp or a reading without a result. The next version that is found is
-    /// treated as another version.
+    /// Ends a stamp check or a file read without a result. The next version that is found is
+    /// treated as changed.
     pub fn found_nothing(&mut self) {
         *self = Self { due: self.due, is_hung: self.is_hung, ..Self::default() };
     }
@@ -85,14 +85,14 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         !std::mem::replace(&mut self.is_hung, true)
     }
 
-    /// When the file must be read next; `None` while a check of the stamp or a reading is running.
+    /// When the file must be read next; `None` while a stamp check or a file read is running.
     pub fn due(&self) -> Option<T> {
         self.due.filter(|_| !self.is_busy)
     }
 
-    /// Begins a reading if a reading is due. Returns `None` if no reading is due;
-    /// `Some(Some(stamp))` if the version with this stamp need not be read again; `Some(None)` if
-    /// every version must be read. Changes after this call belong to the next reading.
+    /// Begins a file read if one is due. Returns `None` if no file read is due; `Some(Some(stamp))`
+    /// if the version with this stamp need not be read again; `Some(None)` if every version must be
+    /// read. Changes after this call belong to the next file read.
     pub fn begin(&mut self, now: T) -> Option<Option<Option<S>>> {
         if self.is_busy || self.due.is_none_or(|due| due > now) {
             return None;
@@ -102,7 +102,8 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
         Some(self.seen.is_settled.then_some(self.seen.stamp))
     }
 
-    /// Ends the reading of a version. Returns whether it differs from the previous version.
+    /// Ends a file read that found this version. Returns whether the stamp differs from that of the
+    /// previous version.
     pub fn done(&mut self, version: Version<S>) -> bool {
         let is_another = version.stamp != self.seen.stamp;
         *self = Self { due: self.due, is_hung: self.is_hung, ..Self::of(version) };
@@ -110,23 +111,23 @@ impl<S: Copy + PartialEq, T: Copy + Ord + Add<Duration, Output = T>> Progress<S,
     }
 }
 
-/// Serialises readings on request. A request during a reading starts another reading after it.
+/// Serialises requested file reads. A request during a file read starts another file read after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadTurn {
-    /// No reading is running.
+    /// No file read is running.
     #[default]
     Idle,
-    /// A reading is running.
+    /// A file read is running.
     Reading {
-        /// Whether an operator requested the reading and waits for its result.
+        /// Whether an operator requested the file read and waits for its result.
         is_requested: bool,
-        /// `None` if no further reading was requested, else whether an operator has requested it.
+        /// `None` if no further file read was requested, else whether an operator has requested it.
         next: Option<bool>,
     },
 }
 
 impl ReadTurn {
-    /// Requests a reading. Returns whether to begin it at once.
+    /// Requests a file read. Returns whether to begin it at once.
     pub fn request(&mut self, is_requested: bool) -> bool {
         match self {
             Self::Idle => {
@@ -140,8 +141,8 @@ impl ReadTurn {
         }
     }
 
-    /// Ends the reading. Returns whether an operator waits for its result. The second value is
-    /// `None` if no further reading was requested in the meantime, else whether an operator has
+    /// Ends the file read. Returns whether an operator waits for its result. The second value is
+    /// `None` if no further file read was requested in the meantime, else whether an operator has
     /// requested it.
     pub fn ended(&mut self) -> (bool, Option<bool>) {
         match std::mem::take(self) {
@@ -150,7 +151,7 @@ impl ReadTurn {
         }
     }
 
-    /// Whether a reading is running.
+    /// Whether a file read is running.
     pub fn is_reading(self) -> bool {
         self != Self::Idle
     }
@@ -179,9 +180,9 @@ mod tests {
         }
         assert_eq!(progress.due(), Some(SETTLE));
         assert_eq!(progress.begin(SETTLE), Some(Some(Some(1))), "version 1 need not be read again");
-        // A change during a reading belongs to the next reading.
+        // A change during a file read belongs to the next file read.
         progress.changed(ms(210));
-        assert_eq!((progress.due(), progress.begin(ms(999))), (None, None), "a reading is in progress");
+        assert_eq!((progress.due(), progress.begin(ms(999))), (None, None), "a file read is running");
         assert!(progress.done(settled(Some(2))));
         assert_eq!(progress.due(), Some(ms(410)));
         assert_eq!(progress.begin(ms(410)), Some(Some(Some(2))));
@@ -219,7 +220,7 @@ mod tests {
         let mut turn = ReadTurn::default();
         assert!(!turn.is_reading() && turn.request(false) && turn.is_reading());
         assert_eq!([turn.request(false), turn.request(true), turn.request(false)], [false; 3]);
-        assert_eq!(turn.ended(), (false, Some(true)), "an operator has requested the next reading");
+        assert_eq!(turn.ended(), (false, Some(true)), "an operator has requested the next file read");
         assert!(turn.request(true));
         assert_eq!(turn.ended(), (true, None));
     }

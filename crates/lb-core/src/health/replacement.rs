@@ -1,9 +1,9 @@
 //! Which backends substitute for members that have been unavailable for long: the next backends of
 //! the task's order, one for each lost member.
 //!
-//! The loss of a member changes one backend of the row, and the member later returns to its own
-//! place. Only a few members are replaced at a time, because a fault of this host must not move the
-//! whole task to backends that other tasks use. Only this task's row changes: other tasks of the
+//! The loss of a member changes one backend in the table, and the member later returns to the
+//! table. Only a few members are replaced at a time, because a fault of this host must not move the
+//! whole task to backends that other tasks use. Only this task's table changes: other tasks of the
 //! job judge backends by their own evidence.
 
 use std::ops::Add;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lb_common::abi::MAX_LISTED;
 
-/// A replaced member returns to its place after it has been available without a failure for this
+/// A replaced member returns to the table after it has been available without a failure for this
 /// time.
 pub const PROBATION: Duration = Duration::from_secs(30);
 

@@ -197,8 +197,8 @@ impl CandidatePool<'_> {
     /// The substitutes for these members, from this order. There are no substitutes if the members
     /// fill the kernel's list, or if the members are not healthy.
     ///
-    /// A substitute gets the mean weight of the row. In an arc, weights are overlap times capacity,
-    /// so a substitute gets the mean weight per unit of capacity, times its own capacity.
+    /// A substitute gets the mean weight of the members. In an arc, weights are overlap times
+    /// capacity, so a substitute gets the mean weight per unit of capacity, times its own capacity.
     pub fn standby(&self, members: &[Member], order: impl IntoIterator<Item = u32>, is_arc: bool) -> Standby {
         let mut standby = Standby::default();
         let room = (MAX_SUBSET as usize).saturating_sub(members.len());
@@ -255,7 +255,7 @@ pub const fn most_next(members: usize) -> usize {
     members + SPARE
 }
 
-/// The mean weight of a row's members, from which the weight of a substitute is computed. If
+/// The mean weight of a task's members, from which the weight of a substitute is computed. If
 /// `is_by_capacity`, it is the mean weight per unit of capacity.
 struct MeanWeight {
     weight: f64,

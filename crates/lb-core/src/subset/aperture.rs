@@ -63,8 +63,8 @@ pub(super) fn length(position: Position) -> u32 {
     Arc::of(position).length
 }
 
-/// The overlaps of the aperture with its backends, in the order of the subset and in units of 1 / M
-/// of a backend.
+/// The overlap of the aperture with each of its backends, in units of 1 / M of a backend. The order
+/// is that of the subset.
 pub(super) fn overlaps(position: Position) -> impl Iterator<Item = u64> {
     let arc = Arc::of(position);
     (0..arc.length).map(move |offset| arc.overlap(position, offset))

@@ -2,11 +2,10 @@
 //! default.
 //!
 //! Clients and backends are cut into lots of ten by their numbers. Each lot of clients visits the
-//! lots of backends in an order of its own, and for each pair of lots a shuffle deals the ten
-//! backends to the ten clients, one to each. The dealing makes the load even, and a new backend
-//! enters an order at one position without moving the other backends. The order depends neither on
-//! the number of clients nor on the size of the subset, so no client reconnects when one of these
-//! changes.
+//! lots of backends in an order of its own. For each pair of lots, a shuffle deals the ten backends
+//! to the ten clients, one to each. The dealing makes the load even, and a new backend enters an
+//! order at one position without moving the other backends. The order depends neither on the number
+//! of clients nor on the size of the subset, so no client reconnects when one of these changes.
 
 use super::Position;
 use super::random::{SplitMix64, mix64, shuffle};
@@ -63,7 +62,7 @@ fn read<I: Iterator<Item = u32>>(position: Position, lots: impl Fn(u32) -> I) ->
     places.map(backend).filter(move |&backend| backend < backends)
 }
 
-/// The backends of a lot, in the order of the rows of the client lot to which they are dealt.
+/// The shuffled backends of a lot: entry `row` goes to the client with this row in the client lot.
 fn column(seed: u64, client_lot: u64, lot: u32) -> [u8; LOT as usize] {
     let mut column = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
     shuffle(&mut column, &mut SplitMix64::new(mix64(&[seed, client_lot, lot.into()])));

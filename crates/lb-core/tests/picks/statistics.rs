@@ -109,9 +109,9 @@ fn p2c_compares_each_backend_equally_often_with_all_others() {
     }
 }
 
-/// In any window of consecutive picks, the number of picks of each backend differs from its share
-/// by less than two. The order of entries causes a difference of less than one, and the start of
-/// the window one more.
+/// In any window of consecutive picks, each backend's number of picks differs from its share by
+/// less than two. The order of entries causes a difference of less than one, and the start of the
+/// window causes another difference of less than one.
 #[test]
 fn any_window_of_a_cursor_is_even() {
     for (policy, host) in [

@@ -59,8 +59,8 @@ pub fn status(status: &StatusDocument, style: Style) -> String {
     wrap(text, style.width)
 }
 
-/// The number of services, the number of backends, and the number of backends in each state except
-/// healthy. `None` if there is no service.
+/// The numbers of services and backends, and the number of backends in each state except healthy.
+/// `None` if there is no service.
 fn summary(status: &StatusDocument) -> Option<String> {
     let services = status.clients.iter().flat_map(|client| &client.services);
     // A service that several clients use is counted once.
