@@ -132,8 +132,8 @@ fn counts_that_do_not_add_up_are_a_fault() {
     let Raw(mut row) = active.get(&slot, 0).expect("a slot");
     row.flows += 2;
     active.set(slot, Raw(row), 0).expect("add two flows that never existed");
-    let expected =
-        "service users, backend 127.0.0.1:8002: the counts do not add up: 2 flows too many ended or active";
+    let expected = "service users, backend 127.0.0.1:8002: the counts of ended and active flows do not add up: \
+                    2 flows too many";
     assert!(faults(&fixture).contains(expected), "{}", faults(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
     // Differences because of calls in progress are no fault.

@@ -124,7 +124,7 @@ mod tests {
         assert!(down.windows(2).all(|pair| pair[1] == pair[0] || pair[1] + 1 == pair[0]), "{down:?}");
         // The largest size with more than 0.875 flows per backend.
         assert_eq!((down[219], changes(&down[100..])), (18, 0), "{down:?}");
-        assert_eq!(sizes(&mut banded, 400..600, |_| 0).last(), Some(&12), "the minimum");
+        assert_eq!(sizes(&mut banded, 400..600, |_| 0).last(), Some(&12), "the size falls to the minimum");
     }
 
     #[test]

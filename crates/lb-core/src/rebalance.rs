@@ -787,7 +787,7 @@ mod tests {
         let closing = rebalance.tick(2 * SECOND, &members(&[0, 10, 10, 10]), false);
         assert_eq!(closing, Some(Closing { address: address(1), most: 3, trial: None }));
         let (fewer, same) = (members(&[0, 8, 10, 10]), members(&[0, 9, 11, 10]));
-        assert_eq!(rebalance.tick(3 * SECOND, &same, false), None, "the outcome is not known");
+        assert_eq!(rebalance.tick(3 * SECOND, &same, false), None, "the outcome of the closing is unknown");
         rebalance.handle_outcome(3 * SECOND, ClosingOutcome::Closed(2));
         for second in 4..13 {
             assert_eq!(rebalance.tick(second * SECOND, &fewer, false), None);

@@ -117,7 +117,7 @@ fn a_trial_waits_while_its_backend_is_at_the_limit() {
     let mut service = service(RULES, 4);
     fail(&mut service, 1, 0);
     assert_eq!(service.due_trial(BASE, |slot| slot == 1), None);
-    assert_eq!(service.due_trial(BASE, never), None, "connects do not try again before the next due time");
+    assert_eq!(service.due_trial(BASE, never), None, "no trial may begin before the next due time");
     assert_eq!(service.due_trial(2 * BASE, never), Some(1));
 }
 
@@ -128,7 +128,7 @@ fn all_but_the_last_are_ejected() {
         for slot in 0..backends {
             let last = fail(&mut service, slot, 0).pop();
             let expected = if slot + 1 < backends { Judgement::Ejected } else { Judgement::Withheld };
-            assert_eq!(last, Some(expected), "slot {slot} of {backends}");
+            assert_eq!(last, Some(expected), "slot {slot} of {backends} backends");
         }
         assert_eq!(ejected(&service, backends), backends - 1);
     }
@@ -329,7 +329,7 @@ fn all_simultaneous_missing_answers_are_counted() {
         service.answered(1, now + 10);
     }
     let ejected_at = judgements.iter().position(|judgement| *judgement == Judgement::Ejected);
-    assert!(ejected_at.is_some_and(|at| at < 9), "within three bursts: {judgements:?}");
+    assert!(ejected_at.is_some_and(|at| at < 9), "no ejection within three bursts: {judgements:?}");
 }
 
 /// After one answer, no backend answers any more. The first missing answers after that answer are

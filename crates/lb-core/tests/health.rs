@@ -118,7 +118,11 @@ fn a_failed_probe_only_raises_suspicion_in_another_network_namespace() {
     }
     let guessed = candidate(seen_from(Health::Refusing, true, false));
     assert_eq!(tier([guessed, REFUSING, UNWELL], false, false), Tier::Ejected);
-    assert_eq!(usable(guessed, Tier::Panic), Usable::EvenEjected, "panic overrules guesses");
+    assert_eq!(
+        usable(guessed, Tier::Panic),
+        Usable::EvenEjected,
+        "in panic, a suspected backend may be chosen"
+    );
 }
 
 #[test]
@@ -148,7 +152,7 @@ fn panic_begins_below_the_threshold() {
         assert_eq!(
             is_below_threshold(available, members, threshold),
             expected,
-            "{available} of {members}, {threshold} %"
+            "{available} of {members} available, threshold {threshold} %"
         );
     }
 }

@@ -295,8 +295,8 @@ fn the_rest_of_the_fleet_replaces_a_mostly_dead_subset() {
             // members are the same as before.
             let members = Host::new(40, Some(size), probes).used();
             host.is_alive.fill(true);
-            assert_eq!(host.run(until_seen(probes) + 35), 0, "{dead} of {size}, probes {probes}");
-            assert_eq!(host.used(), members, "{dead} of {size}, probes {probes}");
+            assert_eq!(host.run(until_seen(probes) + 35), 0, "{dead} of {size} dead, probes {probes}");
+            assert_eq!(host.used(), members, "{dead} of {size} dead, probes {probes}");
         }
     }
 }
@@ -337,12 +337,16 @@ fn if_no_backend_answers_all_are_tried_and_return_soon() {
         host.run(60);
         host.sent.fill(0);
         host.run(10);
-        assert!(host.sent.iter().all(|sent| *sent > 0), "probes {probes}: {:?}", host.sent);
+        assert!(host.sent.iter().all(|sent| *sent > 0), "probes {probes}: connects {:?}", host.sent);
         host.is_alive.fill(true);
         host.run(until_seen(probes));
         host.sent.fill(0);
         assert_eq!(host.run(10), 0);
-        assert!(host.sent.iter().all(|sent| sent.abs_diff(RATE) <= 2), "probes {probes}: {:?}", host.sent);
+        assert!(
+            host.sent.iter().all(|sent| sent.abs_diff(RATE) <= 2),
+            "probes {probes}: connects {:?}",
+            host.sent
+        );
     }
 }
 
@@ -447,7 +451,7 @@ fn without_a_daemon_a_listed_lame_duck_serves_if_all_members_fail() {
         host.run_without_daemon(330);
         host.sent.fill(0);
         host.run_without_daemon(10);
-        assert_eq!(host.sent[..2], [0, 0], "{members} members: {:?}", host.sent);
+        assert_eq!(host.sent[..2], [0, 0], "{members} members: connects {:?}", host.sent);
     }
 }
 

@@ -277,7 +277,7 @@ proptest! {
         let total: u64 = weights.iter().sum();
         for (weight, count) in weights.iter().zip(apportion(&weights, slots)) {
             let quota = weight * u64::from(slots);
-            prop_assert!(quota >= total, "the weights of this test are all due an entry");
+            prop_assert!(quota >= total, "each weight of this test must be due an entry");
             let count = u64::from(count);
             prop_assert!(quota / total <= count && count <= quota.div_ceil(total));
         }

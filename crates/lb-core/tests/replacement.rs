@@ -106,7 +106,7 @@ fn an_ejected_member_is_replaced_and_later_returns() {
     let during = balancer.plan();
     assert_eq!(replaced(&during), [lost]);
     let now = in_table(&during);
-    assert_eq!((now.len(), now.intersection(&members).count()), (4, 3), "one loss is one change");
+    assert_eq!((now.len(), now.intersection(&members).count()), (4, 3), "one lost member changes one member");
     assert!(!now.contains(&lost));
     // The replaced member retains its slot and gets trials. Its substitute gets as many connects as
     // each of the other members.
@@ -265,7 +265,7 @@ fn a_backend_suspected_by_probes_is_treated_as_ejected_without_a_trial() {
         .handle(at(101), Fact::Verdicts(0, Who::Probe, guess(Health::Healthy)))
         .expect("only a list can be refused");
     assert_eq!(look(&balancer), Some((Tier::Healthy, (2, 2))));
-    assert_eq!(balancer.take_returned(), [], "the programs have ejected none, so they need not try any");
+    assert_eq!(balancer.take_returned(), [], "the programs have ejected no backend, so no trial is due");
 }
 
 #[test]
@@ -402,7 +402,10 @@ fn the_next_daemon_ignores_verdicts_of_unconfigured_witnesses() {
             .expect("the plan fits");
         next.handle(at(10), delivered(4, "hhhh")).expect("the plan fits");
         let first = next.plan().backends.values().next().cloned().expect("there are four members");
-        assert_eq!(first.reason, expected, "{reason:?}, {first_look:?}, {heeds_reports}");
+        assert_eq!(
+            first.reason, expected,
+            "{reason:?}, first_look {first_look:?}, heeds_reports {heeds_reports}"
+        );
     }
 }
 

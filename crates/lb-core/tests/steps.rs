@@ -340,10 +340,10 @@ fn an_unusable_backend_has_a_verdict_with_reason_and_time() {
             since: at(since),
             until: None,
         });
-        assert_eq!(verdict, expected, "at {now}");
+        assert_eq!(verdict, expected, "at {now} s");
         let plan = balancer.plan();
         let backend = plan.backends.values().find(|backend| backend.address == second.address);
-        assert_eq!(backend.map(|backend| backend.usable), Some(Usable::from(usable)), "at {now}");
+        assert_eq!(backend.map(|backend| backend.usable), Some(Usable::from(usable)), "at {now} s");
     }
 }
 

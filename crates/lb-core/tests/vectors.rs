@@ -50,12 +50,12 @@ fn check(section: &str, check_row: impl Fn(&Value)) {
     let rows = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     let expected = SECTIONS.iter().find(|(name, _)| *name == section).map(|&(_, rows)| rows);
     rows.iter().for_each(check_row);
-    assert_eq!(Some(rows.len()), expected, "number of rows of section {section}");
+    assert_eq!(Some(rows.len()), expected, "wrong number of rows in section {section}");
 }
 
 #[track_caller]
 fn field<'a>(row: &'a Value, name: &str) -> &'a Value {
-    row.get(name).unwrap_or_else(|| panic!("no {name} in {row}"))
+    row.get(name).unwrap_or_else(|| panic!("missing field {name} in {row}"))
 }
 
 /// A number that fits in 32 bits.

@@ -121,7 +121,7 @@ impl Closed {
         let Self { service, backend, .. } = self;
         if self.clients.is_empty() {
             return format!(
-                "service {service}: no client here uses {backend}, so there is nothing to close\n"
+                "service {service}: no client on this host uses {backend}, so there is nothing to close\n"
             );
         }
         let mut text = String::new();
@@ -203,7 +203,8 @@ mod tests {
             "client web, service users: would close 0 TCP connections and 0 UDP sockets to 10.0.0.1:80\n";
         assert_eq!((dry.describe().as_str(), dry.is_complete()), (expected, true));
         let nowhere = Closed { clients: Vec::new(), ..dry };
-        let expected = "service users: no client here uses 10.0.0.1:80, so there is nothing to close\n";
+        let expected =
+            "service users: no client on this host uses 10.0.0.1:80, so there is nothing to close\n";
         assert_eq!((nowhere.describe().as_str(), nowhere.is_complete()), (expected, true));
     }
 

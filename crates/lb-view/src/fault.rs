@@ -90,7 +90,7 @@ pub enum FaultCode {
     SlowHandshakes,
     /// Another program rewrites destinations after socklb's programs.
     Diverted,
-    /// The counts of a backend do not add up.
+    /// The numbers of started, active and ended flows to a backend do not add up.
     CountsOff,
 }
 
@@ -232,8 +232,10 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     for backend in service.backends.iter().filter(|backend| backend.unaccounted != 0) {
         let few_or_many = if backend.unaccounted > 0 { "few" } else { "many" };
         let flows = backend.unaccounted.unsigned_abs();
-        let text =
-            format!("the counts do not add up: {} too {few_or_many} ended or active", counted(flows, "flow"));
+        let text = format!(
+            "the counts of ended and active flows do not add up: {} too {few_or_many}",
+            counted(flows, "flow")
+        );
         faults.push(of_backend(FaultCode::CountsOff, backend, text));
     }
     if let Some(SourceStatus { error: Some(error), .. }) = &service.source {

@@ -379,7 +379,7 @@ pub(crate) mod tests {
     #[test]
     fn a_reason_contains_no_character_that_hides_or_reorders_text() {
         for character in ['\u{202e}', '\u{200b}', '\u{feff}', '\u{2028}', '\u{2066}', '\u{e0041}'] {
-            let error = check_reason(&format!("new {character}kernel")).expect_err("it is refused");
+            let error = check_reason(&format!("new {character}kernel")).expect_err("the reason is refused");
             let expected = format!("the invisible format character U+{:04X}", u32::from(character));
             assert!(error.contains(&expected), "{error}");
         }

@@ -105,11 +105,15 @@ mod tests {
         let idle = MemberLoad { flows: 1, ..WELL };
         let one_of_many = [idle, idle, idle, MemberLoad { flows: 1_000, ..WELL }];
         let flows = |members| peak_of(Policy::P2c as u8, peak_flows(Policy::P2c, 4, members), 1, 2);
-        assert_eq!(flows(one_of_many), 501, "twice the mean, rounded down");
+        assert_eq!(flows(one_of_many), 501, "the result is twice the mean, rounded down");
         assert_eq!(peak_flows(Policy::P2c, 64, []), 0);
         assert_eq!(peak_flows(Policy::P2c, 64, [MemberLoad { is_usable: false, ..WELL }]), 0);
         let most = peak_flows(Policy::LeastLoaded, 64, [MemberLoad { flows: u64::MAX, ..WELL }]);
-        assert_eq!(peak_of(Policy::LeastLoaded as u8, most, 1, 6), u32::MAX, "limited, without overflow");
+        assert_eq!(
+            peak_of(Policy::LeastLoaded as u8, most, 1, 6),
+            u32::MAX,
+            "the result is limited, without overflow"
+        );
     }
 
     #[test]

@@ -65,9 +65,9 @@ mod tests {
         assert_eq!(share(Some(1_000), Some(3_000), 10), Some(1.0), "the backend counts only served requests");
         assert_eq!(share(Some(0), Some(1), 10), Some(1.0));
         for (qps, eps) in [(Some(1_000), Some(0)), (None, Some(1)), (Some(1), None), (Some(0), Some(0))] {
-            assert_eq!(share(qps, eps, 10), None, "{qps:?} {eps:?}");
+            assert_eq!(share(qps, eps, 10), None, "qps {qps:?}, eps {eps:?}");
         }
-        assert_eq!(share(Some(1_000), Some(1_000), 60), None, "the report is old");
+        assert_eq!(share(Some(1_000), Some(1_000), 60), None, "an old report has no share of errors");
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
         let mut errors = ReportedErrors::default();
         let ticks = [(100, 0.3), (101, 0.3), (102, 0.3), (103, 0.3), (104, 0.3), (114, 0.3)];
         assert_eq!(ticks.map(|(chosen, share)| errors.tick(chosen, share)), [0, 0, 0, 0, 1, 3]);
-        assert_eq!(errors.tick(u64::MAX, 1.0), 1 << 20, "bounded");
+        assert_eq!(errors.tick(u64::MAX, 1.0), 1 << 20, "the number of errors is limited");
     }
 
     #[test]

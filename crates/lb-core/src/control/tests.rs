@@ -139,7 +139,7 @@ fn a_step_is_linear_in_the_utilization_and_preserves_the_sum() {
     // below a tenth. Utilizations from 1 to 2 are not limited.
     assert_eq!(ticked(&[load(0.0, 1.0), load(0.05, 0.0)], Flows::default()), [1.0; 2]);
     near(&ticked(&[load(0.9, 1.0), load(1.6, 1.0)], Flows::default()), &[1.028, 0.972]);
-    assert_eq!(ticked(&[load(0.9, 1.0)], Flows::default()), [1.0], "the row has no other member");
+    assert_eq!(ticked(&[load(0.9, 1.0)], Flows::default()), [1.0], "a single member retains its factor");
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn a_fleet_converges_for_any_flow_lifetime_and_report_delay() {
     ] {
         let ticks = settled * 2;
         let (ratios, swing) = unequal().play(ticks, s(life), age);
-        assert!(ratios[0] > 2.5, "{}", ratios[0]);
+        assert!(ratios[0] > 2.5, "first ratio {}", ratios[0]);
         let last = &ratios[settled..];
         let most = last.iter().copied().fold(0.0, f64::max);
         // A share changes in a table only if it moves by at least two percent.
@@ -434,7 +434,10 @@ fn a_table_is_published_when_a_share_moves_by_two_percent_or_an_entry() {
     // which is 2 % of that share.
     assert!(!is(1.02, 512) && is(1.025, 512));
     assert!(!is(1.05, 64) && is(1.2, 64), "one of 64 entries is 1.6 % of all connects");
-    assert!(!is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0), "the row is empty");
+    assert!(
+        !is_worth(&SeenRow::default(), &with(2.0), &Factors::default(), 0),
+        "a service without members needs no table"
+    );
 }
 
 #[test]
@@ -484,7 +487,7 @@ fn an_operator_freezes_a_law_turns_it_off_and_on() {
     for law in Law::ALL {
         let mut control = fed(rules(law), [0.4, 0.6]);
         let learned = numbers(control.in_force(), 2);
-        assert!(learned[0] > 1.1, "{law:?} {learned:?}");
+        assert!(learned[0] > 1.1, "{law:?}: factors {learned:?}");
         let mut after = |switch, seconds: std::ops::Range<u64>| {
             control.set_switch(switch);
             for second in seconds {
@@ -496,7 +499,7 @@ fn an_operator_freezes_a_law_turns_it_off_and_on() {
         assert_eq!(after(Switch::Frozen, 60..90), (learned, Some(Hold::Operator)), "{law:?}");
         assert_eq!(after(Switch::Off, 90..91), (vec![1.0; 2], None), "{law:?}");
         let (on, hold) = after(Switch::On, 91..120);
-        assert!(on[0] < 0.9 && hold.is_none(), "{law:?} {on:?}");
+        assert!(on[0] < 0.9 && hold.is_none(), "{law:?}: factors {on:?}");
     }
 }
 
@@ -553,7 +556,7 @@ fn a_new_member_starts_slowly_and_does_not_learn() {
         assert_eq!(control.hold(address(2)), Some(Hold::SlowStart), "second {second}");
     }
     let half = numbers(control.in_force(), 3)[2];
-    assert!((half - 0.9).abs() < 0.01, "{half}");
+    assert!((half - 0.9).abs() < 0.01, "factor {half}");
     publish(&mut control, s(70), &with_third(70));
     assert_eq!(control.hold(address(2)), None);
     assert!(numbers(control.in_force(), 3)[2] > 0.99);
@@ -621,7 +624,7 @@ fn frozen_factors_survive_restarts_rules_and_time() {
         for other in Law::ALL {
             next.set_rules(ControlRules { slow_start: Some(s(10)), ..rules(other) });
             publish(&mut next, s(2), &look(silent(), Flows::default()));
-            assert_eq!(next.in_force(), &frozen, "{law:?} to {other:?}");
+            assert_eq!(next.in_force(), &frozen, "change from {law:?} to {other:?}");
         }
     }
     // If the law is unfrozen after minutes without reports, the factor returns to 1 within a
@@ -634,7 +637,7 @@ fn frozen_factors_survive_restarts_rules_and_time() {
     control.set_switch(Switch::On);
     let before = numbers(control.in_force(), 1)[0];
     publish(&mut control, s(500), &look(silent(), Flows::default()));
-    assert!(numbers(control.in_force(), 1)[0] > before - 0.05, "{before}");
+    assert!(numbers(control.in_force(), 1)[0] > before - 0.05, "factor {before} before the tick");
     for second in 501..562 {
         publish(&mut control, s(second), &look(silent(), Flows::default()));
     }
@@ -749,7 +752,10 @@ fn an_absent_member_returns_with_its_frozen_factor() {
         let mut control = control;
         publish(&mut control, s(1_000), &with_both(1_000, true));
         let back = numbers(control.wanted(), 2);
-        assert!((back[0] / back[1] - before[0] / before[1]).abs() < 0.001, "{before:?} {back:?}");
+        assert!(
+            (back[0] / back[1] - before[0] / before[1]).abs() < 0.001,
+            "before {before:?}, after {back:?}"
+        );
     }
 }
 
@@ -769,7 +775,7 @@ fn a_briefly_short_list_loses_no_factor() {
     publish(&mut control, s(61), &at(61, 400));
     let back = numbers(control.wanted(), 400);
     let off = before.iter().zip(&back).map(|(before, back)| (before - back).abs()).fold(0.0, f64::max);
-    assert!(off < 0.05, "{off}");
+    assert!(off < 0.05, "largest difference {off}");
 }
 
 #[test]
@@ -805,7 +811,7 @@ fn a_briefly_absent_member_returns_with_its_factor() {
     near(&numbers(control.wanted(), 1), &[1.0]);
     publish(&mut control, s(120), &with_both(120, true));
     let back = numbers(control.wanted(), 2);
-    assert!((back[0] / back[1] - learned[0] / learned[1]).abs() < 0.05, "{learned:?} {back:?}");
+    assert!((back[0] / back[1] - learned[0] / learned[1]).abs() < 0.05, "learnt {learned:?}, later {back:?}");
     // After a longer absence the member is treated as new.
     for second in 121..400 {
         publish(&mut control, s(second), &with_both(second, false));
@@ -820,7 +826,7 @@ fn a_briefly_absent_member_returns_with_its_factor() {
             .collect();
         feed(&mut law, s(second.into()), &row, Flows::default());
     }
-    assert!(law.remembered() <= 50 + 50 + 64, "{}", law.remembered());
+    assert!(law.remembered() <= 50 + 50 + 64, "{} members remembered", law.remembered());
 }
 
 #[test]

@@ -201,7 +201,10 @@ mod tests {
         ];
         for (read, found, is_another) in cases {
             let mut progress = Clocked::of(read);
-            assert!(progress.begin_look() && !progress.begin_look(), "one check at a time");
+            assert!(
+                progress.begin_look() && !progress.begin_look(),
+                "only one stamp check may run at a time"
+            );
             assert_eq!(progress.looked(found), is_another, "{read:?}, then {found:?}");
             assert!(progress.begin_look());
         }
@@ -210,7 +213,11 @@ mod tests {
     #[test]
     fn a_file_is_read_when_its_file_system_answers_again() {
         let mut progress = Clocked::of(settled(Some(1)));
-        assert_eq!([progress.mark_hung(), progress.mark_hung()], [true, false], "reported once");
+        assert_eq!(
+            [progress.mark_hung(), progress.mark_hung()],
+            [true, false],
+            "a hung file system is reported once"
+        );
         assert!(progress.looked(Some(1)));
         assert!(progress.mark_hung());
     }

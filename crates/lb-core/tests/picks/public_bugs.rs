@@ -104,7 +104,7 @@ fn r26_of_4096_backends_each_has_its_share() {
             assert_eq!(host.connect(&cpu, rules(policy)).how, How::Picked);
         }
         let flows = host.flows();
-        assert!(flows.iter().all(|flows| *flows <= most), "{policy:?}: {:?}", flows.iter().max());
+        assert!(flows.iter().all(|flows| *flows <= most), "{policy:?}: most flows {:?}", flows.iter().max());
     }
 }
 

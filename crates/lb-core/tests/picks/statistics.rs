@@ -47,7 +47,7 @@ fn random_picks_follow_the_schedule_by_chi_square() {
     for (name, host) in [("equal", Host::in_turn(10)), ("weighted", weighted(&WEIGHTS))] {
         for seed in seeds() {
             let statistic = chi_square(&host, &counts(&host, Policy::Random, &cpu_at(seed), PICKS));
-            assert!(statistic < ONCE_IN_A_THOUSAND, "{name}, seed {seed}: {statistic}");
+            assert!(statistic < ONCE_IN_A_THOUSAND, "{name}, seed {seed}: chi-square {statistic}");
         }
     }
 }
@@ -63,7 +63,7 @@ fn the_gate_detects_a_slightly_wrong_share() {
     heaviest.step_by(50).for_each(|slot| *slot = 8);
     for seed in seeds() {
         let statistic = chi_square(&host, &counts(&slightly, Policy::Random, &cpu_at(seed), 4 * PICKS));
-        assert!(statistic > ONCE_IN_A_THOUSAND, "seed {seed}: {statistic}");
+        assert!(statistic > ONCE_IN_A_THOUSAND, "seed {seed}: chi-square {statistic}");
     }
 }
 
@@ -74,7 +74,7 @@ fn p2c_without_load_follows_the_schedule_by_chi_square() {
     let host = weighted(&WEIGHTS);
     for seed in seeds() {
         let statistic = chi_square(&host, &counts(&host, Policy::P2c, &cpu_at(seed), PICKS));
-        assert!(statistic < ONCE_IN_A_THOUSAND, "seed {seed}: {statistic}");
+        assert!(statistic < ONCE_IN_A_THOUSAND, "seed {seed}: chi-square {statistic}");
     }
 }
 
@@ -104,7 +104,10 @@ fn p2c_compares_each_backend_equally_often_with_all_others() {
             let terms = partners[1..].iter().map(|count| (f64::from(*count) - expected).powi(2) / expected);
             let statistic: f64 = terms.sum();
             let bound = BOUNDS[backends as usize - 3 + 1];
-            assert!(statistic < bound, "{backends} backends, seed {seed}: {statistic} {partners:?}");
+            assert!(
+                statistic < bound,
+                "{backends} backends, seed {seed}: chi-square {statistic}, partners {partners:?}"
+            );
         }
     }
 }

@@ -66,7 +66,7 @@ pub fn explanation(explanation: &Explanation, style: Style) -> String {
 fn use_of_schedule(policy: &str) -> &'static str {
     match Policy::ALL.into_iter().find(|known| known.name() == policy) {
         Some(Policy::RoundRobin | Policy::WeightedRoundRobin) => {
-            "each CPU steps through it, one entry per connect"
+            "each CPU steps through the entries, one entry per connect"
         }
         Some(Policy::LeastLoaded) => {
             "each connect takes a backend with the fewest open flows; if several have the fewest, they take turns"
