@@ -543,7 +543,7 @@ proptest! {
             // Five failures eject the backend, and at most one trial fails in each `base` of five
             // seconds, with its jitter.
             let most = dead * (5 + 1 + seconds / 4);
-            prop_assert!(failed <= most || !serves || dead == 0, "{failed} connects failed, at most {most} allowed: {:?}", host.is_alive);
+            prop_assert!(failed <= most || !serves || dead == 0, "{failed} connects failed, limit {most}: {:?}", host.is_alive);
         }
         all_return(&mut host, Host::run_without_daemon);
     }

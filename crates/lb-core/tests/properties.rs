@@ -247,7 +247,7 @@ proptest! {
         }
         // Each client's own computation of all loads equals the loads from all clients' shares.
         for (index, load) in loads {
-            prop_assert!((load - first_loads[&index]).abs() < 1e-6, "backend {}: load {}, computed {}", index, load, first_loads[&index]);
+            prop_assert!((load - first_loads[&index]).abs() < 1e-6, "backend {}: {} sent, {} computed", index, load, first_loads[&index]);
         }
     }
 
