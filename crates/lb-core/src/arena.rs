@@ -118,9 +118,9 @@ impl Arena {
     /// Makes a new table the current table of a service. The new table has `length` entries (a
     /// power of two above 1, or 0 for no table) and `members` different slots.
     ///
-    /// Returns the table's reference. It names the region for the entries and, if the members are
-    /// few enough for a list, one half of the service's member lists. The caller writes the entries
-    /// and the list, and then stores the reference.
+    /// Returns the table's reference. The reference names the region for the entries and, if the
+    /// members are few enough for a list, one of the service's two member lists. The caller writes
+    /// the entries and the list, and then stores the reference.
     ///
     /// # Errors
     /// If the table does not fit until a wait for readers has ended. The caller must execute the

@@ -223,7 +223,7 @@ pub struct Look {
     pub is_panic: bool,
     /// Whether the service is idle. The daemon then rarely requests reports from its backends.
     pub is_idle: bool,
-    /// The number of entries in the table.
+    /// The number of entries in the service's table.
     pub entries: u32,
 }
 

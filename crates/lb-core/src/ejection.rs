@@ -31,7 +31,7 @@ const FREE: EjectedRow = EjectedRow {
 #[derive(Clone, Debug)]
 pub struct Ejector {
     rules: EjectionRules,
-    /// The ejection state of each backend, by slot.
+    /// The ejection state of each backend, indexed by slot.
     rows: Vec<Cell<EjectedRow>>,
     schedule: Arc<[Slot]>,
     /// The slots of the schedule, each once, and then the replaced slots; `None` if the schedule

@@ -55,7 +55,7 @@ impl Health {
     }
 }
 
-/// The witness that reports a verdict.
+/// The witness that reports a verdict on a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Who {
     /// The source of the endpoint list.
@@ -96,7 +96,7 @@ pub enum Why {
     Probe,
     /// Probes could connect, but received an error or no answer.
     Answer,
-    /// The backend's own report.
+    /// The backend reported its health itself.
     Report,
     /// An operator has drained the backend.
     Drain,
@@ -209,7 +209,7 @@ enum Proof {
 }
 
 impl<T: Copy + Ord> BackendEvidence<T> {
-    /// A backend without verdicts.
+    /// Starts without verdicts: the backend is available since `now`.
     pub const fn new(now: T) -> Self {
         Self { verdicts: Vec::new(), since: now, is_available: true, proof: Proof::Missing }
     }

@@ -48,7 +48,7 @@ impl MembershipVerdict {
 /// An endpoint that a client task uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
-    /// The endpoint.
+    /// The member's endpoint.
     pub endpoint: Endpoint,
     /// The member's weight for the schedule: the endpoint's own weight or, if shares come from the
     /// subsets of the whole job, a number in proportion to `share`. If the policy ignores weights,

@@ -121,7 +121,7 @@ impl RebalanceRules {
 /// A member of a service's table, and one client task's flows to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberFlows {
-    /// The member.
+    /// The member's address.
     pub address: SocketAddr,
     /// The member's part of new connects, relative to the other members: the number of its entries
     /// in the table.
@@ -228,7 +228,7 @@ impl RebalanceState {
 /// A member with so few flows that flows of other members are closed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShortMember {
-    /// The member.
+    /// The member's address.
     pub address: SocketAddr,
     /// The task's open flows to the member.
     pub open: u32,
@@ -311,7 +311,7 @@ impl Rebalance {
         f64::from(task.index) / f64::from(task.count.max(1))
     }
 
-    /// The rules.
+    /// The configuration of rebalancing in use.
     pub const fn rules(&self) -> RebalanceRules {
         self.rules
     }
@@ -564,9 +564,9 @@ struct DueTrial<'m> {
 /// The members among which the flows of a pool are divided, and their sums.
 struct PoolFlows<'m> {
     members: Vec<&'m MemberFlows>,
-    /// The sum of entries, at least 1.
+    /// The sum of the members' table entries, at least 1.
     entries: u128,
-    /// The sum of open flows.
+    /// The sum of the members' open flows.
     open: u64,
 }
 

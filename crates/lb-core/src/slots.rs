@@ -54,7 +54,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// `capacity` free slots.
+    /// Creates `capacity` free slots.
     pub fn new(capacity: u32) -> Self {
         Self {
             in_use: BTreeMap::new(),

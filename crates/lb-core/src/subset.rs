@@ -175,7 +175,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// The inputs of an order.
+/// The inputs of [`order`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// m: the task's number in its job.

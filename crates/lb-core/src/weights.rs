@@ -106,7 +106,7 @@ impl Graph {
     }
 }
 
-/// When the iteration stops.
+/// When the iteration of [`solve`] stops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Precision {
     /// The largest allowed difference between a backend's load and its target, as a part of the
@@ -132,11 +132,11 @@ pub struct Solution {
     /// The weight of each edge. A row sums to 1, or to 0 if none of the client's backends has
     /// capacity.
     weights: Vec<f64>,
-    /// The load of each backend, by backend index: the sum of the weights of its edges. The unit is
-    /// the traffic of one client.
+    /// The load at each backend index: the sum of the weights of the backend's edges. A load of 1
+    /// is the traffic of one client.
     pub loads: Vec<f64>,
-    /// The target of each backend's load, by backend index; 0 for a backend without clients or
-    /// without capacity.
+    /// The target of the load at each backend index; 0 for a backend without clients or without
+    /// capacity.
     pub targets: Vec<f64>,
     /// The number of iterations.
     pub iterations: u32,

@@ -46,7 +46,7 @@ fn subset(algorithm: Algorithm, position: Position) -> Vec<u32> {
     subset::subset(algorithm, position).collect()
 }
 
-/// A task's membership. `weights` has the weights of the service's endpoints by index; 0 is a hole.
+/// A task's membership. `weights` has the weight of the endpoint at each index; 0 is a hole.
 fn members(algorithm: Algorithm, position: Position, weights: &[u16]) -> Membership {
     let service = {
         let subset = Subset::Sized { algorithm, size: Size::Fixed(position.size) };

@@ -32,7 +32,7 @@ fn service(size: u32) -> Service {
     Service::new("users", "10.96.0.10:80".parse().expect("the address is valid"), subset, 7)
 }
 
-/// Endpoints by index: `h` healthy, `l` lame duck.
+/// The endpoints of a pattern. The character at each index is `h` healthy, `l` lame duck.
 fn list(pattern: &str) -> EndpointList {
     let endpoints = pattern.chars().zip(0..).map(|(kind, index)| Endpoint {
         address: SocketAddr::from(([10, 0, 0, u8::try_from(index + 1).expect("the number is small")], 80)),

@@ -71,7 +71,7 @@ fn balancer(adopted: &Plan, backends: &[u8]) -> Balancer {
     balancer
 }
 
-/// The report ids in a plan, by service and the last number of the address.
+/// The report ids in a plan, each with the service's index and the last number of the address.
 fn ids(plan: &Plan) -> Vec<(u16, u8, u32)> {
     let last = |address: SocketAddr| match address {
         SocketAddr::V4(v4) => v4.ip().octets()[3],

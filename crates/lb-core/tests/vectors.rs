@@ -274,8 +274,8 @@ fn structural_weights_match_their_vectors() {
     });
 }
 
-/// The rows have capacities by index, 0 for a hole. The results are from another implementation,
-/// which computes arcs in exact fractions.
+/// The rows have a capacity for each index, 0 for a hole. The results are from another
+/// implementation, which computes arcs in exact fractions.
 #[test]
 fn fitted_shares_of_apertures_match_their_vectors() {
     check("aperture_shares", |row| {

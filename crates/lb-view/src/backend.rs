@@ -68,9 +68,8 @@ pub struct BackendStatus {
     pub established: u64,
     /// How flows ended, keyed by [`Ending::name`](lb_common::ending::Ending::name).
     pub endings: BTreeMap<String, u64>,
-    /// The number of flows by which the counts do not add up, except for calls that are still
-    /// running. It is positive if ended and active flows are too few, negative if they are too
-    /// many, and 0 unless something is wrong.
+    /// `started` minus the sum of `endings`, `active`, `reclaimed` and `untracked`, apart from
+    /// calls that are still running. It is 0 unless something is wrong.
     pub unaccounted: i64,
     /// Flows that went to another address, because another program rewrote the destination after
     /// socklb's programs.

@@ -51,7 +51,7 @@ pub struct ClientClosed {
     pub error: Option<String>,
 }
 
-/// The number of flows, by their state after the request.
+/// The number of flows in each state after the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloseCounts {
     pub closed: u64,
@@ -78,8 +78,8 @@ impl CloseCounts {
         self.other_namespaces + self.unlisted + self.left + self.failed.values().sum::<u64>()
     }
 
-    /// Adds the counts of the request that followed this one. That request has processed all flows
-    /// that this request has left open.
+    /// Adds the counts of the next request, which has processed all flows that this request has
+    /// left open.
     fn followed_by(&mut self, later: Self) {
         *self = Self { closed: self.closed + later.closed, gone: self.gone + later.gone, ..later };
     }

@@ -68,7 +68,8 @@ pub struct ConfigurationChange {
     pub kind: ChangeKind,
     /// The keys that change; empty unless `kind` is [`ChangeKind::Changed`].
     pub keys: Vec<KeyChange>,
-    /// The number of open flows of a removed client or service. They continue until they end.
+    /// The number of open flows of a removed client or service. These flows continue until they
+    /// end.
     pub active: Option<u64>,
 }
 
@@ -100,8 +101,8 @@ pub struct BackendChange {
     pub after: Option<f64>,
     pub weight_before: Option<u32>,
     pub weight_after: Option<u32>,
-    /// The number of open flows to the backend. They continue until they end, even if the backend
-    /// is removed.
+    /// The number of open flows to the backend. These flows continue until they end, even if the
+    /// backend is removed.
     pub active: u64,
 }
 
@@ -143,7 +144,7 @@ pub fn changes(before: &BTreeMap<String, Keys>, after: &BTreeMap<String, Keys>) 
     names.into_iter().filter_map(change).collect()
 }
 
-/// One backend at a client task.
+/// A backend's part of the table at one client task.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Part {
     pub share: f64,

@@ -53,8 +53,8 @@ pub struct MemberLoadStatus {
     /// The factor that load control has computed. The structural weight is multiplied by `factor`,
     /// not by this factor.
     pub wanted: f64,
-    /// The factor in force, including slow start. It also differs from `wanted` if load control
-    /// only observes or is switched off.
+    /// The factor in force. It differs from `wanted` during slow start, and if load control only
+    /// observes or is switched off.
     pub factor: f64,
     /// Whether the factor has reached a limit of load control.
     pub is_at_clamp: bool,

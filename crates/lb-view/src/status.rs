@@ -170,9 +170,9 @@ pub struct DaemonStatus {
     /// The directory of the daemon's pins. `None` for an older daemon, which does not report it.
     #[serde(default)]
     pub pins: Option<PathBuf>,
-    /// For each optional feature of the kernel, by name, whether the kernel has it.
+    /// Whether the kernel has each optional feature, keyed by the feature's name.
     pub features: BTreeMap<String, bool>,
-    /// The offsets in bytes, by name, of the fields of kernel structures that the programs read
+    /// The offsets in bytes of the kernel structures' fields that the programs read, keyed by name
     /// (`sk_kern_sock_mask` is a mask). Empty if the kernel does not describe its types.
     pub offsets: BTreeMap<String, u32>,
 }
@@ -185,7 +185,7 @@ pub struct ClientStatus {
     /// The cgroup to which the client's programs are attached; `None` if they are not attached or
     /// the cgroup no longer exists.
     pub cgroup: Option<PathBuf>,
-    /// The kernel's id of `cgroup`. It changes each time the cgroup is created.
+    /// The kernel's id of `cgroup`. A cgroup that is created again has another id.
     pub cgroup_id: Option<u64>,
     /// Other programs that run for the same sockets, in the order in which they run; `None` without
     /// a daemon.
@@ -574,7 +574,7 @@ mod tests {
         }
     }
 
-    /// Checks the remaining backends, by client and service, and the number of faults.
+    /// Checks which backends of each client and service remain, and the number of faults.
     #[track_caller]
     fn check(filter: &Filter, only_failing: bool, expected: &[(&str, &str, &[u32])], faults: usize) {
         let failing = BackendStatus { failing: true, ..backend(2) };

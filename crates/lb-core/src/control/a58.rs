@@ -23,7 +23,7 @@ const EXPIRATION: Duration = Duration::from_secs(180);
 /// (`error_utilization_penalty`).
 const PENALTY: f64 = 1.0;
 
-/// The last weight of a member.
+/// The last known A58 weight of a member.
 #[derive(Clone, Copy, Debug)]
 struct LastWeight {
     weight: f64,

@@ -19,7 +19,7 @@ pub const TABLES: usize = 60;
 /// Factors that require a new table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
-    /// The factors.
+    /// The proposed factors.
     pub factors: Factors,
     /// The largest relative difference between a member's share in force and its share with these
     /// factors.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// The treatment of the open connections of a lost backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBackendLoss {
-    /// They remain open.
+    /// Open connections remain open.
     #[default]
     Keep,
     /// Idle TCP connections are closed.
@@ -89,7 +89,7 @@ struct Missing<T> {
     since: T,
     /// The number of members before the loss.
     of: usize,
-    /// When connections may be closed again.
+    /// When connections to the backend may be closed again.
     next: Option<T>,
 }
 

@@ -44,7 +44,7 @@ pub struct InOrder<T> {
 /// Positions in the order: the replaced backends and their substitutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replacement {
-    /// Members, best first.
+    /// The replaced members, best first.
     pub replaced: Vec<usize>,
     /// Positions after the members, best first: as many as in `replaced`.
     pub substitutes: Vec<usize>,

@@ -227,7 +227,7 @@ impl CandidatePool<'_> {
         standby
     }
 
-    /// The capacities by index; 0 for an index that may not be a member.
+    /// The capacity of the endpoint at each index; 0 for an index that may not be a member.
     fn capacities(&self) -> Vec<u16> {
         let capacity = |found: &Option<(usize, MembershipVerdict)>| match found {
             Some((at, MembershipVerdict::Member)) => self.endpoints[*at].weight,

@@ -12,7 +12,8 @@ fn service_by(policy: Policy, subset: Subset) -> Service {
     Service { policy, ..Service::new("users", "10.96.0.10:80".parse().unwrap(), subset, 7) }
 }
 
-/// Endpoints by index: `h` healthy, `l` lame duck, `d` down, `0` weight 0, `.` hole.
+/// The endpoints of a pattern. The character at each index is `h` healthy, `l` lame duck, `d` down,
+/// `0` weight 0, `.` hole.
 fn endpoints(pattern: &str) -> EndpointList {
     let endpoint = |index: usize, kind: char| Endpoint {
         address: format!("10.0.{}.{}:80", index / 250, index % 250 + 1).parse().unwrap(),

@@ -17,7 +17,7 @@ impl SplitMix64 {
         Self { state: seed }
     }
 
-    /// The next number.
+    /// The next random number.
     pub const fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = self.state;

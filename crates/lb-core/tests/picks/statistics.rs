@@ -83,7 +83,7 @@ fn p2c_without_load_follows_the_schedule_by_chi_square() {
 /// always wins.
 #[test]
 fn p2c_compares_each_backend_equally_often_with_all_others() {
-    /// Chi-square, upper 0.001, by degrees of freedom from 1 on.
+    /// The upper 0.001 bounds of chi-square for 1, 2, 3 and more degrees of freedom.
     const BOUNDS: [f64; 11] =
         [10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877, 29.588, 31.264];
     const SAMPLES: u32 = 100_000;

@@ -17,7 +17,6 @@ pub enum Alignment {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Column<'t> {
-    /// The heading.
     pub title: &'t str,
     pub side: Alignment,
     /// If the table is too wide, the column with the lowest importance is omitted first. Of several
