@@ -49,7 +49,7 @@ struct RetiredTable {
     members: Option<u32>,
 }
 
-/// A table does not fit until no running program can read the replaced tables.
+/// A table fits only after running programs can no longer read the replaced tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the arena assumes that the caller executes the moves"]
 pub struct NoRoom {

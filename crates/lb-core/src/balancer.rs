@@ -1,7 +1,7 @@
 //! The controller of one client task: [`Balancer::handle`] applies each [`Fact`], and
 //! [`Balancer::plan`] returns a complete plan.
 //!
-//! The balancer stores the last good list of every service, the slot of each backend, and the
+//! The balancer stores the list in force of every service, the slot of each backend, and the
 //! evidence on each backend. It reads no clock: the caller passes the time of each fact. The code
 //! that reads the maps reports slots to which nothing in the kernel refers any more
 //! ([`Fact::Idle`]).

@@ -209,7 +209,7 @@ enum Proof {
 }
 
 impl<T: Copy + Ord> BackendEvidence<T> {
-    /// Starts without verdicts: the backend is available since `now`.
+    /// Starts without verdicts: the backend becomes available at `now`.
     pub const fn new(now: T) -> Self {
         Self { verdicts: Vec::new(), since: now, is_available: true, proof: Proof::Missing }
     }

@@ -511,8 +511,8 @@ impl Rebalance {
         (u128::from(member.open) + MIN_DEFICIT) * pool.entries * 1000 <= self.limit(pool, member)
     }
 
-    /// Forgets the closings for trials that have begun, and for members that have left, when
-    /// another closing is allowed.
+    /// When another closing is allowed, forgets the earlier closings for trials that have begun and
+    /// for members that have left.
     fn update_tried(&mut self, now: Duration, members: &[MemberFlows]) {
         let has_begun = |tried: &LastTrial, state| match state {
             MemberState::TrialDue { trials } => trials != tried.trials,
@@ -753,8 +753,8 @@ mod tests {
     #[test]
     fn the_tasks_of_a_job_share_its_rate_and_do_not_close_together() {
         let rules = RebalanceRules { rate: ClosingRate::per_second(2), ..FAST };
-        // One task alone may close two flows per second; no permits are saved while the pool is
-        // even.
+        // One task alone may close two flows per second; no permits are saved while all members
+        // have their shares of flows.
         let mut rebalance = Rebalance::new(rules, ALONE);
         let even = members(&[6; 8]);
         assert_eq!(closings(&mut rebalance, 0..100, &even, ClosingOutcome::Closed(1)), []);

@@ -246,8 +246,8 @@ impl Default for Ejection {
 /// shorter than the connect timeouts of clients.
 pub const UNANSWERED_AFTER: Duration = Duration::from_millis(200);
 
-/// Why one choice may examine every member of a subset. Such a subset has at most [`MAX_SCAN`]
-/// members.
+/// Why a connect may examine every member of a subset to choose a backend. Such a subset has at
+/// most [`MAX_SCAN`] members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanCause {
     /// The policy always examines every member.
@@ -257,7 +257,8 @@ pub enum ScanCause {
 }
 
 impl ScanCause {
-    /// The cause for a service with these settings; `None` if a choice never examines every member.
+    /// The cause for a service with these settings; `None` if a connect never examines every
+    /// member.
     pub const fn of(policy: Policy, active_limit: Option<u32>, overflow: Overflow) -> Option<Self> {
         match (policy, active_limit, overflow) {
             (Policy::LeastLoaded, _, _) => Some(Self::Policy),
@@ -267,7 +268,7 @@ impl ScanCause {
     }
 }
 
-/// The largest number of members that one choice can examine.
+/// The largest number of members that a connect can examine to choose a backend.
 pub const MAX_SCAN: u32 = MAX_SUBSET;
 
 /// The default seed of the subsets of a job's tasks: XXH64 of `<job>/<service>`.

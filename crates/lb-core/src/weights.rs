@@ -28,7 +28,7 @@ impl Graph {
         Self { backends, ends: Vec::new(), edges: Vec::new() }
     }
 
-    /// A graph with one row, the subset, for each client.
+    /// A graph from the subset of each client.
     ///
     /// # Panics
     /// Like [`Graph::push`].
@@ -238,7 +238,7 @@ pub fn raw_utilization(loads: &[f64]) -> f64 {
     let largest = loads.iter().copied().fold(0.0, f64::max);
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
     let mean = loads.iter().sum::<f64>() / loads.len() as f64;
-    // Rounding can make the mean of equal loads larger than the loads in the last bit.
+    // Because of rounding, the mean of equal loads may exceed the loads in the last bit.
     if largest > 0.0 { (mean / largest).min(1.0) } else { 0.0 }
 }
 

@@ -527,8 +527,8 @@ proptest! {
         prop_assert_eq!((row.tier, row.available), (Tier::Healthy, (BACKENDS - 1, BACKENDS - 1)));
     }
 
-    /// Without a daemon and without probes, the only connects that fail are those that eject a
-    /// dying backend, and its trials.
+    /// Without a daemon and without probes, connects to a dying backend fail only until it is
+    /// ejected, and in its trials.
     #[test]
     fn without_a_daemon_failures_are_bounded_and_recovered_backends_return(history in histories()) {
         let mut host = host_with_a_lame_duck(false);

@@ -176,7 +176,7 @@ fn all_lost_members_are_replaced_a_quarter_at_a_time() {
         assert_eq!((replaced(&plan).len(), in_table(&plan).len()), (expected, 8), "at {seconds} s");
     }
     assert_eq!(replaced(&balancer.plan()), members);
-    // All members recover, and return to their places half a minute later.
+    // All members recover, and return to the table half a minute later.
     balancer.handle(at(300), Fact::Kernel(BTreeMap::new())).expect("only a list can be refused");
     balancer.handle(at(330), Fact::Time).expect("only a list can be refused");
     assert_eq!(in_table(&balancer.plan()), members.into_iter().collect());
@@ -340,7 +340,7 @@ fn the_next_daemon_adopts_replacements() {
     assert_eq!(diff(&kernel, &second.plan()), []);
 }
 
-/// A service with probes, and contents of the maps with these reasons for its backends.
+/// A service with probes, and a plan in which its backends have these health reasons.
 fn maps(reasons: &[(Usable, HealthReason)]) -> (Service, Plan) {
     let service =
         Service { health: HealthRules { first_look: Some(at(1)), ..HealthRules::default() }, ..service(4) };

@@ -1,5 +1,5 @@
-//! The steps from one plan to the next, on a fake kernel. After every step, a connect must find
-//! everything that it needs.
+//! The steps from one plan to the next, on a fake kernel. After every step, a connect must find a
+//! complete table and a backend of its service.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

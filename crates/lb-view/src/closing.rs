@@ -154,7 +154,7 @@ impl Closed {
                 note(*count, error);
             }
             if let Some(error) = error {
-                text += &format!("  its flows could not be read: {error}\n");
+                text += &format!("  the client's flows could not be read: {error}\n");
             }
         }
         text

@@ -320,7 +320,7 @@ fn slow_handshakes(service: &ServiceStatus) -> Option<String> {
 }
 
 /// The fault if another socklb is attached to the client's cgroup or to an ancestor of it. If both
-/// have the same service, only the socklb that runs first balances connects to it.
+/// have the same service, only the socklb that runs first balances connects to this service.
 fn another_socklb(client: &ClientStatus) -> Option<Fault> {
     let others = client.neighbours.iter().flatten().filter(|neighbour| neighbour.is_socklb);
     let others: Vec<_> = others.filter(|neighbour| neighbour.hook.starts_with("connect")).collect();

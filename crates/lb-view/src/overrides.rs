@@ -280,7 +280,7 @@ impl Overridden {
     }
 }
 
-/// The progress of drains that an operator waits for.
+/// The progress of the drains for which `socklb drain --wait` waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DrainProgress {
     /// The open flows of each backend, summed over the clients.

@@ -11,8 +11,8 @@ pub const SCHEMA: u32 = 1;
 pub struct Refreshed {
     pub schema: u32,
     pub service: String,
-    /// The origin of the service's list; `None` if no client dials such a service, or if the list
-    /// is in the configuration.
+    /// The origin of the service's list; `None` if no client dials the service, or if the list is
+    /// in the configuration.
     pub origin: Option<String>,
 }
 

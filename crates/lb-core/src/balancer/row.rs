@@ -192,9 +192,9 @@ impl<T> Row<T> {
         }
     }
 
-    /// The backend that connects use if every backend that they examined was unusable: the backup,
-    /// or else the usable member with the best health and, among equally healthy members, the
-    /// largest weight.
+    /// The backend that connects use if every backend that they examined was unusable. It is the
+    /// backup or, without a backup, the usable member with the best health. Of equally healthy
+    /// members, it is the member with the largest weight.
     pub fn fallback(&self) -> Option<SocketAddr> {
         let rank = |(at, (address, weight)): (usize, &(SocketAddr, u64))| {
             let (usable, health) = self.usable[address];

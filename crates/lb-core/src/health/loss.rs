@@ -42,7 +42,7 @@ impl OnBackendLoss {
     }
 }
 
-/// The time for which a backend must be missing.
+/// A backend is lost after it has been missing for this time.
 pub const CONFIRMED_AFTER: Duration = Duration::from_mins(1);
 /// Each host adds its own part of this time to [`CONFIRMED_AFTER`], so that the clients of a fleet
 /// do not all dial again at once.

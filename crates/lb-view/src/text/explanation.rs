@@ -91,7 +91,7 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
     let length = if is_arc { members.len() } else { size as usize };
     let _ = writeln!(
         text,
-        "   the first {length} of the order of {} for task {} of {} of job {}\n   over N = {} backend indexes ({} \
+        "   the first {length} backends in the order of {} for task {} of {} in job {}\n   over N = {} backend indexes ({} \
          endpoints), seed {}",
         inputs.algorithm,
         inputs.index,
@@ -116,7 +116,7 @@ fn the_subset(text: &mut String, explanation: &Explanation) {
         let tried: Vec<String> =
             tried.map(|tried| format!("{:.1} % at {}", 100.0 * tried.utilization, tried.size)).collect();
         if !tried.is_empty() {
-            let _ = writeln!(text, "   usable part of all backends by size: {}", tried.join(", "));
+            let _ = writeln!(text, "   usable part of all backends for each size: {}", tried.join(", "));
         }
     }
 }
@@ -146,8 +146,8 @@ fn who_is_unhealthy(text: &mut String, explanation: &Explanation) {
     }
 }
 
-/// The columns of the members. The resulting share is the most important column; the next columns
-/// in importance are the numbers from which it is computed.
+/// The columns of the members' table. The resulting share is the most important column; the numbers
+/// from which it is computed are next.
 const COLUMNS: [Column<'_>; 9] = [
     Column::left("backend", ALWAYS),
     Column::right("index", 3),

@@ -197,6 +197,6 @@ fn a_subset_follows_open_flows_across_a_restart() {
         stage.pass(Duration::from_mins(2));
         assert_eq!(members(stage), 1);
         let explained = stage.explained();
-        assert!(explained.contains("of the order of random for task 0 of 1"), "{explained}");
+        assert!(explained.contains("in the order of random for task 0 of 1"), "{explained}");
     });
 }
