@@ -190,12 +190,12 @@ impl ReceivedReport {
 /// The observations of a member at a tick.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemberObservation {
-    /// The member's structural weight: the weight without any control.
+    /// The member's structural weight: its weight before load control and slow start.
     pub weight: u64,
     /// The member's newest report, if there is one.
     pub report: Option<ReceivedReport>,
-    /// The part of this task's recent flows to the member that failed, 0 to 1; `None` if there were
-    /// too few flows.
+    /// The failed part of this task's recent flows to the member, 0 to 1; `None` if there were too
+    /// few flows.
     pub errors: Option<f64>,
     /// The lifetime of this task's flows to the member; `None` if too few flows began recently.
     pub life: Option<Life>,

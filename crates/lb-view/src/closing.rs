@@ -55,7 +55,7 @@ pub struct ClientClosed {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CloseCounts {
     pub closed: u64,
-    /// Flows with connections that had ended, or that their processes had closed.
+    /// Flows with connections that had already ended, or that a process had already closed.
     pub gone: u64,
     /// Flows with connections that were not idle. If the request has an idle time, all UDP sockets
     /// are counted here.

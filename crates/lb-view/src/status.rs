@@ -452,8 +452,8 @@ pub struct SourceStatus {
 }
 
 impl SourceStatus {
-    /// The earliest expiry of the certificates that connections to the servers of the list and of
-    /// the address require, in seconds since 1970.
+    /// The earliest expiry of the certificates for the list's server and the address's server, in
+    /// seconds since 1970.
     pub fn certificate_expiry_s(&self) -> Option<u64> {
         let of_list = self.remote.as_ref().and_then(|remote| remote.certificate_expiry_s);
         of_list.into_iter().chain(self.address_certificate_expiry_s).min()
@@ -474,8 +474,8 @@ pub struct RemoteStatus {
     pub lists: u64,
     /// Seconds until the next query; `None` while a query is under way.
     pub next_s: Option<u64>,
-    /// For how many seconds the server has answered that there are no endpoints; `None` if its last
-    /// answer was a list.
+    /// The number of seconds for which the server has answered that there are no endpoints; `None`
+    /// if its last answer was a list.
     pub empty_s: Option<u64>,
     /// The number of endpoints that the server's newest list removes, and that remain in force
     /// until the server repeats this list.
