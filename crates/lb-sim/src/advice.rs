@@ -129,7 +129,7 @@ impl Advice {
 }
 
 impl SubsetChoice {
-    /// The smallest size at which the arcs of this choice would overlap. Returns `None` if they
+    /// The smallest size at which the arcs of this choice would overlap. Returns `None` if the arcs
     /// overlap already, or if the subsets are not arcs. Shares can follow unequal weights of
     /// backends only if arcs overlap.
     pub fn overlapping_size(&self, question: &AdviceRequest) -> Option<u32> {
@@ -172,7 +172,6 @@ impl AdviceRequest {
         self.backends.div_ceil(10)
     }
 
-    /// The quality of a choice.
     pub fn assess(&self, choice: &SubsetChoice) -> Assessment {
         let Some(fleet) = choice.fleet else { return self.assess_all() };
         let graph = fleet.graph();
@@ -183,7 +182,7 @@ impl AdviceRequest {
             (raw_utilization(&sharing.loads(&graph)), unequal)
         };
         // The changed fleet may have another automatic size. If this fleet has the maximum number
-        // of backends or clients, it is compared with a fleet that has one fewer.
+        // of backends or clients, it is compared with a fleet that has one backend or client fewer.
         let dropped = |other: Self| {
             let Some(other) = other.choice(choice.subset).fleet else {
                 return ChangeCost { mean: 0.0, worst: 0.0 };
@@ -212,8 +211,8 @@ impl AdviceRequest {
         }
     }
 
-    /// The quality if every client uses every backend. It needs no graph. The graph of a large
-    /// fleet would have too many connections to store.
+    /// The quality if every client uses every backend, computed without a graph. The graph of a
+    /// large fleet would be too large to store.
     fn assess_all(&self) -> Assessment {
         let nothing = ChangeCost { mean: 0.0, worst: 0.0 };
         Assessment {

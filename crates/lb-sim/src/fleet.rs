@@ -22,8 +22,8 @@ pub const MAX_BACKENDS: u32 = MAX_INDEXES;
 pub const MAX_SIZE: u32 = MAX_BACKENDS;
 
 /// The maximum number of connections of a fleet. Each connection takes four bytes, so all
-/// connections take at most 128 MiB. A fleet with subsets of at most 500 backends never has more
-/// connections than this.
+/// connections take at most 128 MiB. A fleet with subsets of at most 500 backends never exceeds
+/// this limit.
 pub const MAX_CONNECTIONS: u64 = 1 << 25;
 
 /// One job and one service. All client tasks and all backends run, and their indexes have no gaps.
@@ -145,13 +145,14 @@ impl Sharing {
         }
     }
 
-    /// The load of every backend, by index. The unit is the traffic of one client.
+    /// The load of every backend, in the order of the indexes. A load of 1 is the traffic of one
+    /// client.
     pub fn loads(&self, graph: &Graph) -> Vec<f64> {
         match self {
             Self::Even => {
-                // Only aperture algorithms give clients subsets of different lengths, and they do
-                // not divide traffic evenly. So backends with equal numbers of connections get
-                // exactly equal loads.
+                // With `Even`, all subsets have the same length, because only aperture algorithms
+                // give clients subsets of different lengths. So backends with equal numbers of
+                // connections get exactly equal loads.
                 let length = graph.rows().next().map_or(0, <[u32]>::len).max(1);
                 #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
                 let length = length as f64;

@@ -16,8 +16,8 @@ pub mod churn;
 
 pub mod interval;
 
-/// The smallest, mean and largest of some numbers, and their relative standard deviation. The
-/// standard deviation is that of a whole population, not the estimate from a sample.
+/// The minimum, mean, maximum and relative standard deviation of some numbers. The standard
+/// deviation is that of the whole population, not an estimate from a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spread {
     pub min: f64,
@@ -28,7 +28,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Without values, every field is 0.
+    /// If there are no values, every field is 0.
     pub fn of(values: &[f64]) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -54,14 +54,14 @@ pub const fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// The mean; 0 without values.
+/// The mean; 0 if there are no values.
 pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
     let (count, sum) = values.into_iter().fold((0_u32, 0.0), |(count, sum), value| (count + 1, sum + value));
     sum / f64::from(count.max(1))
 }
 
 /// The percentile by the nearest-rank method: the smallest value such that at least `percent`
-/// percent of the values are not larger. It is 0 without values.
+/// percent of the values are not larger. Returns 0 if there are no values.
 pub fn percentile(values: &[f64], percent: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -110,14 +110,13 @@ pub fn block_share(subset: &[u32], block: u32) -> f64 {
     part(most, sorted.len())
 }
 
-/// [`block_share`] of every client's subset. The mean is the average over the clients of the part
-/// that a client loses at the worst moment of a rolling restart. The maximum is this part for the
-/// worst affected client.
+/// [`block_share`] of every client's subset: the part that the client loses at the worst moment of
+/// a rolling restart. The maximum is the part of the worst affected client.
 pub fn block_shares(graph: &Graph, block: u32) -> Spread {
     Spread::of(&graph.rows().map(|subset| block_share(subset, block)).collect::<Vec<f64>>())
 }
 
-/// A part as a fraction; 0 if the whole is 0.
+/// `of` as a fraction of `all`; 0 if `all` is 0.
 fn part(of: usize, all: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "at most 65,536 backends")]
     let part = of as f64 / all.max(1) as f64;

@@ -17,18 +17,18 @@ use lb_core::subset::random::SplitMix64;
 
 use crate::traffic::client::{LinkState, SERVICE, SimulatedClient, SlotConnections, address};
 
-/// The part of its share, summed over all pools, that the restarted backend is expected to reach.
+/// The restarted backend is expected to reach this part of its share, summed over all pools.
 pub const GOAL: f64 = 0.75;
 
-/// The number of seconds between the opening of the pools and the stop of the backend. If the law
-/// closed connections of even pools, it would do so in this time.
+/// The number of seconds between the opening of the pools and the stop of the backend. This is long
+/// enough to show whether `rebalance` closes connections of even pools, which is wrong.
 const EVEN: u64 = 3 * MIN_AGE.as_secs();
 
 /// The number of seconds for which the backend is away.
 const AWAY: u64 = 10;
 
-/// The number of seconds for which the simulation continues after the bound. In this time, all
-/// connections become old enough to be closed.
+/// The number of seconds for which the simulation continues after [`Pools::bound`]. In this time,
+/// all connections become old enough to be closed.
 const QUIET: u64 = 10 * MIN_AGE.as_secs();
 
 /// The backend that restarts.
@@ -54,7 +54,7 @@ pub struct Pools {
 pub struct Course {
     /// The connections closed before the restart.
     pub closed_before: u64,
-    /// The restarted backend's part of its share when it returned, over all pools.
+    /// The part of its share that the restarted backend had when it returned, over all pools.
     pub at_return: f64,
     /// When the restarted backend reached [`GOAL`]; `None` if it did not.
     pub goal_reached: Option<u64>,
@@ -64,7 +64,7 @@ pub struct Course {
     /// The connections closed since the backend stopped, and the time of the last closing.
     pub closed: u64,
     pub last_closing: u64,
-    /// The restarted backend's part of its share at the end.
+    /// The part of its share that the restarted backend had at the end of the simulation.
     pub at_end: f64,
     /// The smallest and the largest part of its share that any other backend had after the return.
     pub lowest_other: f64,
@@ -72,24 +72,25 @@ pub struct Course {
 }
 
 impl Pools {
-    /// The share of each backend of each pool, in connections.
+    /// The number of connections that each pool should have to each backend.
     fn share(&self) -> f64 {
         f64::from(self.connections) / f64::from(self.backends)
     }
 
-    /// The time in which the restarted backend reaches [`GOAL`] and closings end, in seconds since
-    /// its return. `None` if the pools are so small that `rebalance` closes no connections even for
-    /// a backend without connections. With more than 16 CPUs, the backend may reach [`GOAL`] later.
+    /// The number of seconds after its return in which the restarted backend reaches [`GOAL`] and
+    /// closings end. `None` if the pools are so small that `rebalance` closes no connections even
+    /// for a backend without connections. With more than 16 CPUs, the backend may reach [`GOAL`]
+    /// later.
     ///
     /// Of every `backends` connections that are dialled again, one goes to the restarted backend.
-    /// Each task closes connections at its part of the rate. In small pools it closes at most one
-    /// per second, because the other backends have few connections above their shares. The task
-    /// closes only connections that are old enough, so it waits at first, and again after it has
-    /// closed many connections.
+    /// Each task closes connections at its part of the configured rate. In small pools it closes at
+    /// most one per second, because the other backends have few connections above their shares. The
+    /// task closes only connections that are old enough, so it waits at first, and again after it
+    /// has closed many connections.
     pub fn bound(&self) -> Option<u64> {
         let below = f64::from(self.rules.below_thousandths) / 1000.0;
         let limit = below * self.share();
-        // The difference at which closing begins (see lb_core::rebalance).
+        // `rebalance` closes no connection for a smaller difference (`lb_core::rebalance`).
         if limit < 2.0 {
             return None;
         }
@@ -242,8 +243,8 @@ impl Pool {
         slot.and_then(|(slot, _)| self.client.links[slot as usize]).map_or(0, |link| link.flows)
     }
 
-    /// If `is_away` is true, the restarted backend stops, and its connections end. Otherwise it
-    /// returns.
+    /// If `is_away` is true, the restarted backend stops, and its connections end. If `is_away` is
+    /// false, the backend returns.
     fn restart(&mut self, second: u64, is_away: bool) {
         self.is_away = is_away;
         self.reports += 1;

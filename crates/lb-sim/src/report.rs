@@ -48,10 +48,10 @@ pub fn steps(extent: Extent) -> u64 {
 /// The progress steps of one simulation of a scenario with load. A step takes one or two
 /// milliseconds of CPU time.
 const PLAY: u64 = 800;
-/// The progress steps of each other section that has no sweeps.
+/// The progress steps of a section that has neither simulations of a scenario with load nor sweeps.
 const OTHER: u64 = 400;
 
-/// The number of sections that have neither simulations of a scenario with load nor sweeps.
+/// The number of sections with [`OTHER`] progress steps.
 const OTHERS: u64 = 9;
 
 /// All sections, in reading order.

@@ -26,13 +26,14 @@ pub fn sample(distribution: Distribution, mean_us: u64, rng: &mut SplitMix64) ->
     match distribution {
         Distribution::Even => mean_us,
         Distribution::Random if mean_us == 0 => {
-            // Takes one random number, as with any other mean, but computes no logarithm.
+            // Draws one random number, as for any other mean, but computes no logarithm.
             rng.next_u64();
             0
         }
         Distribution::Random => {
             let product = u128::from(mean_us) * u128::from(exponential(rng));
-            u64::try_from(product >> 32).expect("a mean of at most a hundred days, times at most 45")
+            u64::try_from(product >> 32)
+                .expect("a mean of at most 100 days, times at most 45, fits into 64 bits")
         }
     }
 }
@@ -46,7 +47,7 @@ fn exponential(rng: &mut SplitMix64) -> u64 {
     let u = rng.next_u64() | 1;
     let below_one = (64 << 32) - log2(u);
     let product = u128::from(below_one) * u128::from(LN_2);
-    u64::try_from(product >> 32).expect("less than 64 in units of 2^-32")
+    u64::try_from(product >> 32).expect("a number below 64 in units of 2^-32 fits into 64 bits")
 }
 
 /// The binary logarithm of a positive number, in units of 2^-32, rounded down.
@@ -139,7 +140,7 @@ mod tests {
         let rates = Skew::Zipf(1.0).rates(3, &mut SplitMix64::new(1));
         let mut sorted = rates.clone();
         sorted.sort_by(f64::total_cmp);
-        // 1, 1/2 and 1/3 over their mean of 11/18.
+        // The rates 1, 1/2 and 1/3, divided by their mean 11/18.
         for (rate, expected) in sorted.iter().zip([6.0 / 11.0, 9.0 / 11.0, 18.0 / 11.0]) {
             assert!((rate - expected).abs() < 1e-9, "{rates:?}");
         }

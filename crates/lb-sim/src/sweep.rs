@@ -24,7 +24,8 @@ pub const MAX_MAX: u32 = 1_024;
 /// fleet separately; the article's sweep then examines 2^27 members.
 pub const MAX_LOOKS: u64 = 1 << 34;
 
-/// The maximum for a sweep with structural weights, which examines each member many times.
+/// The maximum number of subset members for a sweep with structural weights, which examines each
+/// member many times.
 pub const MAX_WEIGHTED_LOOKS: u64 = 1 << 31;
 
 /// A sweep: all fleets with 1 to `max` clients and `size` to `max` backends that have more
@@ -88,15 +89,16 @@ pub enum SweepError {
 }
 
 impl Sweep {
-    /// The numbers of clients of the fleets with this number of backends.
+    /// The range of client counts of the fleets with this number of backends.
     fn clients(&self, backends: u32) -> std::ops::RangeInclusive<u32> {
         backends / self.size + 1..=self.max
     }
 
-    /// The number of fleets.
+    /// The number of fleets in the sweep.
     pub fn cells(&self) -> u64 {
-        let fleets =
-            |backends| u64::try_from(self.clients(backends).count()).expect("at most the maximum of a sweep");
+        let fleets = |backends| {
+            u64::try_from(self.clients(backends).count()).expect("there are at most `MAX_MAX` values")
+        };
         (self.size..=self.max).map(fleets).sum()
     }
 
@@ -138,7 +140,7 @@ impl Sweep {
     /// Computes the fleets with this number of backends.
     fn column(&self, algorithm: Algorithm, backends: u32) -> Vec<Cell> {
         let Self { size, max, seed, weighted } = *self;
-        // With this algorithm all clients share one permutation. The permutation decides which
+        // All clients of a shuffled aperture share one permutation. The permutation decides which
         // backends are loaded, but not how much. Computing it for every client of every fleet would
         // take most of the time.
         let shuffled = algorithm == Algorithm::ApertureShuffled;
@@ -200,7 +202,7 @@ impl ConnectionCounter {
 
     /// The utilizations of [`crate::metrics`], computed from the largest count only.
     fn cell(&self, clients: u32, size: u32) -> Cell {
-        let backends = u32::try_from(self.connections.len()).expect("at most the maximum of a sweep");
+        let backends = u32::try_from(self.connections.len()).expect("there are at most `MAX_MAX` backends");
         // The number is at most 2^20, the square of [`MAX_MAX`].
         let all = clients * size.min(backends);
         let largest = f64::from(self.largest);

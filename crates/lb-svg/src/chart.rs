@@ -37,14 +37,14 @@ impl Scale {
 /// The title of an axis, and the numbers that have a label.
 #[derive(Clone, Debug)]
 pub struct Axis<'a> {
-    /// The title includes the unit.
+    /// The title, with the unit.
     pub title: &'a str,
     /// Numbers and their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
 impl<'a> Axis<'a> {
-    /// Creates an axis whose labels are the numbers themselves.
+    /// Creates an axis with the numbers themselves as labels.
     pub fn new(title: &'a str, ticks: &[f64]) -> Self {
         Self::worded(title, ticks, |tick| tick.to_string())
     }

@@ -56,11 +56,11 @@ pub enum LineStyle {
     Thin,
     /// Wide enough to show its colour.
     Solid,
-    /// Wide enough for a band.
+    /// Six units wide, for arcs.
     Thick,
     /// Background on both sides of a line that crosses other lines.
     Halo,
-    /// For figures published by other authors.
+    /// For reference lines, such as published numbers.
     Dashed,
     /// For a second quantity of the same series.
     Dotted,
@@ -252,7 +252,10 @@ impl Drawing {
         let mut faults = Vec::new();
         let Area { left, top, right, bottom } = self.bounds;
         if left < 0.0 || top < 0.0 || right > self.width || bottom > self.height {
-            faults.push(format!("{:?} on a sheet of {} x {}", self.bounds, self.width, self.height));
+            faults.push(format!(
+                "{:?} extends beyond the drawing of {} x {}",
+                self.bounds, self.width, self.height
+            ));
         }
         for (number, (area, text)) in self.labels.iter().enumerate() {
             for (other, words) in &self.labels[..number] {
@@ -300,6 +303,6 @@ mod tests {
         drawing.text(Paint::INK, Lettering::Small, at(90.0, 22.0), Anchor::End, "too near");
         assert_eq!(drawing.faults(), ["\"too near\" overlaps \"seven letters\""]);
         drawing.dot(Paint::INK, at(98.0, 10.0), 3.0);
-        assert!(drawing.faults()[0].ends_with("on a sheet of 100 x 50"), "{:?}", drawing.faults());
+        assert!(drawing.faults()[0].ends_with("beyond the drawing of 100 x 50"), "{:?}", drawing.faults());
     }
 }

@@ -32,7 +32,7 @@ pub struct Paint {
 impl Paint {
     /// For the background.
     pub const PAPER: Self = Self::new("paper", [0xff_ff_ff, 0x14_18_1c]);
-    /// For text, and for figures published by other authors.
+    /// For text, and for numbers published by other authors.
     pub const INK: Self = Self::new("ink", [0x1b_22_28, 0xe6_ea_ed]);
     /// For titles of axes, ticks and notes.
     pub const QUIET: Self = Self::new("quiet", [0x55_60_6a, 0xa2_ad_b6]);

@@ -68,7 +68,7 @@ struct AdviceDocument {
 
 #[derive(Serialize)]
 struct ChoiceDocument {
-    /// `null` if the choice is that every client uses all backends.
+    /// `null` if every client uses all backends.
     algorithm: Option<&'static str>,
     /// The size to configure: a number, "auto", "all", or a minimum size.
     size: SizeSetting,
@@ -108,8 +108,8 @@ struct SharingUtilization {
 pub fn run(options: &AdviseOptions) -> Result<()> {
     let AdviseOptions { clients, backends, seed, skew, missing, json } = *options;
     let question = AdviceRequest { clients, backends, seed, inequality: Inequality { skew, missing } };
-    // Solving the weights of the largest fleets takes a minute. The spinner appears on standard
-    // error, and only if that is a terminal.
+    // Solving the weights of the largest fleets takes a minute. The spinner appears only if
+    // standard error is a terminal.
     let waiting = ProgressBar::new_spinner().with_message("solving weights");
     waiting.enable_steady_tick(Duration::from_millis(100));
     let advice = Advice::on(&question);

@@ -43,7 +43,7 @@ pub fn within(text: &str, most: u32) -> Result<u32, OutOfRange> {
     text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or(OutOfRange { most })
 }
 
-/// Algorithms to compare, each once.
+/// The algorithms to compare, without duplicates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Algorithms(pub Vec<Algorithm>);
 
@@ -159,14 +159,14 @@ pub struct FleetArguments {
 }
 
 impl FleetArguments {
-    /// The fleet with this algorithm.
+    /// The fleet with these arguments and this algorithm.
     ///
     /// # Panics
     /// `clients`, `backends` or `size` is missing.
     pub fn fleet(&self, algorithm: Algorithm) -> Fleet {
         let Self { clients, backends, size, seed } = *self;
-        let [clients, backends, size] =
-            [clients, backends, size].map(|number| number.expect("required if there is no list"));
+        let [clients, backends, size] = [clients, backends, size]
+            .map(|number| number.expect("clap requires this argument if there is no list"));
         Fleet { algorithm, clients, backends, size, seed: seed.unwrap_or(0) }
     }
 }

@@ -17,8 +17,8 @@ use crate::output;
 use crate::table::{TextTable, percent};
 
 /// The maximum number of entries that a run may examine in all steps and algorithms together. An
-/// entry is a backend in a client's order, or a member of a subset. A run with this number takes
-/// about a minute.
+/// entry is a backend in a client's order, or a member of a subset. A run that examines this many
+/// entries takes about a minute.
 const MAX_LOOKS: u64 = 1 << 33;
 
 /// The options of `socklb-sim churn`.
@@ -81,8 +81,9 @@ struct ChurnStep {
     minimum: f64,
 }
 
-/// The cost of the whole change as one step, from the first number to the last, and a summary of
-/// the single steps: the means of their mean and minimum costs, and the largest worst cost.
+/// The cost of the whole change as one step, from the first number of the range to the last. Also a
+/// summary of the single steps: the means of their mean and minimum costs, and the largest worst
+/// cost.
 #[derive(Serialize)]
 struct Overall {
     #[serde(flatten)]

@@ -21,7 +21,7 @@ use super::arguments::FleetArguments;
 use super::input;
 use crate::listed::ListedJob;
 
-/// The source of a list.
+/// The source of a list of endpoints.
 #[derive(Clone, Debug, Args)]
 pub struct ListArguments {
     /// Endpoint file in a format that the daemon reads (TOML, or JSON as in Prometheus), instead of
@@ -41,8 +41,8 @@ pub struct ListArguments {
 }
 
 impl ListArguments {
-    /// The job and its list, once for each of these algorithms, or once for the configured
-    /// algorithm if `algorithms` is `None`. Returns an empty vector if the arguments name no list.
+    /// The job and its list, once for each of `algorithms`. If `algorithms` is `None`, once with
+    /// the configured algorithm. The vector is empty if the arguments name no list.
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
@@ -174,7 +174,7 @@ fn without_hosts(parsed: Parsed, path: &Path) -> Result<EndpointList> {
     Ok(parsed.list)
 }
 
-/// An address of the list's family that no endpoint has.
+/// An address that no endpoint of the list has, in the same address family.
 fn unused_address(list: &EndpointList) -> SocketAddr {
     let is_v6 = list.as_slice().first().is_some_and(|endpoint| endpoint.address.is_ipv6());
     SocketAddr::new(if is_v6 { [0; 16].into() } else { [0; 4].into() }, 0)

@@ -1,5 +1,5 @@
 //! `socklb-sim lots`: shows step by step how Rocksteadier deals backends to a lot of ten clients,
-//! as in Tables 2 to 5 of the article.
+//! as in Tables 2 to 5 of the ACM Queue article.
 //!
 //! This module derives the lots from the clients' subsets. It must not contain the dealing
 //! algorithm.
@@ -78,12 +78,13 @@ impl LotsDocument {
         let (first, lots) = (LOT * lot, backends.div_ceil(LOT));
         let fleet = Fleet { algorithm, clients: first + LOT, backends, size, seed };
         // If padding is counted as backends, a client reads all rows, beginning with its own row.
-        // The own row of the first client is the first row.
+        // The first client's own row is the first row.
         let padded = Fleet { backends: LOT * lots, size: LOT * lots, ..fleet };
         let rows: Vec<Vec<u32>> = padded.subset(first).chunks(lots as usize).map(<[u32]>::to_vec).collect();
         let clients = (first..first + LOT).map(|client| {
             let begin = padded.subset(client)[0];
-            let row = rows.iter().position(|row| row[0] == begin).expect("an order begins with a row");
+            let row =
+                rows.iter().position(|row| row[0] == begin).expect("each client begins with one of the rows");
             LotClient { client, row, subset: fleet.subset(client) }
         });
         Self {
@@ -99,8 +100,8 @@ impl LotsDocument {
         }
     }
 
-    /// Writes a table with a column for each of these lots. `name` returns the name of a row, and
-    /// `backend` the backend of a row in a lot.
+    /// Writes a table with a column for each lot. `name` returns the name of a row, and `backend`
+    /// the backend of a row in a lot.
     fn table(
         &self,
         f: &mut fmt::Formatter<'_>,
@@ -109,7 +110,9 @@ impl LotsDocument {
         name: impl Fn(usize) -> String,
         backend: impl Fn(usize, u32) -> u32,
     ) -> fmt::Result {
-        let width = (LOT * u32::try_from(lots.len()).expect("lots are counted in 32 bits")).to_string().len();
+        let width = (LOT * u32::try_from(lots.len()).expect("the number of lots fits into 32 bits"))
+            .to_string()
+            .len();
         let head = lots.iter().map(|lot| format!("  {:>width$} ", format!("#{lot}"))).collect::<String>();
         writeln!(f, "\n{title}\n{names:>10}{}", head.trim_end())?;
         for row in 0..self.rows.len() {

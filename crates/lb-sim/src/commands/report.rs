@@ -27,9 +27,9 @@ pub fn run(options: &ReportOptions) -> Result<()> {
     let directory = ReportDirectory::open(&options.out)?;
     let extent = Extent::default();
     let bar = ProgressBar::new(steps(extent));
-    // The bar appears on standard error, and only if that is a terminal.
+    // The bar appears only if standard error is a terminal.
     let template = "{elapsed:>4} {wide_bar} {percent:>3} %";
-    bar.set_style(ProgressStyle::with_template(template).expect("a valid template"));
+    bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
     bar.enable_steady_tick(Duration::from_millis(200));
     let sections = sections(extent, &bar);
     bar.finish_and_clear();

@@ -67,7 +67,7 @@ pub fn run(options: &SweepOptions) -> Result<()> {
     for &algorithm in &options.algorithm.0 {
         sweep.check(algorithm)?;
     }
-    // The bar appears on standard error, and only if that is a terminal.
+    // The bar appears only if standard error is a terminal.
     let columns = u64::from(max - size + 1) * options.algorithm.0.len() as u64;
     let bar = ProgressBar::new(columns).with_style(style()?);
     let mut results = Vec::new();

@@ -45,7 +45,7 @@ pub fn run(options: &TrafficOptions) -> Result<()> {
     if options.json { output::json(&report) } else { output::text(text(&scenario, &report)) }
 }
 
-/// Reads a shipped scenario by its name, or else a file.
+/// Reads the shipped scenario with this name. If there is none, reads the file with this path.
 fn read(scenario: &str) -> Result<Scenario> {
     if let Some(text) = shipped::text(scenario) {
         return Ok(Scenario::read(scenario, scenario, text)?);
@@ -402,7 +402,7 @@ summary
         assert_eq!(json["ejection"]["runs"][1]["most"]["failed"], 35);
         let without =
             serde_json::to_value(play(&Scenario::read("two", "two.toml", TEXT).unwrap(), 5)).unwrap();
-        assert!(without.get("ejection").is_none(), "only if a run ejects backends");
+        assert!(without.get("ejection").is_none(), "the field exists only if a run ejects backends");
     }
 
     #[test]

@@ -9,11 +9,12 @@ use lb_core::weights::Graph;
 use serde::Serialize;
 
 /// The maximum number of shared backends that the search for the largest overlap may count.
-/// Counting that many takes about a second. It is enough to compare every pair of 10,000 clients
-/// with subsets of 20 of 1,000 backends, or of 1,000 clients that all use the same 1,000 backends.
+/// Counting that many takes about a second. The limit permits a comparison of every pair of 10,000
+/// clients with 20 of 1,000 backends each, or of 1,000 clients that all use the same 1,000
+/// backends.
 const MAX_MEETINGS: u64 = 1 << 30;
 
-/// The part of a subset that two subsets have in common, over all pairs of clients. Arcs of an
+/// The part of a subset that two clients have in common, over all pairs of clients. Arcs of an
 /// aperture are longer than the configured size, and their lengths differ by one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Overlap {
@@ -23,8 +24,8 @@ pub struct Overlap {
     /// The largest overlap of the compared pairs, relative to the size of the smaller subset of a
     /// pair.
     pub max: f64,
-    /// How many clients were compared with every other client. Their numbers have equal distances.
-    /// If all clients were compared, `max` is exact. `mean` is always exact.
+    /// How many clients were compared with every other client. The compared clients are evenly
+    /// spaced. If all clients were compared, `max` is exact. `mean` is always exact.
     pub compared: u32,
 }
 
@@ -46,8 +47,9 @@ pub fn overlap(graph: &Graph) -> Overlap {
     // Each backend is counted once for every pair of clients that share it.
     let shared: u64 = connections.iter().map(|&clients| pairs(clients)).sum();
     let meetings: u64 = connections.iter().map(|&clients| u64::from(clients).pow(2)).sum();
-    let step =
-        u32::try_from(meetings.div_ceil(MAX_MEETINGS)).expect("2^25 connections of 2^16 clients").max(1);
+    let step = u32::try_from(meetings.div_ceil(MAX_MEETINGS))
+        .expect("the number of meetings is at most 2^41")
+        .max(1);
     let compared: Vec<u32> = (0..clients).step_by(step as usize).collect();
     #[expect(clippy::cast_precision_loss, reason = "a mean needs no more than 53 bits")]
     let mean = shared as f64 / pairs(clients).max(1) as f64;

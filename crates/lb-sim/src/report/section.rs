@@ -2,7 +2,7 @@
 //! numbers of the source and of the planner.
 //!
 //! This module also defines how large the computations of a report are. It must not depend on the
-//! questions.
+//! content of sections.
 
 use lb_svg::Figure;
 
@@ -56,7 +56,7 @@ impl NumberTable {
     /// # Panics
     /// The number of cells differs from the number of columns.
     pub fn row<const N: usize>(&mut self, cells: [&str; N]) {
-        assert_eq!(N, self.head.len(), "a cell for every column");
+        assert_eq!(N, self.head.len(), "a row has a cell for every column");
         self.rows.push(cells.map(str::to_owned).into());
     }
 }

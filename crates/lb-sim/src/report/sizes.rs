@@ -58,7 +58,7 @@ fn raw(series: &Series, fleet: &Fleet, graph: &Graph) -> f64 {
     raw_utilization(&Sharing::of(fleet, graph, series.weighted).loads(graph))
 }
 
-/// Raw utilization by size, up to `most`.
+/// Raw utilization for each size from 1 to `most`.
 fn line(series: &Series, case: &SizesFigure, most: u32) -> Vec<(f64, f64)> {
     let whole = fleet(series, case, most).graph();
     let of_size = |size: u32| {

@@ -1,5 +1,5 @@
-//! Properties of every page and every figure: browsers and XML readers accept it, it loads nothing,
-//! no text is cut off, and its numbers are those of the metrics.
+//! Checks each file of the report: browsers and XML readers accept it, it loads no other files, no
+//! text is cut off, and the numbers are those of the metrics.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -128,7 +128,7 @@ fn every_class_of_a_figure_has_a_style() {
         let text = figure.alone(&palette::PAINTS);
         let document = parsed(&text);
         for class in attributes(&document, "class").into_iter().flat_map(|classes| classes.split(' ')) {
-            // Small text has no class of its own: its size is the default for text in figures.
+            // The style needs no rule for class `small`, because this is the default size of text.
             let known = class == "small" || style.contains(&format!(".{class}{{"));
             assert!(known, "{}: {class}", figure.id);
         }
@@ -169,7 +169,7 @@ fn the_book_s_figures_show_both_scenarios_and_the_switch_between_them() {
     }
     let bars = body("fig-20-2").matches("<rect").count();
     assert_eq!((bars, traces("fig-20-6", "rocksteadier")), (100, 50));
-    assert!(body("fig-20-6").contains("line dashed stroke-ink"), "the switch is marked");
+    assert!(body("fig-20-6").contains("line dashed stroke-ink"), "no dashed line marks the switch");
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn reports_are_reproducible_and_progress_reaches_its_end() {
     assert_eq!(bar.position(), steps(LITTLE));
 }
 
-/// The table row of a section with this first cell, without the first cell.
+/// The cells of the table row that begins with the cell `first`, without this cell.
 fn row<'a>(sections: &'a [ReportSection], section: &str, first: &str) -> Vec<&'a str> {
     let section = sections.iter().find(|known| known.id == section).unwrap();
     let row = section.table.rows.iter().find(|row| row[0] == first).unwrap();

@@ -20,7 +20,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Without values, every field is 0.
+    /// If there are no values, every field is 0.
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.collect();
         values.sort_unstable_by(f64::total_cmp);

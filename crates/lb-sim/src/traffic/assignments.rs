@@ -45,13 +45,13 @@ pub struct JobAssignments {
     edges: Vec<Edge>,
     /// For each task, the position at which its edges end.
     ends: Vec<usize>,
-    /// One entry for each backend, by index.
+    /// One entry for each backend, in the order of the indexes.
     columns: Vec<BackendTotals>,
     size: Option<u32>,
 }
 
 impl JobAssignments {
-    /// Computes which members of `list` the `tasks` tasks of a job use.
+    /// Computes which endpoints of `list` each of the `tasks` tasks of a job uses.
     pub fn of(service: &Service, tasks: u32, list: EndpointList, shares: ShareModel) -> Self {
         let mut columns = vec![BackendTotals::default(); list.index_space() as usize];
         let mut edges = Vec::new();
@@ -62,8 +62,8 @@ impl JobAssignments {
             let membership = memberships.of(task);
             size = membership.size;
             let sum: f64 = membership.members.iter().map(|member| f64::from(member.endpoint.weight)).sum();
-            // If the size follows load, the assignment has all members to which a task may grow.
-            // The task decides how many of them it uses.
+            // If the size of subsets follows load, `reserve` has the members that a larger subset
+            // would add. The task decides how many members it uses.
             for Member { endpoint, weight, share, connections, load, target } in
                 membership.members.into_iter().chain(membership.reserve)
             {
@@ -100,8 +100,8 @@ impl JobAssignments {
     }
 
     /// One task's assignment: its members, and a list that contains only these members, because the
-    /// task's balancer needs no others. If the size follows load, `size` is given, and the
-    /// assignment has only the first `size` members.
+    /// task's balancer needs no others. `size` is set only if the size follows load; the assignment
+    /// then has only the first `size` members.
     ///
     /// # Panics
     /// The job has no such task.

@@ -92,7 +92,7 @@ pub struct SlotBackend {
 
 #[derive(Debug)]
 pub struct SimulatedClient {
-    /// The position of its job in the scenario.
+    /// The position of the client's job in the scenario.
     pub job: usize,
     pub index: u32,
     /// The version of the newest list that the client has received.
@@ -118,8 +118,8 @@ pub struct SimulatedClient {
     scheduler: SplitMix64,
     /// The recent errors of the backend in each slot.
     errors: Vec<RecentErrors>,
-    /// For the backend in each slot, whether its own report marks it as a lame duck. Connects read
-    /// this value.
+    /// For the backend in each slot, whether its own report marks it as a lame duck. [`Self::pick`]
+    /// reads this value.
     lame: Vec<bool>,
     /// The backends that are lame ducks by their own reports.
     lame_ducks: BTreeSet<u32>,
@@ -229,9 +229,9 @@ impl SimulatedClient {
         self.start_slowly(now);
     }
 
-    /// Handles a backend's report that it is a lame duck, or that it no longer is. Connects use the
-    /// report at once, and the daemon builds its tables accordingly. Returns false if the report is
-    /// not newer than the newest received one.
+    /// Handles a backend's report that it is a lame duck, or no longer a lame duck. [`Self::pick`]
+    /// uses the report at once, and the daemon builds new tables from it. Returns false if the
+    /// report is not newer than all reports received before.
     pub fn on_report(&mut self, now: Duration, backend: u32, report: u32, is_lame: bool) -> bool {
         let newest = self.newest_reports.entry(backend).or_default();
         if report <= *newest {
@@ -247,7 +247,7 @@ impl SimulatedClient {
         let verdicts: BTreeMap<_, _> = self.lame_ducks.iter().map(verdict).collect();
         self.balancer
             .handle(now, Fact::Verdicts(0, Who::Report, verdicts))
-            .expect("only a list can be refused");
+            .expect("only a list of endpoints can be refused");
         self.publish();
         self.start_slowly(now);
         true
@@ -309,7 +309,7 @@ impl SimulatedClient {
         } else {
             self.scheduler.below(self.cursors.len() as u64)
         };
-        let cpu = usize::try_from(cpu).expect("below the number of CPUs");
+        let cpu = usize::try_from(cpu).expect("the number of a CPU fits into usize");
         let tables = ClientTables { client: self };
         let (mut picked, sample) = match trial {
             Some(slot) => (Pick { how: How::Trial, slot }, 0),
@@ -371,7 +371,7 @@ impl SimulatedClient {
             });
             let length = self.schedule.len();
             let peak = peak_flows(policy, length, members);
-            let log2 = u8::try_from(length.ilog2()).expect("below the bits of a number");
+            let log2 = u8::try_from(length.ilog2()).expect("the logarithm is less than 64");
             let peak = peak_of(self.rules.policy, peak, self.entries[slot as usize], log2);
             let flows = self.flows(slot);
             let errors = &mut self.errors[slot as usize];

@@ -69,7 +69,7 @@ impl Cost {
     }
 }
 
-/// The standard normal distribution function: the probability of a value below this one.
+/// The standard normal distribution function: the probability of a value below `z`.
 fn below(z: f64) -> f64 {
     0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
 }
@@ -150,11 +150,15 @@ mod tests {
     #[test]
     fn in_a_burst_time_passes_faster() {
         let bursts = Bursts { factor: 4.0, every_us: 100, lasts_us: 10 };
-        assert_eq!(bursts.due(0, 50), 50, "before the first burst");
+        assert_eq!(bursts.due(0, 50), 50, "no burst has begun");
         assert_eq!(bursts.due(100, 20), 105);
-        assert_eq!(bursts.due(90, 30), 105, "10 us of the gap before the burst, 20 us within it");
-        assert_eq!(bursts.due(105, 40), 130, "20 us of the gap within the burst, 20 us after it");
-        assert_eq!(bursts.due(150, 90), 210, "50 us of the gap before the burst, 40 us until its end");
+        assert_eq!(bursts.due(90, 30), 105, "10 us of the gap pass before the burst, and 20 us in the burst");
+        assert_eq!(bursts.due(105, 40), 130, "20 us of the gap pass in the burst, and 20 us after the burst");
+        assert_eq!(
+            bursts.due(150, 90),
+            210,
+            "50 us of the gap pass before the burst, and 40 us in the burst"
+        );
         assert!((bursts.mean_factor() - 1.3).abs() < 1e-9);
     }
 

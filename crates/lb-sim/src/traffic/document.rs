@@ -50,12 +50,12 @@ pub struct ScenarioDocument {
     pub seeds: Within<1, 100>,
     /// The length of the scenario in virtual time.
     pub duration: Spanned<Span>,
-    /// The length of time that one row covers.
+    /// The length of time that one row of the results covers.
     pub step: Spanned<Span>,
     /// The time at which the measurement of load and latency begins.
     #[serde(default = "from_the_start")]
     pub measure_from: Spanned<Span>,
-    /// The delay until clients receive a change.
+    /// The delay until clients receive a change of the fleet.
     #[serde(default)]
     pub notice: PropagationDelay,
     /// How clients receive the reports of backends. Without this table, the list marks lame ducks,
@@ -80,7 +80,7 @@ pub struct ScenarioDocument {
     /// Backends with a changed weight in the list.
     #[serde(default)]
     pub reweight: Vec<Spanned<ReweightTable>>,
-    /// Operator commands that switch the laws of weights.
+    /// Operator commands that switch load control.
     #[serde(default)]
     pub switch: Vec<Spanned<SwitchTable>>,
     /// Replacements of all daemons at once.

@@ -289,8 +289,8 @@ mod tests {
         for request in 1..=4 {
             machine.add(0, request, COST);
         }
-        // Two cores work for half a millisecond in each period. The four requests need four times
-        // as much CPU time as that.
+        // In each period, the quota permits two cores to work for half a millisecond. The four
+        // requests need four times as much CPU time as one period permits.
         let done = run(&mut machine);
         assert!(done.iter().all(|(at, _)| *at == 75_500), "{done:?}");
         assert_eq!((machine.busy_us(), machine.waited_us()), (4_000.0, 75_500.0));

@@ -41,11 +41,11 @@ pub struct Scenario {
     pub seeds: u32,
     /// The length of the scenario in virtual time.
     pub duration: Span,
-    /// The length of time that one row covers.
+    /// The length of time that one row of the results covers.
     pub step: Span,
     /// The time at which the measurement of load and latency begins.
     pub measure_from: Span,
-    /// The delay until clients receive a change.
+    /// The delay until clients receive a change of the fleet.
     pub notice: PropagationDelay,
     /// How clients receive the reports of backends; `None` if backends send no reports.
     pub reports: Option<ReportsTable>,
@@ -70,7 +70,7 @@ pub struct Scenario {
     pub fails: Vec<Fail>,
     /// Weight changes in the list, in order of time.
     pub reweights: Vec<ReweightTable>,
-    /// Operator commands that switch laws, in order of time.
+    /// Operator commands that switch load control, in order of time.
     pub switches: Vec<SwitchTable>,
     /// Replacements of daemons, in order of time.
     pub upgrades: Vec<UpgradeTable>,
@@ -155,7 +155,10 @@ impl Scenario {
         let end = (document.duration.span(), *document.duration.get_ref());
         let step = (document.step.span(), *document.step.get_ref());
         if end.1.us == 0 {
-            return Err((end.0, "a duration of 0 has nothing to show: write at least \"1us\"".into()));
+            return Err((
+                end.0,
+                "a scenario with a duration of 0 has no results: write at least \"1us\"".into(),
+            ));
         }
         if step.1.us == 0 || step.1 > end.1 {
             return Err((
@@ -168,8 +171,10 @@ impl Scenario {
         }
         let measure_from = (document.measure_from.span(), *document.measure_from.get_ref());
         if measure_from.1 >= end.1 {
-            let message =
-                format!("measuring from {} on measures nothing: write less than {}", measure_from.1, end.1);
+            let message = format!(
+                "measure_from is {}, which is not before the end: write less than {}",
+                measure_from.1, end.1
+            );
             return Err((measure_from.0, message));
         }
         cost::check_tables(&document)?;
@@ -341,7 +346,7 @@ fn check_ejection(document: &ScenarioDocument) -> Result<(), SpannedFault> {
     }
 }
 
-/// The positions of each job's copies, by the name of the job in the file.
+/// The positions of each job's copies, keyed by the name of the job in the file.
 fn copies(tables: &[Spanned<JobTable>]) -> Result<BTreeMap<String, Range<usize>>, SpannedFault> {
     let mut copies = BTreeMap::new();
     let mut first = 0;
@@ -427,7 +432,7 @@ fn resizes(
         let to = match (table.backends, table.job, table.tasks) {
             (Some(backends), ..) => NewSize::Backends(backends.0, table.lame_duck),
             (None, Some(job), Some(tasks)) => NewSize::Tasks(copies[&job.0].clone(), tasks.0),
-            _ => unreachable!("checked above"),
+            _ => unreachable!("invalid tables are rejected above"),
         };
         Resize { at: table.at, to }
     };

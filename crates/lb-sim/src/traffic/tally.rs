@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use crate::metrics::{Spread, raw_utilization};
 
-/// Failed arrivals by reason.
+/// Number of failed arrivals for each reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RequestErrors {
     /// The client had no backend to choose.
     pub refused: u64,
-    /// None of the backends that the client tried to choose had an established connection.
+    /// The client had no established connection to any of the backends that it tried to choose.
     pub unready: u64,
     /// The backend was down, refused the connect or did not answer it.
     pub down: u64,
@@ -137,11 +137,11 @@ pub struct StepRow {
     /// The mean load divided by the largest load: the part of the capacity that is usable before
     /// the first backend is full.
     pub utilization: f64,
-    /// CPU utilization of the same backends during the step: the time that cores worked, divided by
-    /// the time that they were usable. `None` if requests cost no CPU time.
+    /// CPU utilization of the backends in `load` during the step: the time that cores worked,
+    /// divided by the time that they were usable. `None` if requests cost no CPU time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<Spread>,
-    /// How clients' weights changed; `None` in a run without load or slow start.
+    /// How clients' weights changed; `None` in a run without load control and slow start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightChanges>,
     /// The counts of the step.

@@ -16,8 +16,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// Reads a value from a text. The field describes the expected value, for the error message about a
-/// value that is not a text.
+/// Reads a value from a text. The string describes the expected value in error messages about
+/// values that are not texts.
 struct TextVisitor<T>(&'static str, PhantomData<T>);
 
 impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
@@ -33,7 +33,7 @@ impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
 }
 
 /// Makes these types readable from a text, through their `TryFrom<String>`. The literal describes
-/// the expected value, for the error message about a value that is not a text.
+/// the expected value in error messages about values that are not texts.
 macro_rules! read_from_text {
     ($($value:ty: $expected:literal,)*) => { $(
         impl<'de> Deserialize<'de> for $value {
@@ -191,7 +191,7 @@ impl TryFrom<String> for PolicyName {
     }
 }
 
-/// What a task does when every backend is at its limit, by name.
+/// What a task does if every backend is at `active_limit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverflowName(pub Overflow);
 
@@ -224,7 +224,7 @@ impl TryFrom<String> for LoadChoice {
     }
 }
 
-/// The name of the state to which an operator switches a law.
+/// The state to which an operator switches load control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchName(pub Switch);
 
@@ -324,11 +324,11 @@ impl<'de> Deserialize<'de> for ActiveLimit {
     }
 }
 
-/// When a backend is ejected: a table of the values that differ from the defaults, or `"off"`.
+/// The rules of ejection: a table of the values that differ from the defaults, or `"off"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EjectionChoice(pub Option<Ejection>);
 
-/// The table, in which missing keys get their defaults.
+/// The table of an [`EjectionChoice`]. Missing keys get their defaults.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct EjectionTable {

@@ -198,8 +198,8 @@ struct SimulatedBackend {
     stops_at: Option<u64>,
     /// The time since which the backend belongs to the service.
     exists_since: u64,
-    /// The time since which the backend has been running and [`Self::is_wanted`]; `None` if it is
-    /// not.
+    /// The time since which the backend has been running and [`Self::is_wanted`] has been true;
+    /// `None` if one of these conditions is false.
     wanted_since: Option<u64>,
     connections: u64,
     /// The links to the backend: for each, the client, and the slot in this client.
@@ -239,7 +239,7 @@ struct Simulation<'a> {
     timeout_us: u64,
     /// The utilization that backends report in mode `lies`, in thousandths.
     lie: u32,
-    /// The operator's current setting of the laws.
+    /// The operator's current setting of load control.
     switch: Switch,
     judged: Judged,
     /// The durations of requests served since measuring began, in microseconds.
@@ -281,7 +281,7 @@ impl<'a> Simulation<'a> {
         let jobs = scenario.jobs.iter().enumerate();
         let jobs = jobs
             .map(|(position, table)| SimulatedJob::new(scenario, run, position, table, seed, subset_seed));
-        let most = u32::try_from(scenario.weights.len()).expect("backends are counted in 32 bits");
+        let most = u32::try_from(scenario.weights.len()).expect("the number of backends fits into 32 bits");
         let speeds = scenario.machines.speeds(most, &mut SplitMix64::new(mix64(&[seed, 4])));
         let table = &scenario.machines;
         let machine = |(index, speed): (usize, &f64)| Machine::new(table.cores, *speed, table.quota(index));

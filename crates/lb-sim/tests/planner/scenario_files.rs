@@ -9,7 +9,7 @@ const JOB: &str = "[[job]]\nname = \"a\"\ntasks = 2\ntraffic = \"requests\"\n";
 #[track_caller]
 fn check(text: &str, expected: &str) {
     match read(text) {
-        Ok(_) => panic!("this is a scenario:\n{text}"),
+        Ok(_) => panic!("this text was accepted:\n{text}"),
         Err(fault) => assert!(fault.starts_with(expected), "{fault}\ninstead of\n{expected}"),
     }
 }
@@ -82,7 +82,7 @@ fn a_wrong_value_is_reported_with_position_and_correction() {
 #[test]
 fn inconsistent_values_are_refused() {
     let whole = |from: &str, to: &str| format!("{}{JOB}", START.replace(from, to));
-    check(&whole("\"10s\"", "\"0s\""), "x.toml:2:12: a duration of 0 has nothing to show");
+    check(&whole("\"10s\"", "\"0s\""), "x.toml:2:12: a scenario with a duration of 0 has no results");
     check(
         &whole("\"1s\"", "\"11s\""),
         "x.toml:3:8: a step of 11s is not within the duration: write more than 0 and at most 10s",
@@ -288,7 +288,7 @@ fn inconsistent_rates_and_costs_are_refused() {
     check_job(&format!("{rate}{cost}lasts = \"1s\""), "5:1: `cost` already decides how long a request lasts");
     check_job(
         &format!("{rate}wait = \"1s\""),
-        "5:1: `wait` is added to the time of a `cost`, which this job does not have: write `cost` as well, or `lasts`",
+        "5:1: `wait` is added to the CPU time of a `cost`, but this job has no `cost`: write `cost` too, or `lasts`",
     );
     check_job(
         cost,
@@ -420,11 +420,11 @@ fn operator_actions_without_effect_are_refused() {
     check_job(&format!("{switch}\"pause\""), "11:8: \"pause\" is not a switch: write one of on, freeze, off");
     check_job(
         &format!("{switch}\"off\""),
-        "9:1: no law adjusts weights, so nothing can be switched: write load = \"feedback\" in a job or a run",
+        "9:1: no job has load control, so nothing can be switched: write load = \"feedback\" in a job or a run",
     );
     check_job(
         &format!("{upgrade}\"10s\""),
-        "9:1: no law adjusts weights, so nothing can be learnt and saved: write load = \"feedback\" in a job or a run",
+        "9:1: no job has load control, so nothing can be learnt and saved: write load = \"feedback\" in a job or a run",
     );
     check_job(&format!("{upgrade}\"some\""), "11:8: \"some\" is not a time: ");
     check_job(
@@ -527,7 +527,7 @@ fn scenarios_that_take_too_long_are_refused() {
         &format!("{text}{JOB}rate = 20000.0\n").replace("tasks = 2", "tasks = 1000"),
         "x.toml:6:1: there would be 20000000000 arrivals of all runs: at most",
     );
-    // A request with a timeout occupies memory until that time, even if it ends before.
+    // A request with a timeout occupies memory until its timeout, even if it ends earlier.
     let burst =
         "rate = 100.0\nburst = { factor = 1000.0, every = \"5s\", for = \"1ms\" }\ntimeout = \"30s\"\n";
     check(
@@ -561,6 +561,6 @@ fn scenarios_that_take_too_long_are_refused() {
     check(&START.replace("step", "seeds = 0\nstep"), "x.toml:3:9: 0 is not a whole number from 1 to 100");
     check(
         &format!("{}{JOB}", START.replace("step", "measure_from = \"10s\"\nstep")),
-        "x.toml:3:16: measuring from 10s on measures nothing: write less than 10s",
+        "x.toml:3:16: measure_from is 10s, which is not before the end: write less than 10s",
     );
 }

@@ -16,8 +16,8 @@ use crate::fleet::{Fleet, Sharing};
 use crate::metrics::{Spread, mean};
 use crate::unequal::{Inequality, UnequalLoads};
 
-/// The sizes of a fleet with both published numbers of connections, "~280K" and "~25K". The post
-/// does not state the size of its fleet.
+/// The sizes of a fleet that has both published numbers of connections, "~280K" and "~25K". The
+/// post does not state the size of its fleet.
 const LARGE_CLIENTS: u32 = 2_000;
 const LARGE_BACKENDS: u32 = 1_000;
 const RANDOM_SIZE: u32 = 140;
@@ -28,8 +28,8 @@ const fn large(algorithm: Algorithm, size: u32) -> Fleet {
     Fleet { algorithm, clients: LARGE_CLIENTS, backends: LARGE_BACKENDS, size, seed: 0 }
 }
 
-/// The load of each backend; the unit is the traffic of one client. Clients of an aperture divide
-/// their traffic by overlaps. Other clients divide it equally among their connections.
+/// The load of each backend; 1 is the traffic of one client. Clients of an aperture divide their
+/// traffic in proportion to overlaps. Other clients divide it equally among their connections.
 fn loads(fleet: Fleet) -> Vec<f64> {
     let graph = fleet.graph();
     Sharing::of(&fleet, &graph, false).loads(&graph)
@@ -48,7 +48,8 @@ pub fn section(extent: Extent) -> ReportSection {
     let twice = discrete.iter().filter(|&&count| count == 2).count();
     let weights = |client: u32| {
         let fleet = small(Algorithm::Aperture, LEAST);
-        let overlaps = subset::overlaps(Algorithm::Aperture, fleet.position(client)).expect("an aperture");
+        let overlaps =
+            subset::overlaps(Algorithm::Aperture, fleet.position(client)).expect("an aperture has overlaps");
         let words = |(backend, overlap): (u32, u64)| match overlap {
             3 => format!("{backend}:\u{a0}1"),
             _ => format!("{backend}:\u{a0}{overlap}/3"),

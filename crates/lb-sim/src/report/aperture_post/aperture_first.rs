@@ -67,7 +67,7 @@ impl FirstChange {
     /// sends one request to each. With shorter steps the full mesh would look less even than it is.
     pub fn play(extent: Extent) -> Self {
         let seconds = (4 * STEPS).min(extent.load_seconds);
-        let [mesh, random] = rates(&scenario(seconds)).try_into().expect("two runs");
+        let [mesh, random] = rates(&scenario(seconds)).try_into().expect("the scenario has two runs");
         Self { mesh, random }
     }
 

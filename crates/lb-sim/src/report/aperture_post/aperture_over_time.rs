@@ -60,7 +60,7 @@ fn played(seconds: u64) -> [RequestRates; 2] {
     let span = |seconds: u64| Span { us: seconds * 1_000_000 };
     (scenario.duration, scenario.step) = (span(seconds), span(step_of(seconds)));
     scenario.runs.retain(|run| RUNS.contains(&run.name.as_str()));
-    rates(&scenario).try_into().expect("there are two runs")
+    rates(&scenario).try_into().expect("the scenario has two runs")
 }
 
 /// Simulates all runs of a scenario.

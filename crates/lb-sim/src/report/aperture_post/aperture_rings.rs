@@ -1,7 +1,7 @@
 //! The rings of Twitter's blog post on the deterministic aperture: three clients and seven
 //! backends, drawn as points and as slices.
 //!
-//! This module also defines that small fleet; the section shows the fleet's numbers next to the
+//! This module also defines this small fleet; the section shows the fleet's numbers next to the
 //! rings.
 
 use lb_core::subset::{self, Algorithm};
@@ -16,8 +16,8 @@ pub const CLIENTS: u32 = 3;
 pub const BACKENDS: u32 = 7;
 /// The number of backends that a client uses on the discrete ring.
 pub const SIZE: u32 = 3;
-/// The size in the continuous drawing: each client owns its third of the ring, which is the
-/// smallest arc.
+/// The size in the continuous drawing: each client owns a third of the ring, which is the smallest
+/// arc.
 pub const LEAST: u32 = 1;
 
 /// The fleet of the drawings.
@@ -45,7 +45,7 @@ pub fn discrete() -> Figure {
     for (client, paint) in (0..CLIENTS).zip(PAINTS) {
         let radius = RADIUS - 20.0 - 18.0 * f64::from(client);
         let from = turn(client, CLIENTS);
-        let to = turn(*fleet.subset(client).last().expect("a subset of three"), BACKENDS);
+        let to = turn(*fleet.subset(client).last().expect("the subset has three backends"), BACKENDS);
         drawing.arc(paint, LineStyle::Thick, (CENTRE, radius), from, to);
         for backend in fleet.subset(client) {
             let turn = turn(backend, BACKENDS);
@@ -93,10 +93,12 @@ pub fn continuous() -> Figure {
         drawing.arc(paint, LineStyle::Thick, (CENTRE, CLIENT), from + APART, to - APART);
         let label = on_circle(CENTRE, CLIENT - 18.0, f64::midpoint(from, to));
         drawing.centred(paint, Lettering::Strong, label, &client.to_string());
-        let overlaps = subset::overlaps(Algorithm::Aperture, fleet.position(client)).expect("an aperture");
+        let overlaps =
+            subset::overlaps(Algorithm::Aperture, fleet.position(client)).expect("an aperture has overlaps");
         let mut start = from;
         for overlap in overlaps {
-            let part = f64::from(u32::try_from(overlap).expect("at most 3")) / f64::from(CLIENTS * BACKENDS);
+            let part = f64::from(u32::try_from(overlap).expect("an overlap is at most 3"))
+                / f64::from(CLIENTS * BACKENDS);
             let end = start + part;
             drawing.arc(paint, LineStyle::Thick, (CENTRE, SHARED), start + APART, end - APART);
             let words = if overlap == 3 { "1".to_owned() } else { format!("{overlap}/3") };

@@ -84,7 +84,7 @@ pub fn section() -> ReportSection {
 }
 
 fn figure(all: &[Vec<ResizeStep>; 2]) -> Figure {
-    let last = f64::from(u32::try_from(SIZES.len()).expect("ten sizes")) - 1.0;
+    let last = f64::from(u32::try_from(SIZES.len()).expect("there are ten sizes")) - 1.0;
     let x = Scale::Linear(-0.5, last - 0.5);
     let mut drawing = Drawing::new(WIDTH, 414.0);
     let sizes = Plot {

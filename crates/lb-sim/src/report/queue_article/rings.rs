@@ -51,7 +51,7 @@ const RINGS: [Ring; 3] = [
 /// Converts a position on a ring with 2^64 positions to a part of a whole turn.
 fn turns(position: u64) -> f64 {
     // The upper 32 bits of the position are more precise than any drawing.
-    f64::from(u32::try_from(position >> 32).expect("32 bits")) / 4_294_967_296.0
+    f64::from(u32::try_from(position >> 32).expect("the upper half has 32 bits")) / 4_294_967_296.0
 }
 
 fn hashed(side: Side, index: u32) -> f64 {
@@ -133,7 +133,7 @@ fn figure(ring: &Ring) -> Figure {
     drawing.circle_line(Paint::QUIET, LineStyle::Thin, CENTRE, RADIUS);
     let (own, subset) = (paint(ring.algorithm), fleet(ring.algorithm).subset(ring.client));
     let from = (ring.turn)(Side::Client, ring.client);
-    let to = (ring.turn)(Side::Backend, *subset.last().expect("a subset of two"));
+    let to = (ring.turn)(Side::Backend, *subset.last().expect("the subset has two backends"));
     drawing.arc(own, LineStyle::Thick, (CENTRE, RADIUS - 16.0), from, to);
     for backend in 0..BACKENDS {
         let turn = (ring.turn)(Side::Backend, backend);

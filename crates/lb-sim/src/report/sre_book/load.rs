@@ -63,7 +63,7 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
         },
         || play_with(&scenario, scenario.seed, &played),
     );
-    let runs = &report.figures.as_ref().expect("requests cost CPU time").runs;
+    let runs = &report.figures.as_ref().expect("there are figures, because requests cost CPU time").runs;
     let [from, to] = [scenario.measure_from, scenario.duration].map(|span| span.us / 1_000_000);
     let policy = format!("policy, seconds {from} to {to}");
     let mut table = NumberTable::new(&[&policy, "busiest over least busy", "usable capacity", "p99"]);
@@ -76,7 +76,7 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
             &milliseconds(latency_ms.p99.mean),
         ]);
     }
-    let chance = runs.first().expect("there are runs").floor;
+    let chance = runs.first().expect("the scenario has runs").floor;
     let none = "\u{2013}";
     table.row(["chance alone, by capacity", &format!("{:.2}", chance.cpu_max_over_min.mean), none, none]);
     let ratio = |name: &str| named(runs, name).evenness.cpu_max_over_min.mean;

@@ -1,8 +1,8 @@
 //! Figure 20-6 of the book "Site Reliability Engineering": the CPU usage of all tasks before and
 //! after clients switch to weights that follow load.
 //!
-//! Simulates the run `feedback` of the book's fleet in virtual time. An operator turns the law on
-//! when half of the time has passed.
+//! Simulates the run `feedback` of the book's fleet in virtual time. Halfway through the run, an
+//! operator switches load control on.
 
 use lb_core::control::Switch;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -21,14 +21,14 @@ const RUN: &str = "feedback";
 /// The number of steps drawn, half of them before the switch.
 const STEPS: u64 = 40;
 
-/// The fleet around the switch.
+/// The simulated fleet, before and after clients switch to weights that follow load.
 pub struct SwitchedLoad {
     report: TrafficReport,
     duration: Span,
 }
 
 impl SwitchedLoad {
-    /// Simulates the fleet with one seed. Measures in the last quarter of the time, when weights
+    /// Simulates the fleet with one seed. Measures in the last quarter of the run, when weights
     /// have settled.
     pub fn play(mut scenario: Scenario) -> Self {
         let duration = scenario.duration;
@@ -52,9 +52,11 @@ impl SwitchedLoad {
         max / min
     }
 
-    /// The same ratio in the last quarter of the time, and the ratio that chance alone would give.
+    /// The CPU usage of the busiest task divided by that of the least busy one, in the last quarter
+    /// of the run: as measured, and as chance alone would give it.
     pub fn after_and_chance(&self) -> [f64; 2] {
-        let figures = &self.report.figures.as_ref().expect("requests cost CPU time").runs[0];
+        let figures =
+            &self.report.figures.as_ref().expect("there are figures, because requests cost CPU time").runs[0];
         [figures.evenness, figures.floor].map(|evenness| evenness.cpu_max_over_min.mean)
     }
 

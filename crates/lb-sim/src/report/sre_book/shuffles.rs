@@ -104,7 +104,7 @@ pub fn reading() -> String {
 
 /// Draws the load of the busiest remaining backend over the number of failed backends of a subset.
 pub fn figure() -> Figure {
-    let most = f64::from(u32::try_from(MOST_DOWN).expect("eight"));
+    let most = f64::from(u32::try_from(MOST_DOWN).expect("`MOST_DOWN` fits into 32 bits"));
     let plot = Plot::usual(Scale::Linear(0.0, most), Scale::Linear(0.0, 5.0));
     let mut drawing = Drawing::new(WIDTH, HEIGHT);
     plot.axes(
@@ -151,7 +151,10 @@ mod tests {
             assert!((busiest(Shuffles::One, 0, down) - 10.0 / others).abs() < 1e-9);
             let sums =
                 [Shuffles::One, Shuffles::PerRound].map(|shuffles| loads(shuffles, 0, down).iter().sum());
-            assert!(sums.iter().all(|sum: &f64| (sum - 300.0).abs() < 1e-9), "nothing is lost: {sums:?}");
+            assert!(
+                sums.iter().all(|sum: &f64| (sum - 300.0).abs() < 1e-9),
+                "the total load is not 300: {sums:?}"
+            );
         }
         assert_eq!(bearers(Shuffles::One), 5);
         assert!(bearers(Shuffles::PerRound) > 200, "{}", bearers(Shuffles::PerRound));

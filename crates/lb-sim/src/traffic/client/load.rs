@@ -1,5 +1,5 @@
 //! Adjusts a client's weights once a second, to load and for slow start, with the daemon's own
-//! laws.
+//! code.
 //!
 //! This module must not depend on how reports reach the client.
 
@@ -16,7 +16,7 @@ use lb_core::control::{
 
 use super::{SimulatedClient, index_of};
 
-/// The law of a client, and the client's data about its own flows.
+/// The load control of a client, and the client's data about its own flows.
 #[derive(Debug)]
 pub(super) struct Following {
     control: Control,
@@ -89,24 +89,26 @@ impl SimulatedClient {
     }
 
     fn put_in_force(&mut self, now: Duration, factors: Factors) {
-        self.balancer.handle(now, Fact::Factors(0, factors)).expect("only a list can be refused");
+        self.balancer
+            .handle(now, Fact::Factors(0, factors))
+            .expect("only a list of endpoints can be refused");
         self.publish();
     }
 
-    /// Applies an operator's setting of the law. The setting takes effect at the next tick.
+    /// Applies an operator's setting of load control. The setting takes effect at the next tick.
     pub fn switch(&mut self, switch: Switch) {
         self.following.iter_mut().for_each(|following| following.control.set_switch(switch));
     }
 
-    /// Saves the learnt state of the law for the next daemon.
+    /// Saves the learnt state of load control for the next daemon.
     pub fn save_state(&mut self, now: Duration) {
         self.following
             .iter_mut()
             .for_each(|following| following.saved = Some((following.control.snapshot(now), now)));
     }
 
-    /// Replaces the daemon. The law of the new daemon loads the saved state, if there is any, but
-    /// has no data about recent flows.
+    /// Replaces the daemon. The new daemon loads the saved state of load control, if there is any,
+    /// but has no data about recent flows.
     pub fn replace_daemon(&mut self, now: Duration, is_saved: bool, switch: Switch) {
         let Some(before) = self.following.take() else { return };
         let mut following = Following::new(before.control.rules());
@@ -143,7 +145,7 @@ impl SimulatedClient {
         self.following = Some(following);
     }
 
-    /// The client's observations of its members, which are the input of the law.
+    /// The client's observations of its members, which are the input of load control.
     fn look(&self, following: &Following, report_of: impl Fn(u32) -> Option<ReceivedReport>) -> Look {
         let slots: BTreeMap<u32, u32> =
             (0..).zip(&self.slots).filter_map(|(slot, of)| Some((of.as_ref()?.backend, slot))).collect();
@@ -170,7 +172,7 @@ impl SimulatedClient {
             flows: following.lives.flows(),
             is_panic: self.balancer.row(0).is_some_and(|row| row.is_panic),
             is_idle: false,
-            entries: u32::try_from(self.schedule.len()).expect("a table's length has 32 bits"),
+            entries: u32::try_from(self.schedule.len()).expect("a table's length fits into 32 bits"),
         }
     }
 }

@@ -59,7 +59,7 @@ impl Tables for ClientTables<'_> {
 
     fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
         let count = u32::try_from(self.client.members.as_ref()?.len());
-        let count = count.expect("at most MAX_SUBSET are listed");
+        let count = count.expect("at most `MAX_SUBSET` members are listed");
         Some((count, count, 0))
     }
 

@@ -92,8 +92,8 @@ pub enum QuotaCores {
     List(Vec<f64>),
 }
 
-/// Neighbours that slow a backend's machine down. In each time slice they use a different part of
-/// the machine.
+/// Neighbours: other workloads on a backend's machine, which make the backend slower. The part of
+/// the machine that they use changes with each time slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AntagonistTable {

@@ -1,5 +1,5 @@
-//! The keys for operator actions while clients send: to change weights in the list, to switch a
-//! law, and to replace daemons.
+//! The keys for operator actions while clients send: to change weights in the list, to switch load
+//! control, and to replace daemons.
 
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;
@@ -19,12 +19,12 @@ pub struct ReweightTable {
     pub weight: Within<0, 65_535>,
 }
 
-/// An operator command that switches the law of weights for all client tasks at once.
+/// An operator command that switches load control for all client tasks at once.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchTable {
     pub at: Span,
-    /// The new state of the law.
+    /// The new state of load control.
     pub load: SwitchName,
 }
 

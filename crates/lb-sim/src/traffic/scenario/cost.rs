@@ -28,7 +28,7 @@ const MAX_ARRIVALS: u64 = 200_000_000;
 const MAX_ALIVE: u64 = 2_000_000;
 /// The maximum number of notices of changes that clients receive, in all runs together.
 const MAX_NOTICES: u64 = 500_000;
-/// The maximum number of subset members that are sent to clients with these notices, in all runs
+/// The maximum number of subset members that clients receive with notices of changes, in all runs
 /// together.
 const MAX_SENT_MEMBERS: u64 = 20_000_000;
 /// The maximum number of endpoints in all lists that jobs receive in one run. A list remains in
@@ -231,8 +231,8 @@ fn demand(
     let life_us = job.connection_life.map_or(0.0, |life| float(life.us));
     let on_each = 1.0 + life_us / (least_us + float(job.pause.us)).max(1.0);
     let each = (float(scenario.duration.us) + life_us) / 1e6 * per_second * bursts * tries * on_each;
-    // If a client has a timeout, each request has an event at that time. The event exists until
-    // then, even if the request is served before.
+    // If requests have a timeout, the queue has an event for the timeout of each request. The event
+    // remains queued until that time, even if the request is served earlier.
     let open_us = held_us.max(life_us).max(job.timeout.map_or(0.0, |timeout| float(timeout.us)));
     let alive = job.closed.map_or(per_second * peak * open_us / 1e6, |closed| f64::from(closed.clients.0));
     Demand { each: whole(each), alive: whole(alive) }
@@ -266,7 +266,7 @@ fn clients(scenario: &Scenario, job: &JobTable, positions: Range<usize>) -> Clie
 }
 
 /// The maximum number of members of a task's subset if the job has `tasks` tasks. With fewer tasks,
-/// each may have more members, but all of them together have no more.
+/// each task may have more members, but all tasks together do not have more.
 fn most_members(
     scenario: &Scenario,
     job: &JobTable,

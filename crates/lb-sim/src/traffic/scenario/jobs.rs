@@ -23,7 +23,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             return wrong("`cost` already decides how long a request lasts: remove `lasts`, or write `wait` for the time in which it uses no CPU".into());
         }
         if job.cost.is_none() && job.wait.is_some() {
-            return wrong("`wait` is added to the time of a `cost`, which this job does not have: write `cost` as well, or `lasts` instead of `wait`".into());
+            return wrong("`wait` is added to the CPU time of a `cost`, but this job has no `cost`: write `cost` too, or `lasts` instead of `wait`".into());
         }
         if sends == 0 && (job.cost.is_some() || job.skew.is_some() || job.burst.is_some()) {
             return wrong(
@@ -55,7 +55,7 @@ pub(super) fn check(scenario: &Scenario, tables: &[Spanned<JobTable>]) -> Result
             }
             if job.traffic == Traffic::Requests || job.cost.is_none() {
                 return wrong(
-                    "connection_life needs connections with requests that have a cost: write traffic = \"connections\" and a cost"
+                    "`connection_life` needs traffic \"connections\" and requests with a cost: write traffic = \"connections\" and a cost"
                         .into(),
                 );
             }
@@ -130,7 +130,7 @@ fn check_load(
 }
 
 /// Rejects a size that follows load if the algorithm computes the subsets of all tasks together.
-/// The daemon's configuration rejects it too.
+/// The daemon's configuration has the same rule.
 fn check_size(
     job: &JobTable,
     ScenarioRun { name, differs: run }: &ScenarioRun,

@@ -55,6 +55,6 @@ fn check_is_moved<T>(
     }
     Err((
         spanned.span(),
-        format!("no law adjusts weights, so nothing {what}: write load = \"feedback\" in a job or a run"),
+        format!("no job has load control, so nothing {what}: write load = \"feedback\" in a job or a run"),
     ))
 }

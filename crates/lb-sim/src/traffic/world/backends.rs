@@ -46,7 +46,7 @@ impl Simulation<'_> {
         let table = self.scenario.restarts[restart];
         let lame_duck = self.run.differs.lame_duck.unwrap_or(table.lame_duck);
         // The restart covers the backends that belong to the service when the restart begins, but
-        // skips those that have left the service since.
+        // skips backends that have left the service since then.
         let last =
             if batch.start == 0 && matches!(stage, RestartStage::LameDuck) { self.count } else { last };
         let indexes = batch.start..batch.end.min(last).min(self.count);
@@ -152,7 +152,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Restores the backends that fail.
+    /// Restores the backends that currently fail.
     pub(super) fn recover(&mut self) {
         for index in std::mem::take(&mut self.failing) {
             match self.backends[index as usize].failing.take() {
@@ -203,7 +203,7 @@ impl Simulation<'_> {
         self.version += 1;
         let version = self.version;
         let state = &self.jobs[job];
-        let tasks = u32::try_from(state.clients.len()).expect("tasks are counted in 32 bits");
+        let tasks = u32::try_from(state.clients.len()).expect("the number of tasks fits into 32 bits");
         let assignments = Rc::new(JobAssignments::of(&state.service, tasks, self.endpoints(), state.shares));
         let notice = self.scenario.notice;
         for &client in &state.clients {

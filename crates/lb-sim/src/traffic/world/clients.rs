@@ -30,16 +30,16 @@ impl Simulation<'_> {
         self.leave(&leaving);
         let mut new = Vec::new();
         while self.jobs[job].clients.len() < tasks as usize {
-            let id = u32::try_from(self.clients.len()).expect("clients are counted in 32 bits");
+            let id = u32::try_from(self.clients.len()).expect("the number of clients fits into 32 bits");
             let state = &mut self.jobs[job];
-            let index = u32::try_from(state.clients.len()).expect("tasks are counted in 32 bits");
+            let index = u32::try_from(state.clients.len()).expect("the number of tasks fits into 32 bits");
             state.clients.push(id);
             if state.is_missing(index) {
                 self.clients.push(None);
                 continue;
             }
             let named = (job, state.table.name.0.as_str());
-            let most = u32::try_from(self.backends.len()).expect("backends are counted in 32 bits");
+            let most = u32::try_from(self.backends.len()).expect("the number of backends fits into 32 bits");
             let cpus = state.table.cpus.0;
             let mut client =
                 SimulatedClient::new(state.service.clone(), named, index, cpus, most, state.holds_links());
@@ -230,7 +230,7 @@ impl Simulation<'_> {
 
     /// Closes a connection of the client. The requests on the connection fail.
     pub(super) fn close(&mut self, id: u32, client: &mut SimulatedClient, slot: usize, is_moved: bool) {
-        let link = client.links[slot].expect("a closed link was open");
+        let link = client.links[slot].expect("the slot has a link");
         if link.flows > 0 {
             let at = number(slot);
             let is_on_it =
@@ -280,7 +280,7 @@ impl Simulation<'_> {
             self.with_client(id, |world, client| {
                 let serial = client.next_serial();
                 let is_member = client.slots[at].is_some_and(|slot| slot.usable);
-                let link = client.links[at].as_mut().expect("a holder has a link");
+                let link = client.links[at].as_mut().expect("a holder has a link in its slot");
                 let flows = link.flows;
                 if world.jobs[client.job].holds_links() {
                     if is_member {
@@ -317,7 +317,7 @@ impl Simulation<'_> {
         self.note_wanted(index);
         for (id, slot) in holders {
             self.with_client(id, |world, client| {
-                let link = client.links[slot as usize].expect("a holder has a link");
+                let link = client.links[slot as usize].expect("a holder has a link in its slot");
                 let state = world.establish(id, client.job, slot as usize, index, link.serial);
                 client.links[slot as usize] = Some(SlotConnections { state, ..link });
             });
@@ -330,5 +330,5 @@ fn micros(time: Duration) -> u64 {
 }
 
 pub(super) fn number(slot: usize) -> u32 {
-    u32::try_from(slot).expect("a slot is a number of 16 bits")
+    u32::try_from(slot).expect("a slot number fits into 32 bits")
 }

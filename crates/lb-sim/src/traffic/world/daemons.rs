@@ -1,5 +1,5 @@
-//! The actions of an operator on daemons: to switch the law of weights, and to replace all daemons
-//! at once.
+//! The actions of an operator on daemons: to switch load control, and to replace all daemons at
+//! once.
 //!
 //! This module must not depend on a daemon's decisions.
 
@@ -16,7 +16,7 @@ impl Simulation<'_> {
         self.clients.iter_mut().flatten().for_each(|client| change(client, now));
     }
 
-    /// Applies an operator's setting to all laws.
+    /// Applies an operator's setting to the load control of all clients.
     pub(super) fn switch_laws(&mut self, switch: Switch) {
         self.switch = switch;
         self.of_each_client(|client, _| client.switch(switch));

@@ -139,7 +139,10 @@ impl Simulation<'_> {
         let well_after_us =
             over.filter(|_| ejected == 0).map(|(over_us, _)| well_since.saturating_sub(over_us));
         let longest_left_us = over.map_or(0, |(_, left_us)| left_us);
-        assert!(counts.trials <= self.counts.arrivals + self.counts.retries, "a trial is a connect");
+        assert!(
+            counts.trials <= self.counts.arrivals + self.counts.retries,
+            "there are more trials than connects"
+        );
         EjectionTotal {
             run: self.run.name.clone(),
             counts,

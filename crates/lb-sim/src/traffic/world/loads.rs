@@ -120,7 +120,7 @@ impl Simulation<'_> {
             let is_made = client
                 .follow_load(Duration::from_micros(world.now), |backend| world.newest_report(id, backend));
             world.tables += u64::from(is_made);
-            let next = world.now + u64::try_from(TICK.as_micros()).expect("a second");
+            let next = world.now + u64::try_from(TICK.as_micros()).expect("a second fits into 64 bits");
             world.queue.push(next, SimulationEvent::TickControl(id));
         });
     }

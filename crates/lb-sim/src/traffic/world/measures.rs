@@ -42,8 +42,8 @@ impl Simulation<'_> {
         StepRow {
             run: self.run.name.clone(),
             at_us: end_us,
-            backends: u32::try_from(running).expect("backends are counted in 32 bits"),
-            clients: u32::try_from(clients).expect("clients are counted in 32 bits"),
+            backends: u32::try_from(running).expect("the number of backends fits into 32 bits"),
+            clients: u32::try_from(clients).expect("the number of clients fits into 32 bits"),
             connections: self.connections(),
             load: Spread::of(&loads),
             utilization: utilization_of(&loads),
@@ -55,7 +55,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// How clients' weights have changed since the last row; `None` if no law adjusts them.
+    /// How clients' weights have changed since the last row; `None` if neither load control nor
+    /// slow start adjusts weights.
     fn weights(&mut self) -> Option<WeightChanges> {
         let tables = std::mem::take(&mut self.tables);
         let factors: Vec<f64> = self.clients.iter().flatten().flat_map(|client| client.factors()).collect();
@@ -110,7 +111,7 @@ impl Simulation<'_> {
             utilization: utilization_of(&loads),
             floor: (counts.arrivals > 0)
                 .then(|| utilization_of(&self.floor.loads(|index| self.backends[index].is_lasting()))),
-            unused: u32::try_from(unused).expect("backends are counted in 32 bits"),
+            unused: u32::try_from(unused).expect("the number of backends fits into 32 bits"),
             worst_errors: rows.iter().map(failed).fold(0.0, f64::max),
         };
         assert_eq!(total.under_way, self.requests.under_way(), "every arrival is counted once");

@@ -165,7 +165,7 @@ impl Simulation<'_> {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
             if job.table.closed.is_none() {
-                let gap_us = job.gap_us(client.index).expect("an arriving request has a rate");
+                let gap_us = job.gap_us(client.index).expect("the job of an arriving request has a rate");
                 let gap = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
                 world.queue.push(job.due(world.now, gap.max(1)), SimulationEvent::Arrive(id));
             }
@@ -313,7 +313,7 @@ impl Simulation<'_> {
         self.queue.push(ends_us, SimulationEvent::Finish(self.requests.reference(request)));
     }
 
-    /// Stops all work of a backend. Requests that need no more CPU time end when they would end
+    /// Stops all work of a backend. Requests that need no more CPU time end at the same time as
     /// without the failure.
     pub(super) fn hang(&mut self, backend: u32) {
         for request in self.take_off_machine(backend) {
@@ -406,7 +406,7 @@ impl Simulation<'_> {
     pub(super) fn think(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
-            let gap_us = job.gap_us(client.index).expect("users arrive");
+            let gap_us = job.gap_us(client.index).expect("a job with users has a mean pause");
             let pause = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
             world.queue.push(world.now + pause, SimulationEvent::Arrive(id));
         });
@@ -570,7 +570,7 @@ impl Simulation<'_> {
     pub(super) fn lose(&mut self, request: u32) {
         assert!(
             !self.requests.at(request).is_under_way(),
-            "requests under way on a lost machine have failed before"
+            "a request that its machine has lost is still under way"
         );
         self.requests.remove(request);
     }
