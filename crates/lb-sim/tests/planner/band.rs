@@ -42,11 +42,14 @@ fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
     // each task has 40 open requests instead of 10.
     let report = played(100, "burst = { factor = 4.0, every = \"4m\", for = \"2m\" }");
     let sizes = sizes(&report);
-    assert!(sizes[..24].iter().all(|size| *size == 12.0), "the minimum size: {sizes:?}");
-    assert!(sizes[24..36].windows(2).all(|pair| pair[0] <= pair[1]), "subsets grow: {sizes:?}");
+    assert!(
+        sizes[..24].iter().all(|size| *size == 12.0),
+        "a subset does not have the minimum size: {sizes:?}"
+    );
+    assert!(sizes[24..36].windows(2).all(|pair| pair[0] <= pair[1]), "a subset shrinks: {sizes:?}");
     // 40 / 1.125 is 35.6. Because of chance the subsets are slightly larger.
     assert!((35.5..39.0).contains(&sizes[30]) && (35.5..39.0).contains(&sizes[35]), "{sizes:?}");
-    assert!(sizes[36..].windows(2).all(|pair| pair[0] >= pair[1]), "subsets shrink: {sizes:?}");
+    assert!(sizes[36..].windows(2).all(|pair| pair[0] >= pair[1]), "a subset grows: {sizes:?}");
     assert_eq!(sizes[47], 12.0, "{sizes:?}");
     let counts = report.summary.runs[0].counts;
     assert_eq!(counts.errors.sum(), 0, "a connection is closed only after its last request");
@@ -79,6 +82,6 @@ fn subsets_stay_the_same_under_constant_load() {
 #[test]
 fn a_subset_has_at_most_all_backends() {
     let report = played(1_000, "");
-    assert_eq!(sizes(&report)[47], BACKENDS, "100 open requests, and only 60 backends");
+    assert_eq!(sizes(&report)[47], BACKENDS, "100 open requests need all 60 backends");
     assert_eq!(report.summary.runs[0].counts.moved, 0);
 }

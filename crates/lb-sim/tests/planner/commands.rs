@@ -14,16 +14,16 @@ fn run(arguments: &str) -> Output {
 #[track_caller]
 fn text(arguments: &str) -> String {
     let output = run(arguments);
-    let errors = String::from_utf8(output.stderr).expect("UTF-8");
+    let errors = String::from_utf8(output.stderr).expect("the output is UTF-8");
     assert_eq!((output.status.code(), errors.as_str()), (Some(0), ""), "{arguments}");
-    String::from_utf8(output.stdout).expect("UTF-8")
+    String::from_utf8(output.stdout).expect("the output is UTF-8")
 }
 
 #[track_caller]
 fn document(arguments: &str) -> Value {
     let text = text(arguments);
-    assert_eq!(text.matches('\n').count(), 1, "one line");
-    serde_json::from_str(&text).expect("JSON")
+    assert_eq!(text.matches('\n').count(), 1, "the output is one line");
+    serde_json::from_str(&text).expect("the output is JSON")
 }
 
 /// Checks that the command fails with this status and this message, and writes nothing to standard
@@ -31,7 +31,7 @@ fn document(arguments: &str) -> Value {
 #[track_caller]
 fn check_refused(arguments: &str, status: i32, expected: &str) {
     let output = run(arguments);
-    let errors = String::from_utf8(output.stderr).expect("UTF-8");
+    let errors = String::from_utf8(output.stderr).expect("the output is UTF-8");
     assert!(errors.contains(expected), "{arguments}: {errors}");
     assert_eq!((output.status.code(), output.stdout.len()), (Some(status), 0), "{arguments}");
 }

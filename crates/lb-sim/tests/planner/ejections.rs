@@ -28,7 +28,7 @@ fn ejection_has_the_keys_of_the_configuration() {
         assert_eq!(ejects(lines), Ok(expected), "{lines}");
     }
     let check = |lines: &str, expected: &str| match ejects(lines) {
-        Ok(_) => panic!("this is a scenario: {lines}"),
+        Ok(_) => panic!("these lines were accepted: {lines}"),
         Err(fault) => {
             assert!(fault.starts_with(&format!("x.toml:{expected}")), "{fault}\ninstead of\n{expected}");
         }
@@ -63,8 +63,8 @@ fn ejection_has_the_keys_of_the_configuration() {
     assert!(fault.starts_with("x.toml:9:1: ejection needs connects, and no job makes any"), "{fault}");
 }
 
-/// One client and two backends, one of which fails from the first second to the end of the run. The
-/// client makes a connect every tenth of a second.
+/// One client and two backends, one of which fails from second 1 to the end of the run. The client
+/// makes a connect every tenth of a second.
 fn failing(mode: &str, ejection: &str) -> String {
     format!(
         "title = \"one\"\nduration = \"60s\"\nstep = \"60s\"\nbackends = {{ count = 2 }}\n[[job]]\nname = \"one\"\ntasks = 1\n\
@@ -170,8 +170,8 @@ proptest! {
         prop_assert_eq!(sum(|counts| counts.ejections), whole.ejections);
         prop_assert!(whole.failed <= errors.sum() && whole.readmissions <= whole.trials);
         prop_assert_eq!(
-            serde_json::to_string(&report).expect("a document"),
-            serde_json::to_string(&played(&text, seed)).expect("a document")
+            serde_json::to_string(&report).expect("the report has a JSON form"),
+            serde_json::to_string(&played(&text, seed)).expect("the report has a JSON form")
         );
     }
 

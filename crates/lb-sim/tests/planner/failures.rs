@@ -48,8 +48,8 @@ const WELL: TrafficCounts = TrafficCounts {
 fn a_refusing_backend_fails_half_of_the_connects() {
     let report = played(&one_client("[[fail]]\nat = \"4s\"\nfor = \"4s\"\nshare = 1\n"));
     // When the failure begins, there is one open connection to each backend. One of the two is cut.
-    // Two of four connects fail. The other open connection ends within the step, and so does the
-    // first of the two that are established in it.
+    // Two of four connects fail. The other open connection ends within the step. Of the two
+    // connections that are established in the step, the first one also ends in it.
     let first = TrafficCounts { served: 2, closed: 2, ..WELL };
     let second = TrafficCounts {
         served: 2,
@@ -110,7 +110,7 @@ fn held_connections_are_re_established_when_the_backend_recovers() {
         report.steps.iter().map(|row| (row.counts.opened, row.counts.dropped)).collect();
     assert_eq!(opened, [(0, 0), (0, 1), (1, 0)]);
     let errors: u64 = report.steps.iter().map(|row| row.counts.errors.sum()).sum();
-    assert_eq!(errors, 1, "the request that was under way");
+    assert_eq!(errors, 1, "only the request in progress fails");
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The known figures of the algorithms, from the SRE book, the ACM article and this project's
-//! documentation. Each has a tolerance, and the reason for it.
+//! documentation. Each test states its tolerance and the reason for it.
 //!
 //! These tests run whole sweeps of 59,148 fleets. Development builds optimize lb-core and lb-sim
 //! for this reason, so that all tests take seconds.
@@ -22,7 +22,7 @@ fn sweep(algorithm: Algorithm, seed: u64, weighted: bool) -> Vec<Cell> {
 }
 
 /// Checks for each of these seeds that the mean adjusted utilization of the sweep is the published
-/// one.
+/// value.
 #[track_caller]
 fn check_adjusted(algorithm: Algorithm, seeds: std::ops::Range<u64>, expected: f64, tolerance: f64) {
     for seed in seeds {
@@ -43,7 +43,7 @@ fn the_books_deterministic_subsets_leave_six_percent_unused() {
 
 #[test]
 fn rotated_leftovers_leave_two_percent_unused() {
-    // The tolerance has the same reason as that of the book's form.
+    // The tolerance covers the shuffles of other random number generators.
     check_adjusted(Algorithm::Deterministic, 0..5, 0.983, 0.005);
 }
 
@@ -57,7 +57,7 @@ fn the_ringsteady_variants_are_reproduced_exactly() {
 
 #[test]
 fn rocksteadier_is_as_even_as_in_the_article_for_any_seed() {
-    // The tolerance has the same reason as for the other shuffles.
+    // The tolerance covers the shuffles of other random number generators.
     check_adjusted(Algorithm::RocksteadierScaled, 0..10, 0.945, 0.005);
     // The seed also rotates the order of the lots. The first lot of clients gets a more even load
     // with some rotations than with others.
@@ -71,7 +71,8 @@ fn weights_make_rocksteadier_even_from_two_clients_per_backend() {
     for seed in [0, 7] {
         let cells = sweep(Algorithm::Rocksteadier, seed, true);
         let enough = cells.iter().filter(|cell| cell.clients * 20 >= 2 * cell.backends);
-        let worst = enough.min_by(|a, b| a.raw.total_cmp(&b.raw)).expect("there are such fleets");
+        let worst =
+            enough.min_by(|a, b| a.raw.total_cmp(&b.raw)).expect("some fleets have enough connections");
         assert!(worst.raw >= 0.999, "seed {seed}: {worst:?}");
         // The mean is 0.903 without weights, and 0.9988 with weights. With the hashes of other
         // seeds, the last digit changes.

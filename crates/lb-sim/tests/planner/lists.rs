@@ -61,15 +61,15 @@ fn document(folder: &Path, arguments: &str) -> Value {
 #[track_caller]
 fn refused(folder: &Path, arguments: &str, expected: &str) {
     let output = run(folder, arguments);
-    let errors = String::from_utf8(output.stderr).expect("UTF-8");
+    let errors = String::from_utf8(output.stderr).expect("the output is UTF-8");
     assert!(!output.status.success() && errors.contains(expected), "{arguments}: {errors}");
     assert!(output.stdout.is_empty(), "{arguments}");
 }
 
 fn folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("a folder");
-    fs::write(folder.path().join("users.toml"), ENDPOINTS).expect("write the list");
-    fs::write(folder.path().join("socklb.toml"), CONFIGURATION).expect("write the configuration");
+    let folder = tempfile::tempdir().expect("a temporary directory is created");
+    fs::write(folder.path().join("users.toml"), ENDPOINTS).expect("the list is written");
+    fs::write(folder.path().join("socklb.toml"), CONFIGURATION).expect("the configuration is written");
     folder
 }
 
@@ -77,7 +77,7 @@ fn folder() -> tempfile::TempDir {
 fn of_daemon(service: &Service, task: Task) -> Vec<(String, f64)> {
     let list = ListFile { path: "users.toml".into(), port_name: None }
         .parse(ENDPOINTS.as_bytes(), None, &[])
-        .expect("a list")
+        .expect("the file is a list of endpoints")
         .list;
     let members = Membership::of(service, task, &list).members.into_iter();
     members.map(|member| (member.endpoint.address.to_string(), member.share)).collect()
@@ -87,8 +87,8 @@ fn of_planner(document: &Value, client: usize) -> Vec<(String, f64)> {
     let members = document["subsets"][client]["members"].as_array().expect("members");
     let member = |member: &Value| {
         (
-            member["address"].as_str().expect("an address").to_owned(),
-            member["share"].as_f64().expect("a share"),
+            member["address"].as_str().expect("a member has an address").to_owned(),
+            member["share"].as_f64().expect("a member has a share"),
         )
     };
     members.iter().map(member).collect()
@@ -98,7 +98,7 @@ fn of_planner(document: &Value, client: usize) -> Vec<(String, f64)> {
 fn subsets_of_a_list_equal_those_of_the_daemons() {
     let folder = folder();
     let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(2) };
-    let service = Service::new("service", "0.0.0.0:0".parse().expect("an address"), subset, 7);
+    let service = Service::new("service", "0.0.0.0:0".parse().expect("the address is valid"), subset, 7);
     let shown = document(folder.path(), "subset --endpoints users.toml --clients 5 --size 2 --seed 7 --json");
     for client in 0..5 {
         let expected = of_daemon(&service, Task { index: client, count: 5 });
@@ -106,7 +106,7 @@ fn subsets_of_a_list_equal_those_of_the_daemons() {
     }
     let addresses: Vec<String> =
         (0..5).flat_map(|client| of_planner(&shown, client)).map(|(address, _)| address).collect();
-    assert!(!addresses.contains(&"10.0.0.3:80".to_owned()), "a lame duck is no member");
+    assert!(!addresses.contains(&"10.0.0.3:80".to_owned()), "a lame duck must not be a member");
     let one = document(
         folder.path(),
         "subset --endpoints users.toml --clients 5 --size 2 --seed 7 --client 3 --json",
@@ -118,7 +118,7 @@ fn subsets_of_a_list_equal_those_of_the_daemons() {
 fn a_configuration_supplies_job_size_algorithm_and_seed() {
     let folder = folder();
     let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(3) };
-    let address = "10.96.0.10:80".parse().expect("an address");
+    let address = "10.96.0.10:80".parse().expect("the address is valid");
     let service = Service::new("users", address, subset, lb_core::service::seed("web", "users"));
     let shown = document(folder.path(), "subset --config socklb.toml --json");
     assert_eq!(shown["clients"], 12);
@@ -140,11 +140,11 @@ fn balance_of_a_list_covers_endpoints_that_request_connections() {
     let result = &shown["results"][0];
     // 60 clients times 3 connections, over four endpoints.
     assert_eq!(result["connections"]["mean"], 45.0);
-    let raw = result["raw"].as_f64().expect("a number");
+    let raw = result["raw"].as_f64().expect("the value is a number");
     assert!(raw > 0.999, "loads follow the weights: {raw}");
     let text = "balance --endpoints users.toml --clients 60 --size 3 --skew 0.5 --missing 10 --algorithm random,rocksteadier --json";
     let shown = document(folder.path(), text);
-    let unequal = shown["results"][1]["unequal"]["mean"].as_f64().expect("a number");
+    let unequal = shown["results"][1]["unequal"]["mean"].as_f64().expect("the value is a number");
     assert!((0.8..0.99).contains(&unequal), "{shown}");
 }
 
@@ -152,7 +152,8 @@ fn balance_of_a_list_covers_endpoints_that_request_connections() {
 fn faults_in_lists_and_configurations_are_reported_with_their_line() {
     let folder = folder();
     let path = folder.path();
-    fs::write(path.join("wrong.toml"), "[[endpoint]]\naddress = \"10.0.0.1\"\n").expect("write");
+    fs::write(path.join("wrong.toml"), "[[endpoint]]\naddress = \"10.0.0.1\"\n")
+        .expect("the file is written");
     refused(path, "balance --endpoints wrong.toml --clients 1 --size 1", "wrong.toml:2:11: ");
     refused(path, "balance --endpoints absent.toml --clients 1 --size 1", "read absent.toml: No such file");
     refused(path, "subset --endpoints users.toml --clients 3", "add --clients and --size");
@@ -171,13 +172,14 @@ fn faults_in_lists_and_configurations_are_reported_with_their_line() {
     let two = format!(
         "{CONFIGURATION}\n[[service]]\nname = \"mail\"\naddress = \"10.96.0.11:80\"\nbackends = {{ static = [\"10.0.0.9:80\"] }}\n"
     );
-    fs::write(path.join("two.toml"), two).expect("write");
+    fs::write(path.join("two.toml"), two).expect("the file is written");
     refused(
         path,
         "subset --config two.toml",
         "several services match; select one with --service and --of-client: users of web, mail of web",
     );
     assert_eq!(document(path, "subset --config two.toml --service mail --json")["endpoints"], 1);
-    fs::write(path.join("faulty.toml"), CONFIGURATION.replace("size = 3", "size = 0")).expect("write");
+    fs::write(path.join("faulty.toml"), CONFIGURATION.replace("size = 3", "size = 0"))
+        .expect("the file is written");
     refused(path, "subset --config faulty.toml", "faulty.toml:11:");
 }

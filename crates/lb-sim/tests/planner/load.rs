@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::{played, scenario};
 
 fn figures(report: &TrafficReport, run: usize) -> &RunFigures {
-    &report.figures.as_ref().expect("requests cost something").runs[run]
+    &report.figures.as_ref().expect("there are figures, because requests cost CPU time").runs[run]
 }
 
 fn counts(report: &TrafficReport) -> TrafficCounts {
@@ -18,7 +18,7 @@ fn counts(report: &TrafficReport) -> TrafficCounts {
 
 #[track_caller]
 fn near(value: f64, expected: f64, part: f64) {
-    assert!((value - expected).abs() <= part * expected, "{value} in place of {expected}");
+    assert!((value - expected).abs() <= part * expected, "{value}, expected {expected}");
 }
 
 /// A hundred requests per second to two backends in turn. Each request takes a millisecond of CPU
@@ -115,7 +115,10 @@ fn the_least_loaded_backend_is_the_faster_one() {
         (figures.cpu[1], figures.latency_ms.p99.mean)
     };
     let (cpu, latency) = slow("round-robin");
-    assert!(cpu > 0.99 && latency > 1_000.0, "50 requests of 40 ms are too much: {cpu} {latency}");
+    assert!(
+        cpu > 0.99 && latency > 1_000.0,
+        "50 requests of 40 ms must overload the backend: CPU {cpu}, p99 {latency} ms"
+    );
     for policy in ["least-loaded", "p2c"] {
         let (_, latency) = slow(policy);
         assert!(latency < 200.0, "{policy}: {latency}");
@@ -165,7 +168,7 @@ fn a_backend_continues_a_request_that_its_client_gave_up() {
         counted.errors.timed_out > 800 && counted.errors.sum() == counted.errors.timed_out,
         "{counted:?}"
     );
-    assert!(figures(&report, 0).cpu[1] > 0.97, "the backend continues although no client waits");
+    assert!(figures(&report, 0).cpu[1] > 0.97, "the backend must continue requests that clients gave up");
     assert!(figures(&report, 0).latency_ms.p999.mean <= 501.0);
 }
 
@@ -178,7 +181,7 @@ fn failed_requests_are_retried() {
         let failed = once.errors;
         assert!(
             failed.sum() >= 490 && failed.sum() <= 510,
-            "{mode}: half of the requests of ten seconds: {failed:?}"
+            "{mode}: half of the requests of ten seconds must fail: {failed:?}"
         );
         let (answered, down, cut) = (failed.answered, failed.down, failed.cut);
         assert!([answered, down, cut].iter().filter(|count| **count > 5).count() == 1, "{mode}: {failed:?}");
@@ -196,7 +199,7 @@ fn a_slow_backend_serves_slowly_while_it_fails() {
         "{STEADY}[[fail]]\nat = \"5s\"\nfor = \"5s\"\nbackends = 1\nmode = \"slow\"\nslowdown = 5.0\n"
     );
     let report = played(&text);
-    let means: Vec<f64> = report.steps.iter().map(|row| row.cpu.expect("cost").max).collect();
+    let means: Vec<f64> = report.steps.iter().map(|row| row.cpu.expect("requests have a cost").max).collect();
     for (mean, expected) in means.iter().zip([0.05, 0.25, 0.05, 0.05]) {
         near(*mean, expected, 0.03);
     }
@@ -208,9 +211,10 @@ fn a_started_backend_is_slower_for_a_while() {
     let text = STEADY.replace("count = 2", "count = 2\nrestart_cost = { factor = 4.0, for = \"5s\" }")
         + "[[restart]]\nat = \"4s\"\nbatch = 1\nlame_duck = \"500ms\"\ndown = \"500ms\"\npause = \"20s\"\n";
     let report = played(&text);
-    let busiest = report.steps.iter().map(|row| row.cpu.expect("cost").max).collect::<Vec<_>>();
+    let busiest =
+        report.steps.iter().map(|row| row.cpu.expect("requests have a cost").max).collect::<Vec<_>>();
     near(busiest[2], 0.05, 0.05);
-    let all: Vec<f64> = report.steps.iter().map(|row| row.cpu.expect("cost").mean).collect();
+    let all: Vec<f64> = report.steps.iter().map(|row| row.cpu.expect("requests have a cost").mean).collect();
     // From 5 to 10 s, one of the two backends is four times slower.
     assert!(figures(&report, 0).cpu[0] > 0.06, "{all:?} {:?}", figures(&report, 0).cpu);
 }
@@ -233,11 +237,11 @@ fn waiting_users_send_no_more_than_is_served() {
     let text = STEADY.replace("rate = 100.0", closed);
     // Each of the ten users takes about 91 ms from one request to the next.
     let counted = counts(&played(&text));
-    near(f64::from(u32::try_from(counted.arrivals).expect("few")), 20.0 / 0.091 * 10.0, 0.02);
+    near(f64::from(u32::try_from(counted.arrivals).expect("fits into u32")), 20.0 / 0.091 * 10.0, 0.02);
     // The two machines together process only 20 requests per second, which limits the users to this
     // rate.
     let slow = counts(&played(&text.replace("count = 2", "count = 2\nspeed = 0.01")));
-    near(f64::from(u32::try_from(slow.served).expect("few")), 20.0 * 20.0, 0.05);
+    near(f64::from(u32::try_from(slow.served).expect("fits into u32")), 20.0 * 20.0, 0.05);
     assert_eq!(slow.errors, RequestErrors::default());
 }
 
@@ -246,15 +250,23 @@ fn tasks_may_be_absent_unequal_and_send_in_bursts() {
     let many = STEADY.replace("tasks = 1", "tasks = 100").replace("rate = 100.0", "rate = 10.0");
     let arrivals = |more: &str| counts(&played(&format!("{many}{more}"))).arrivals;
     let all = arrivals("");
-    near(f64::from(u32::try_from(all).expect("few")), 20_000.0, 0.01);
-    near(f64::from(u32::try_from(arrivals("missing = 30\n")).expect("few")), 14_000.0, 0.01);
-    near(f64::from(u32::try_from(arrivals("skew = 1.0\n")).expect("few")), 20_000.0, 0.02);
-    near(f64::from(u32::try_from(arrivals("skew = { zipf = 1.0 }\n")).expect("few")), 20_000.0, 0.02);
+    near(f64::from(u32::try_from(all).expect("fits into u32")), 20_000.0, 0.01);
+    near(f64::from(u32::try_from(arrivals("missing = 30\n")).expect("fits into u32")), 14_000.0, 0.01);
+    near(f64::from(u32::try_from(arrivals("skew = 1.0\n")).expect("fits into u32")), 20_000.0, 0.02);
+    near(
+        f64::from(u32::try_from(arrivals("skew = { zipf = 1.0 }\n")).expect("fits into u32")),
+        20_000.0,
+        0.02,
+    );
     // Bursts begin after the first 5 s. From then on the rate is five times as high for a fifth of
     // the time. So for 5 s the rate is normal, and for 15 s it is on average 1.8 times the normal
     // rate.
     let burst = "burst = { factor = 5.0, every = \"5s\", for = \"1s\" }\n";
-    near(f64::from(u32::try_from(arrivals(burst)).expect("few")), 1_000.0 * (5.0 + 15.0 * 1.8), 0.02);
+    near(
+        f64::from(u32::try_from(arrivals(burst)).expect("fits into u32")),
+        1_000.0 * (5.0 + 15.0 * 1.8),
+        0.02,
+    );
 }
 
 #[test]
@@ -264,7 +276,7 @@ fn requests_beyond_capacity_are_rejected_when_queues_are_full() {
     near(figures(&report, 0).asked.mean, 2.5, 0.01);
     // The backends can serve 40 of the 100 requests per second.
     let counted = counts(&report);
-    near(f64::from(u32::try_from(counted.errors.rejected).expect("few")), 1_200.0, 0.03);
+    near(f64::from(u32::try_from(counted.errors.rejected).expect("fits into u32")), 1_200.0, 0.03);
     assert!(figures(&report, 0).cpu.iter().all(|cpu| *cpu > 0.98));
 }
 
@@ -293,10 +305,10 @@ fn a_report_overtaken_by_a_newer_one_is_dropped() {
         .replace("duration", "reports = { spread = \"5s\" }\nduration")
         .replace("tasks = 1", "tasks = 20");
     let report = played(&(text + restart));
-    let last = report.steps.last().expect("there are steps");
+    let last = report.steps.last().expect("the report has steps");
     assert!(
         last.load.min > 0.9 * last.load.max,
-        "no client considers the backend a lame duck any more: {:?}",
+        "a client still considers the backend a lame duck: {:?}",
         last.load
     );
 }
@@ -347,7 +359,7 @@ fn the_book_s_fleet_is_as_uneven_as_in_the_book() {
     let floor = figures(&report, 0).floor.cpu_max_over_min;
     assert!(
         floor.mean < ratios[0].1 && floor.low < floor.high,
-        "chance alone does not cause this unevenness: {floor:?}"
+        "chance alone causes as much unevenness: {floor:?}"
     );
     assert!(ratios[1].1 < ratios[0].1, "{ratios:?}");
 }
@@ -367,7 +379,7 @@ fn feedback_evens_out_utilization_for_every_cause_of_unevenness() {
     // subsets and clients.
     assert!(ratio(0) > 2.0 && ratio(1) > 1.4, "{} {}", ratio(0), ratio(1));
     assert!(ratio(2) < 1.1 && ratio(3) < 1.1, "{} {}", ratio(2), ratio(3));
-    assert_eq!(figures(&report, 2).moved_connections.mean, 0.0, "feedback moves no connection");
+    assert_eq!(figures(&report, 2).moved_connections.mean, 0.0, "feedback must not move connections");
 }
 
 #[test]
@@ -379,8 +391,8 @@ fn feedback_settles_within_a_minute_of_a_change_of_speed() {
     let rsd: Vec<(u64, f64)> = steps.map(|row| (row.at_us / 1_000_000, row.cpu.unwrap().rsd)).collect();
     for (at, rsd) in &rsd {
         match at {
-            70 => assert!(*rsd > 0.15, "the change is visible: {at} {rsd}"),
-            50..=60 | 120.. => assert!(*rsd < 0.08, "the load is even: {at} {rsd}"),
+            70 => assert!(*rsd > 0.15, "the loads must be uneven at {at} s: {rsd}"),
+            50..=60 | 120.. => assert!(*rsd < 0.08, "the loads must be even at {at} s: {rsd}"),
             _ => {}
         }
     }
@@ -422,7 +434,7 @@ fn late_and_lost_reports_cause_no_oscillation_in_an_even_fleet() {
 #[test]
 fn feedback_settles_within_five_lifetimes_of_long_connections() {
     // Each task has about 200 connections, and each connection carries a request about every three
-    // seconds. This is the number of requests of the unchanged fleet.
+    // seconds. So a task sends 60 requests per second, as in the unchanged fleet.
     let persistent = "rate = 10.0\nconnection_life = \"20s\"\npause = \"3200ms\"";
     let text =
         unequal().replace("rate = 60.0", persistent).replace("120s", "200s").replace("\"60s\"", "\"100s\"");
@@ -430,7 +442,7 @@ fn feedback_settles_within_five_lifetimes_of_long_connections() {
     let ratio = |run: usize| figures(&report, run).evenness.cpu_max_over_min.mean;
     assert!(ratio(0) > 2.0 && ratio(2) < 1.2, "{} {}", ratio(0), ratio(2));
     let opened = |run: usize| report.summary.runs[run].counts.opened;
-    assert_eq!(opened(0), opened(2), "feedback opens no connection");
+    assert_eq!(opened(0), opened(2), "feedback must not open connections");
 }
 
 #[test]
@@ -487,7 +499,7 @@ load = "feedback"
 "#;
 
 /// If all backends use the same part of their quotas, requests wait longer at a backend with a
-/// small quota. The laws make the reported utilization even, which includes this waiting.
+/// small quota. Load control makes the reported utilization even, which includes this waiting time.
 #[test]
 fn laws_even_out_waiting_time_caused_by_quotas() {
     let uneven = |text: &str| {

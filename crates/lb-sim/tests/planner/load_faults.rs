@@ -1,5 +1,5 @@
-//! Weights that follow load while something is wrong: backends report falsely, hang, fall silent or
-//! start, or too few are left. Clients must not all go to one backend, and weights must not
+//! Weights that follow load while backends report wrong loads, hang, send no reports or start, or
+//! while most backends are lame ducks. Clients must not all use one backend, and weights must not
 //! oscillate.
 
 use crate::fleet::{FLEET, busiest_over_least, most, rows, weights};
@@ -9,7 +9,7 @@ use lb_sim::traffic::TrafficReport;
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::tally::StepRow;
 
-/// The runs, which have different weights. `load.rs` uses them too.
+/// The runs of the scenarios. They differ in how clients compute weights.
 const RUNS: &str = include_str!("fleet/runs.toml");
 
 /// An additional run, in which the number of active requests is limited.
@@ -22,8 +22,8 @@ fn fail(lines: &str) -> String {
 }
 
 fn figures<'a>(report: &'a TrafficReport, run: &str) -> &'a RunFigures {
-    let figures = report.figures.as_ref().expect("requests cost something");
-    figures.runs.iter().find(|figures| figures.run == run).expect("a run of the scenario")
+    let figures = report.figures.as_ref().expect("there are figures, because requests cost CPU time");
+    figures.runs.iter().find(|figures| figures.run == run).expect("the scenario has this run")
 }
 
 /// The utilization of the busiest backend, and the lowest and the highest utilization of the other
@@ -31,7 +31,7 @@ fn figures<'a>(report: &'a TrafficReport, run: &str) -> &'a RunFigures {
 fn busiest_and_others(report: &TrafficReport, run: &str) -> (f64, f64, f64) {
     let mut cpu = figures(report, run).cpu.clone();
     cpu.sort_by(f64::total_cmp);
-    let (busiest, others) = cpu.split_last().expect("there are backends");
+    let (busiest, others) = cpu.split_last().expect("the fleet has backends");
     (*busiest, others[0], others[others.len() - 1])
 }
 
@@ -52,24 +52,24 @@ fn a_lying_backend_gets_at_most_eight_times_its_share() {
         let (busiest, least, most) = busiest_and_others(&report, run);
         assert!(busiest > 0.95 && most / least < 1.15, "{run}: {busiest} {least} {most}");
         // The utilization of the other backends does not oscillate.
-        let even: Vec<f64> = last.iter().map(|row| row.cpu.expect("cost").min).collect();
+        let even: Vec<f64> = last.iter().map(|row| row.cpu.expect("requests have a cost").min).collect();
         assert!(most - even.iter().copied().fold(1.0, f64::min) < 0.05, "{run}: {even:?}");
     }
     // A policy that compares open flows sends less to the lying backend. With a limit, clients send
     // the remaining requests to the other backends.
-    let load = |run: &str| rows(&report, run, (130, 180)).last().expect("rows").load;
+    let load = |run: &str| rows(&report, run, (130, 180)).last().expect("the run has rows").load;
     let share = |run: &str| load(run).max / load(run).mean / 20.0;
     for run in ["feedback", "p2c", "limit"] {
         assert!(share(run) < 0.14, "{run}: {}", share(run));
     }
-    // When the machine of the lying backend is full, requests to it take long, and clients send it
-    // no more.
+    // When the machine of the lying backend is full, requests to it take long, so clients send no
+    // more requests to it.
     assert!(failed(&rows(&report, "feedback", (130, 180))) < 0.05);
     assert!(failed(&rows(&report, "p2c", (130, 180))) < 0.001);
     let p99 = |run: &str| figures(&report, run).latency_ms.p99.mean;
     assert!(failed(&rows(&report, "limit", (130, 180))) == 0.0 && p99("limit") < 600.0, "{}", p99("limit"));
-    // The weights of A58, with which the law is compared, have no upper bound, and depend only on
-    // the reports of the backend.
+    // For comparison: the weights of A58 have no upper bound, and depend only on the reports of the
+    // backend.
     assert!(busiest_and_others(&report, "a58").2 > 1.5 * busiest_and_others(&report, "feedback").2);
 }
 
@@ -86,10 +86,11 @@ fn a_hung_backend_gains_no_share() {
     // A58 uses the last rates that the application reported before it hung.
     assert!(failed("a58") < 0.05, "{}", failed("a58"));
     for run in ["feedback", "p2c", "limit"] {
-        let cpu = rows(&report, run, (130, 180)).into_iter().map(|row| row.cpu.expect("cost"));
+        let cpu =
+            rows(&report, run, (130, 180)).into_iter().map(|row| row.cpu.expect("requests have a cost"));
         assert!(
             most(&cpu.map(|cpu| cpu.max / cpu.mean).collect::<Vec<_>>()) < 1.3,
-            "{run}: no other backend gets a much larger load"
+            "{run}: another backend has a much larger load than the mean"
         );
     }
 }
@@ -106,7 +107,10 @@ fn requests_at_a_hung_backend_are_served_or_cut_and_counted_once() {
     assert!(errors(20) + errors(30) > 1_000, "{} {}", errors(20), errors(30));
     assert_eq!(report.summary.runs[0].counts.errors.cut, errors(20) + errors(30));
     let idle = rows(&report, "as written", (10, 30));
-    assert!(idle.iter().all(|row| row.cpu.expect("cost").min < 0.001), "a hung process uses no CPU time");
+    assert!(
+        idle.iter().all(|row| row.cpu.expect("requests have a cost").min < 0.001),
+        "a hung process must not use CPU time"
+    );
 }
 
 #[test]
@@ -119,7 +123,7 @@ fn a_silent_backend_returns_to_its_structural_share_after_three_minutes() {
     // The weight of the silent backend returns to the value that it had before any load report.
     // Meanwhile the weights of the others do not change.
     assert!(even(300, 360) > 1.2, "{}", even(300, 360));
-    assert!(even(390, 430) < 1.15, "reporting again: {}", even(390, 430));
+    assert!(even(390, 430) < 1.15, "after the backend reports again: {}", even(390, 430));
 }
 
 #[test]
@@ -161,7 +165,12 @@ fn slow_start_reaches_the_share_without_overshoot() {
     let grown = factor(75) / factor(66);
     assert!((4.5..5.6).contains(&grown), "{grown}");
     let busiest = |run: &str, from, to| {
-        most(&rows(&report, run, (from, to)).iter().map(|row| row.cpu.expect("cost").max).collect::<Vec<_>>())
+        most(
+            &rows(&report, run, (from, to))
+                .iter()
+                .map(|row| row.cpu.expect("requests have a cost").max)
+                .collect::<Vec<_>>(),
+        )
     };
     assert!(
         busiest("at-once", 66, 80) > 0.8 && busiest("slowly", 66, 80) < 0.6,
@@ -185,5 +194,8 @@ fn factors_stay_the_same_in_panic() {
         // All backends except one are lame ducks, and the remaining one gets the whole load.
         assert_eq!((weights(row).tables, weights(row).factors), (0, before), "{row:?}");
     }
-    assert!(weights(rows(&report, "as written", (90, 100))[0]).tables > 0, "the panic is over");
+    assert!(
+        weights(rows(&report, "as written", (90, 100))[0]).tables > 0,
+        "tables must change after the panic"
+    );
 }

@@ -1,5 +1,5 @@
-//! Weights that follow load while an operator changes weights, switches the law, or upgrades all
-//! daemons at once.
+//! Weights that follow load while an operator changes weights, switches load control, or upgrades
+//! all daemons at once.
 
 use crate::fleet::{FLEET, busiest_over_least, most, rows, weights};
 use crate::played;
@@ -23,10 +23,10 @@ fn a_changed_weight_restarts_shares_without_oscillation() {
     // The weight is halved. The backend gets its former load again, because it has free capacity.
     let report = played(&reweighted(50));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
-    assert!(least[0] < 0.75, "the new weight acts at once: {least:?}");
+    assert!(least[0] < 0.75, "the new weight must act at once: {least:?}");
     assert!(
         least.windows(2).all(|pair| pair[1] > pair[0] - 0.08),
-        "the load returns without oscillation: {least:?}"
+        "the load must return without oscillation: {least:?}"
     );
     let settled = |report| most(&busiest_over_least(&rows(report, "as written", (130, 180))));
     assert!(settled(&report) < 1.12, "{}", settled(&report));
@@ -35,7 +35,7 @@ fn a_changed_weight_restarts_shares_without_oscillation() {
     let report = played(&reweighted(10));
     let least = least_over_mean(&rows(&report, "as written", (80, 180)));
     assert!(least.windows(2).all(|pair| pair[1] > pair[0] - 0.08), "{least:?}");
-    assert!(least[0] < 0.2 && (0.7..0.9).contains(least.last().expect("rows")), "{least:?}");
+    assert!(least[0] < 0.2 && (0.7..0.9).contains(least.last().expect("the run has rows")), "{least:?}");
     let busiest: Vec<f64> = rows(&report, "as written", (130, 180))
         .iter()
         .filter_map(|row| row.cpu)
@@ -76,14 +76,20 @@ fn a_switch_freezes_or_turns_off_the_law_of_all_tasks() {
             "frozen factors are equal to the last digit: {row:?}"
         );
     }
-    assert!(most(&busiest_over_least(&frozen)) > 1.4, "while loads change");
+    assert!(
+        most(&busiest_over_least(&frozen)) > 1.4,
+        "the loads must become uneven while factors are frozen"
+    );
     let off = rows(&report, "as written", (120, 160));
     for row in &off {
         assert_eq!((weights(row).factors.min, weights(row).factors.max), (1.0, 1.0), "{row:?}");
     }
     assert_eq!(off.iter().map(|row| weights(row).tables).sum::<u64>(), 20, "one table for each task");
     assert!(most(&busiest_over_least(&off)) > 3.0);
-    assert!(most(&busiest_over_least(&rows(&report, "as written", (210, 240)))) < 1.15, "settled in 50 s");
+    assert!(
+        most(&busiest_over_least(&rows(&report, "as written", (210, 240)))) < 1.15,
+        "the loads must be even after 50 s"
+    );
 }
 
 #[test]
@@ -100,9 +106,9 @@ fn replaced_daemons_continue_with_the_saved_state() {
         "{restored:?} {next:?}"
     );
     assert!(even(60, 80) < 1.10 && even(80, 140) < 1.12, "{} {}", even(60, 80), even(80, 140));
-    // If no state was saved, every law starts from the beginning.
+    // If no state was saved, load control starts without learnt state.
     assert!(even(140, 150) > 2.0 && even(200, 240) < 1.12, "{} {}", even(140, 150), even(200, 240));
-    assert_eq!(report.summary.runs[0].counts.moved, 0, "an upgrade moves no connection");
+    assert_eq!(report.summary.runs[0].counts.moved, 0, "an upgrade must not move connections");
     assert_eq!(report.summary.runs[0].counts.errors.sum(), 0);
 }
 
@@ -114,8 +120,7 @@ fn frozen_factors_stay_frozen_after_an_upgrade() {
     let report = played(&text);
     let before = weights(rows(&report, "as written", (60, 70))[0]).factors;
     let after = weights(rows(&report, "as written", (100, 110))[0]).factors;
-    // The saved factors are those that the law has computed, including changes that were too small
-    // for a new table.
+    // The saved factors include changes that were too small for a new table.
     for (before, after) in [(before.min, after.min), (before.max, after.max)] {
         assert!((after / before - 1.0).abs() < 0.02, "{before} {after}");
     }

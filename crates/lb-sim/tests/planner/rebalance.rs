@@ -1,5 +1,5 @@
-//! Pools of long connections after the restart of a backend: they converge within the bound, and do
-//! not oscillate.
+//! Pools of long connections after the restart of a backend: they converge within [`Pools::bound`],
+//! and do not oscillate.
 
 use lb_common::abi::Policy;
 use lb_core::rebalance::{ClosingRate, RebalanceRules};
@@ -15,7 +15,7 @@ const POOLS: Pools = Pools {
     seed: 0,
 };
 
-/// The pools of a grid of sizes, with several seeds and numbers of CPUs.
+/// Pools of several sizes, with several seeds and numbers of CPUs.
 fn grid(policy: Policy) -> Vec<Pools> {
     let mut grid = Vec::new();
     for (tasks, connections, backends) in [

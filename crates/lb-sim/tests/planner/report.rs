@@ -44,7 +44,7 @@ fn check_load(page: &str) {
     assert!(
         page.contains("policy, seconds 60 to 160") && sentences.contains("measured from second 60 to 160")
     );
-    let (_, section) = page.split_once("<section id=\"load\">").expect("the section");
+    let (_, section) = page.split_once("<section id=\"load\">").expect("the page has the section");
     for (row, words) in [
         ("round-robin", "round robin"),
         ("least-loaded", "least-loaded"),
@@ -53,10 +53,13 @@ fn check_load(page: &str) {
         ("chance alone, by capacity", "chance alone, by capacity"),
     ] {
         let (_, cells) =
-            section.split_once(&format!("<th scope=\"row\">{row}</th><td>")).expect("a row of the page");
-        let (number, _) = cells.split_once("</td>").expect("a cell");
-        let (_, cells) = document.split_once(&format!("\n| {words} | ")).expect("a row of the document");
-        assert!(cells.trim_start_matches('*').starts_with(number), "{row}: {number}, and {cells:.20}");
+            section.split_once(&format!("<th scope=\"row\">{row}</th><td>")).expect("the page has the row");
+        let (number, _) = cells.split_once("</td>").expect("the row has a cell");
+        let (_, cells) = document.split_once(&format!("\n| {words} | ")).expect("the document has the row");
+        assert!(
+            cells.trim_start_matches('*').starts_with(number),
+            "{row}: {number} in the page, but {cells:.20} in the document"
+        );
     }
 }
 

@@ -13,7 +13,7 @@ fn played(name: &str) -> TrafficReport {
 }
 
 fn total<'a>(report: &'a TrafficReport, run: &str) -> &'a Total {
-    report.summary.runs.iter().find(|total| total.run == run).expect("a run of the scenario")
+    report.summary.runs.iter().find(|total| total.run == run).expect("the scenario has this run")
 }
 
 fn rows<'a>(report: &'a TrafficReport, run: &str) -> Vec<&'a StepRow> {
@@ -35,7 +35,7 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
     let report = played("figure-5");
     let resizes: Vec<u64> = (1..=9).map(|minute| minute * 60_000_000).collect();
     for row in &report.steps {
-        let [theirs, ours] = &row.jobs[..] else { panic!("two jobs: {row:?}") };
+        let [theirs, ours] = &row.jobs[..] else { panic!("not two jobs: {row:?}") };
         assert_eq!((theirs.job.as_str(), ours.job.as_str()), ("deterministic", "rocksteadier"));
         assert_eq!(row.counts.errors.sum(), theirs.errors + ours.errors);
         let start = row.at_us - 20_000_000;
@@ -56,7 +56,7 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
             assert!(ours.opened <= 100 && theirs.opened >= 1_000, "{theirs:?}\n{ours:?}");
         }
     }
-    let [theirs, ours] = &report.summary.runs[0].jobs[..] else { panic!("two jobs") };
+    let [theirs, ours] = &report.summary.runs[0].jobs[..] else { panic!("not two jobs") };
     assert!(theirs.arrivals.abs_diff(ours.arrivals) < theirs.arrivals / 100, "{theirs:?}\n{ours:?}");
     assert!(theirs.errors >= 9 * ours.errors && theirs.moved >= 10 * ours.moved, "{theirs:?}\n{ours:?}");
 }
@@ -65,14 +65,15 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
 fn a_rolling_update_fails_no_request_if_backends_are_lame_ducks_first() {
     let report = played("rolling-update");
     let (with, without) = (total(&report, "lame-duck"), total(&report, "no-lame-duck"));
-    assert_eq!(with.counts.arrivals, without.counts.arrivals, "the same requests");
+    assert_eq!(with.counts.arrivals, without.counts.arrivals, "both runs have the same arrivals");
     assert_eq!((with.counts.errors.sum(), with.counts.dropped), (0, 0));
     let errors = without.counts.errors;
     // Each of 200 tasks has half a request in progress on average, which is 0.5 per backend. Each
     // backend stops once, so about 100 requests are cut.
     assert!((60..150).contains(&errors.cut), "{errors:?}");
-    // There are 1,000 connects per second. 20 times, a twentieth of them reach a backend that is
-    // down, for three quarters of a second on average. So about 750 fail.
+    // There are 1,000 connects per second. Each of 20 batches is down for three quarters of a
+    // second on average, and then a twentieth of the connects reach a backend that is down. So
+    // about 750 connects fail.
     assert!((650..850).contains(&errors.down), "{errors:?}");
     assert_eq!((errors.unready, errors.refused), (0, 0));
     // While a backend restarts, each of its clients has a replacement for it. When the backend is
@@ -82,7 +83,7 @@ fn a_rolling_update_fails_no_request_if_backends_are_lame_ducks_first() {
     assert!(without.counts.dropped >= 2_000);
     // At the end all backends are back.
     for run in ["lame-duck", "no-lame-duck"] {
-        let last = *rows(&report, run).last().expect("there are rows");
+        let last = *rows(&report, run).last().expect("the run has rows");
         assert_eq!((last.backends, last.counts.moved, last.counts.dropped), (200, 0, 0));
     }
 }
@@ -167,13 +168,13 @@ impl Failures {
     }
 
     fn total(&self, run: &str) -> &EjectionTotal {
-        let runs = &self.report.ejection.as_ref().expect("a run ejects").runs;
-        runs.iter().find(|total| total.run == run).expect("a run of the scenario")
+        let runs = &self.report.ejection.as_ref().expect("a run ejects backends").runs;
+        runs.iter().find(|total| total.run == run).expect("the scenario has this run")
     }
 
     /// The rows of the run with ejection.
     fn rows(&self) -> impl Iterator<Item = (&StepRow, &EjectionRow)> {
-        let ejections = &self.report.ejection.as_ref().expect("a run ejects").steps;
+        let ejections = &self.report.ejection.as_ref().expect("a run ejects backends").steps;
         self.report.steps.iter().zip(ejections).filter(|(row, _)| row.run == "ejection")
     }
 
@@ -183,7 +184,7 @@ impl Failures {
     fn check(&self) -> (&EjectionTotal, &EjectionTotal) {
         let (with, without) = (self.total("ejection"), self.total("no-ejection"));
         let arrivals = |run| total(&self.report, run).counts.arrivals;
-        assert_eq!(arrivals("ejection"), arrivals("no-ejection"), "the same connects");
+        assert_eq!(arrivals("ejection"), arrivals("no-ejection"), "both runs have the same arrivals");
         assert!(with.fewest_left >= Some(1), "the last available member is never ejected: {with:?}");
         // The counts are consistent, because each ejection follows either failures in a row or a
         // failed trial.
@@ -304,7 +305,7 @@ fn figures_of_one_seed(name: &str) -> Vec<RunFigures> {
 
 #[track_caller]
 fn figures<'a>(runs: &'a [RunFigures], name: &str) -> &'a RunFigures {
-    runs.iter().find(|figures| figures.run == name).expect("a run of the scenario")
+    runs.iter().find(|figures| figures.run == name).expect("the scenario has this run")
 }
 
 #[test]
@@ -345,11 +346,11 @@ fn a_limit_of_active_requests_helps_and_backfires() {
 fn no_machine_of_the_book_s_fleet_is_overloaded() {
     let scenario = shipped::scenario("book-load");
     let job = &scenario.jobs[0];
-    let each = job.rate.expect("a rate").0 * job.cost.expect("a cost").0.mean();
+    let each = job.rate.expect("the job has a rate").0 * job.cost.expect("the job has a cost").0.mean();
     let speeds = scenario.machines.speeds(50, &mut SplitMix64::new(0));
     let can: Vec<f64> = speeds.iter().map(|speed| speed * f64::from(scenario.machines.cores)).collect();
     let offered = 50.0 * each / can.iter().sum::<f64>();
-    assert!((offered - 0.5).abs() < 0.005, "half of the capacity of all machines: {offered}");
+    assert!((offered - 0.5).abs() < 0.005, "the load is not half of the capacity: {offered}");
     // With round robin every backend gets the same number of requests. Neighbours use a twentieth
     // of a machine on average: up to a fifth in half of the time.
     assert!(can.iter().all(|can| each / can < 0.95 * 0.95), "{each} {can:?}");

@@ -38,7 +38,7 @@ fn the_formula_matches_the_deviation_of_draws() {
             let part = found / deviation(&fleet, inequality.variation(fleet.clients));
             assert!(
                 (0.9..1.1).contains(&part),
-                "{fleet:?}, {inequality:?}: {found} is {part} of the formula"
+                "{fleet:?}, {inequality:?}: the deviation {found} is {part} times the expected one"
             );
         }
     }

@@ -17,7 +17,7 @@ pub fn rows<'a>(report: &'a TrafficReport, run: &str, (from, to): (u64, u64)) ->
 }
 
 pub fn weights(row: &StepRow) -> WeightChanges {
-    row.weights.expect("a law adjusts weights")
+    row.weights.expect("load control adjusts weights")
 }
 
 /// For each of these rows, CPU utilization of the busiest backend divided by that of the least busy
