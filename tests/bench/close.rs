@@ -1,5 +1,4 @@
-//! The cost to connects if `socklb close` closes ten thousand flows of another service at the same
-//! time.
+//! How much slower connects are while `socklb close` closes ten thousand flows of another service.
 //!
 //! In each run three arms take turns, in random order: connects while flows are open, the same
 //! connects again (A/A), and connects while a part of the flows is closed. A turn takes as long as
@@ -48,12 +47,12 @@ pub struct Options {
 /// The service with the flows that are closed, and its backend.
 const CLOSED: &str = "10.96.0.10:80";
 const CLOSED_BACKEND: &str = "127.0.0.1:8001";
-/// The service that is dialled at the same time, and its backend.
+/// The service that is dialled during the closings, and its backend.
 const BESIDE: &str = "10.96.0.11:80";
 const BESIDE_BACKEND: &str = "127.0.0.1:8002";
 
-/// The number of connects of a first turn, which is not counted. Its rate determines the number of
-/// connects in the other turns.
+/// The number of connects of the first turn, which is not counted. The rate of this turn determines
+/// the number of connects in the other turns.
 const WARM: u32 = 20_000;
 
 /// The index of the arm with closings. In the turns of the other arms, the flows stay open.
@@ -128,7 +127,8 @@ fn turn(
     std::thread::scope(|scope| {
         let closing = scope.spawn(close);
         worker.turn(count, true)?;
-        let (closed, took) = closing.join().map_err(|_| anyhow::anyhow!("the closing has failed"))?;
+        let (closed, took) =
+            closing.join().map_err(|_| anyhow::anyhow!("the thread that closes flows has panicked"))?;
         ensure!(closed == u64::from(*flows), "{closed} of {flows} flows were closed");
         Ok(took)
     })
@@ -168,7 +168,7 @@ fn findings(runs: &[Run]) -> Vec<Finding> {
     vec![
         Finding::shown("p99, A/A: median of the ratios, 95 % confidence interval", shown(again)),
         if is_quiet {
-            Finding::judged(what, shown(closing), "1.1 at most", closing.value <= 1.1)
+            Finding::judged(what, shown(closing), "at most 1.1", closing.value <= 1.1)
         } else {
             Finding::shown(format!("{what} (not judged, because A/A is noisy)"), shown(closing))
         },

@@ -5,7 +5,7 @@
 //! arms is random. The ratio to the first arm is computed within each round, so a disturbance of
 //! the machine affects both arms. The second arm is a copy of the first, so its ratio shows the
 //! noise. Connections end with a reset, so that no port stays occupied. The backends poll on
-//! another CPU, so that the time of waking them is not measured.
+//! another CPU, so that the time to wake them is not measured.
 
 pub mod arm;
 
@@ -68,8 +68,8 @@ pub struct Options {
     /// Measure only this group; may be given several times
     #[arg(long = "group")]
     groups: Vec<Name>,
-    /// Path of a program of another build of socklb: compares three arms: this build, this build
-    /// again, and the other build
+    /// Program of another build of socklb; compares three arms: this build, this build again, and
+    /// the other build
     #[arg(long, value_name = "PROGRAM", conflicts_with = "report")]
     other: Option<PathBuf>,
     /// Compares three arms: this build, this build again, and this build with backends that report

@@ -149,6 +149,7 @@ fn idle(daemon: &Daemon) -> Result<u64> {
 pub fn cpu_ticks(pid: u32) -> Result<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The second field is the name of the process in parentheses, which may contain blanks.
-    let fields: Vec<&str> = stat.rsplit_once(')').context("a stat line")?.1.split_whitespace().collect();
+    let fields: Vec<&str> =
+        stat.rsplit_once(')').context("the stat line has no name")?.1.split_whitespace().collect();
     Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
 }

@@ -65,7 +65,7 @@ pub struct Options {
 fn policy(name: &str) -> Result<Policy, String> {
     let names = Policy::ALL.map(Policy::name).join(", ");
     let found = Policy::ALL.into_iter().find(|policy| policy.name() == name);
-    found.ok_or_else(|| format!("one of {names}"))
+    found.ok_or_else(|| format!("write one of {names}"))
 }
 
 /// A cell with its results, in the JSON document.

@@ -63,7 +63,7 @@ enum Part {
     Shutdown,
     /// Pushes to 1,000 and 10,000 clients
     Pushes,
-    /// Time from a datagram to the change of the verdict that connects read
+    /// Time from a datagram to the stored verdict
     Stored,
     /// Time from a request to its answer
     Answered,

@@ -162,7 +162,7 @@ fn tap(name: &str) -> Result<File> {
 /// Runs a command line in the network of the calling thread.
 pub fn run(line: &str) -> Result<()> {
     let mut words = line.split(' ');
-    let mut command = Command::new(words.next().context("a program")?);
+    let mut command = Command::new(words.next().context("the command line is empty")?);
     let status = command.args(words).status().with_context(|| line.to_owned())?;
     ensure!(status.success(), "{line}: {status}");
     Ok(())

@@ -72,8 +72,8 @@ enum Command {
 
 fn main() -> Result<()> {
     let command = Cli::parse().command;
-    // Without its parent, this process would continue and occupy both CPUs, so it ends with its
-    // parent. Only an application continues without the `socklb agent run` that has started it.
+    // This process ends with its parent, because it would otherwise continue and occupy both CPUs.
+    // Only an application continues without the `socklb agent run` that has started it.
     if !matches!(command, Command::Application(_)) {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     }

@@ -29,7 +29,7 @@ pub fn pause(time: Duration) {
 
 pub fn until(moment: Instant) {
     while let Some(left) = moment.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-        let left = Timespec::try_from(left).expect("a short time");
+        let left = Timespec::try_from(left).expect("the time fits into a timespec");
         // It does not matter whether the sleep was interrupted, because the loop checks the time.
         let _: NanosleepRelativeResult = clock_nanosleep_relative(ClockId::Monotonic, &left);
     }

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::serve::Manner;
 use super::work::Work;
 
-/// Consecutive addresses, each of which is dialled equally often: those of backends, or the single
-/// address of a service.
+/// Consecutive addresses, each of which is dialled equally often: the addresses of backends, or the
+/// single address of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     pub first: SocketAddr,
@@ -169,7 +169,7 @@ pub struct Arm {
     pub between: Between,
     /// Whether the arm dials only the first backend, if it dials backends.
     pub one_backend: bool,
-    /// The position of the arm to which this arm's ratios are computed.
+    /// The position of the arm by which this arm's times are divided.
     pub baseline: usize,
     pub targets: Vec<Target>,
 }
@@ -184,7 +184,7 @@ pub struct Group {
     pub work: Work,
     /// How the backends treat a connection.
     pub manner: Manner,
-    /// Whether the backends poll instead of blocking, so that the time of waking them is not
+    /// Whether the backends poll instead of blocking, so that the time to wake them is not
     /// measured. Not set for groups with proxies, because proxies need the backends' CPU.
     pub polls: bool,
     pub backends: Addresses,

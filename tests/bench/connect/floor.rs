@@ -29,15 +29,15 @@ pub fn empty(object: &Path, cgroup: &Cgroup) -> Result<Attached> {
     attach(load(object)?, "empty4", cgroup)
 }
 
-/// Attaches the program that sends [`SERVICE`] to one backend.
+/// Attaches the program that rewrites connects to [`SERVICE`] to one backend.
 pub fn floor(object: &Path, cgroup: &Cgroup, backend: SocketAddr) -> Result<Attached> {
     let SocketAddr::V4(backend) = backend else { bail!("the floor program supports only IPv4") };
     let mut ebpf = load(object)?;
     let mut services: HashMap<_, [u32; 2], u32> =
-        HashMap::try_from(ebpf.map_mut("floor_services").context("a map")?)?;
+        HashMap::try_from(ebpf.map_mut("floor_services").context("the object has no map floor_services")?)?;
     services.insert([SERVICE.ip().to_bits().to_be(), SERVICE.port().to_be().into()], 0, 0)?;
     let mut backends: Array<_, Raw<BackendAddress>> =
-        Array::try_from(ebpf.map_mut("floor_backends").context("a map")?)?;
+        Array::try_from(ebpf.map_mut("floor_backends").context("the object has no map floor_backends")?)?;
     let backend = BackendAddress {
         address: Address::from(*backend.ip()),
         port: Be16::from_host(backend.port()),
@@ -55,7 +55,8 @@ fn load(object: &Path) -> Result<Ebpf> {
 }
 
 fn attach(mut ebpf: Ebpf, program: &str, cgroup: &Cgroup) -> Result<Attached> {
-    let loaded: &mut CgroupSockAddr = ebpf.program_mut(program).context("a program")?.try_into()?;
+    let loaded: &mut CgroupSockAddr =
+        ebpf.program_mut(program).context("the object does not have the program")?.try_into()?;
     loaded.load()?;
     loaded.attach(std::fs::File::open(cgroup.path())?, CgroupAttachMode::Single)?;
     let id = loaded.info()?.id();

@@ -274,10 +274,11 @@ mod tests {
                 .iter()
                 .filter(|arm| arm.between.client().is_some_and(|client| client.build == Build::Other))
             {
-                let this = group.arms[arm.baseline].between.client().expect("an arm of this build");
+                let this =
+                    group.arms[arm.baseline].between.client().expect("the baseline is an arm of socklb");
                 assert_eq!(
                     Client { build: Build::Other, ..this },
-                    arm.between.client().expect("a client"),
+                    arm.between.client().expect("the arm has a client"),
                     "{name:?}"
                 );
             }
@@ -287,7 +288,7 @@ mod tests {
             let mut names: Vec<_> = group.arms.iter().map(|arm| &arm.name).collect();
             names.sort();
             names.dedup();
-            assert_eq!(names.len(), group.arms.len(), "{name:?}: two arms of one name");
+            assert_eq!(names.len(), group.arms.len(), "{name:?}: two arms have the same name");
         }
     }
 }

@@ -175,7 +175,7 @@ impl Place {
         };
         if let Some(client) = arm.between.client() {
             let attached = self.clients.iter().find(|attached| attached.client == client);
-            let attached = attached.context("a client of the group")?;
+            let attached = attached.context("the group does not have this client")?;
             if let Some(why) = &attached.refused {
                 return Ok(Err(why.clone()));
             }
@@ -187,7 +187,7 @@ impl Place {
         // Several arms have no layer. Each of them has its own cgroup.
         let earlier = group.arms.iter().take_while(|other| other.name != arm.name);
         let earlier = earlier.filter(|other| other.between == arm.between).count();
-        let (_, cgroup) = cgroups.nth(earlier).context("a cgroup of the arm")?;
+        let (_, cgroup) = cgroups.nth(earlier).context("the arm has no cgroup")?;
         let network = self.nft.as_ref().filter(|_| arm.between == Between::Nft).map(Nft::network);
         let dialled = match arm.between {
             Between::Floor => Addresses::one(floor::SERVICE.into()),
@@ -204,13 +204,16 @@ impl Place {
             let attached = self.programs.iter().filter(|(between, _)| *between == arm.between);
             return Ok(attached.map(|(_, attached)| attached.id).collect());
         };
-        let (_, daemon) =
-            self.daemons.iter().find(|(build, _)| *build == client.build).context("the build's daemon")?;
-        // The name of the directory of the pins contains the ABI version, which may differ for
-        // another build.
+        let (_, daemon) = self
+            .daemons
+            .iter()
+            .find(|(build, _)| *build == client.build)
+            .context("the build has no daemon")?;
+        // The name of the directory with the pins contains the ABI version, which may differ
+        // between builds.
         let versions = std::fs::read_dir(&daemon.setup.pins)?.flatten();
         let mut links = versions.map(|version| version.path().join(client.name()).join("links"));
-        let links = links.find(|links| links.exists()).context("the client's links")?;
+        let links = links.find(|links| links.exists()).context("the client has no directory of links")?;
         let links = std::fs::read_dir(links)?;
         let id = |link: std::io::Result<std::fs::DirEntry>| {
             Ok(FdLink::from(PinnedLink::from_pin(link?.path())?).info()?.program_id())
@@ -229,8 +232,8 @@ impl Place {
     }
 }
 
-/// Returns the error of `socklb check` about a configuration: its first lines, with the fault and
-/// its position.
+/// Returns the error of `socklb check` about a configuration: the first lines of the message, with
+/// the fault and its position.
 fn check(setup: &Setup, text: &str) -> Option<String> {
     let path = setup.write("one-client.toml", text);
     let output = setup.run(&["check", &path.to_string_lossy()]);

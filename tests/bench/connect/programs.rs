@@ -9,7 +9,7 @@ use aya::programs::loaded_programs;
 use super::worker::Worker;
 use crate::statistics::{Median, median};
 
-/// The cost of one program in the runs for one arm.
+/// The cost of one kernel program while one arm runs.
 #[derive(Clone, Debug)]
 pub struct Cost {
     pub program: String,

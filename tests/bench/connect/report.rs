@@ -22,7 +22,8 @@ pub fn write(folder: &Path, outcomes: &[Outcome], took: Duration) -> Result<()> 
     let path = folder.join(DOCUMENT);
     let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let section = format!("\n{}\n\n{}", machine(took)?, section(outcomes));
-    let text = replaced(&text, &section).with_context(|| format!("the marks in {}", path.display()))?;
+    let text = replaced(&text, &section)
+        .with_context(|| format!("a mark of the report is missing in {}", path.display()))?;
     std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     std::fs::write(folder.join(PICTURE), picture(outcomes)).context("write the picture")?;
     println!("written: {} and {PICTURE} beside it", path.display());

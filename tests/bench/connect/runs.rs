@@ -58,7 +58,8 @@ fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
     Some((times - 1.0) * figures(outcome, base)?.p50)
 }
 
-/// Formats a table of a group's runs, and of how much longer this build takes than another build.
+/// Formats a table of a group's runs, and then the differences between this build and another
+/// build.
 pub fn table(runs: &[&Outcome]) -> String {
     let mut text = String::new();
     let mut write =

@@ -32,11 +32,11 @@ pub struct Options {
 /// The action of a backend on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Manner {
-    /// Accepts it and closes it late
+    /// Accepts a connection and closes it late
     Drop,
     /// Sends one byte at once, and closes it late
     Greet,
-    /// Sends back what it receives
+    /// Sends back the received bytes
     Echo,
     /// Acknowledges every block of bytes
     Sink,
@@ -177,7 +177,8 @@ impl Server {
         match self.manner {
             Manner::Drop | Manner::Greet => {
                 if self.manner == Manner::Greet {
-                    // If the client has reset the connection, it does not wait for this byte.
+                    // Sending fails if the client has reset the connection. Such a client does not
+                    // need the byte.
                     let _ = stream.write_all(&[1]);
                 }
                 self.closing.push_back(stream);

@@ -86,11 +86,11 @@ const MESSAGE: [u8; 64] = [7; 64];
 /// The number of polls after which an answer is considered lost. They take about ten seconds.
 const LOOKS: u32 = 50_000_000;
 
-/// Runs the process of an arm. It answers each line that it reads with a line. For `COUNT` it does
-/// this number of operations. It answers with four numbers: the median and the 99th percentile of
-/// their times in nanoseconds, the operations per second, and the CPU time of one operation in
-/// nanoseconds. For `keep COUNT` it also stores the times. For `all` it answers with the median and
-/// the 99th percentile of all stored times.
+/// Runs the process of an arm. Each input line is a request, and the process answers it with a
+/// line. `COUNT` requests this number of operations. The answer has four numbers: the median and
+/// the 99th percentile of the times in nanoseconds, the operations per second, and the CPU time of
+/// one operation in nanoseconds. For `keep COUNT`, the process also stores the times. The answer to
+/// `all` is the median and the 99th percentile of all stored times.
 pub fn run(options: &Options) -> Result<()> {
     // This must come before the first socket, because a socket belongs to the cgroup in which it
     // was created.
@@ -180,7 +180,7 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
     }
 
     fn address(&mut self) -> Result<SocketAddr> {
-        self.addresses.next().context("an address to dial")
+        self.addresses.next().context("there is no address to dial")
     }
 
     fn connect(&mut self) -> Result<Duration> {
@@ -219,7 +219,7 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
     fn echo(&mut self) -> Result<Duration> {
         self.keep(KEPT)?;
         self.kept.rotate_left(1);
-        let socket = self.kept.front().context("a connection")?;
+        let socket = self.kept.front().context("there is no connection")?;
         let mut answer = [0; MESSAGE.len()];
         timed(|| {
             send(socket, &MESSAGE, SendFlags::NOSIGNAL)?;
@@ -228,18 +228,18 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
             for _ in 0..LOOKS {
                 match recv(socket, &mut answer, RecvFlags::DONTWAIT) {
                     Ok((_, MESSAGE_BYTES)) => return Ok(()),
-                    Ok((_, bytes)) => bail!("{bytes} bytes of an answer"),
+                    Ok((_, bytes)) => bail!("the answer has {bytes} bytes"),
                     Err(Errno::AGAIN) => {}
                     Err(error) => return Err(error.into()),
                 }
             }
-            bail!("no answer")
+            bail!("the backend does not answer")
         })
     }
 
     fn bulk(&mut self) -> Result<Duration> {
         self.keep(1)?;
-        let socket = self.kept.front().context("a connection")?;
+        let socket = self.kept.front().context("there is no connection")?;
         timed(|| {
             let mut rest = self.data.as_slice();
             // The loop is bounded, because each send transfers at least one byte.
@@ -292,8 +292,8 @@ fn timed(act: impl FnOnce() -> Result<()>) -> Result<Duration> {
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(
-        u64::try_from(time.tv_sec).expect("not before the process began"),
-        u32::try_from(time.tv_nsec).expect("part of a second"),
+        u64::try_from(time.tv_sec).expect("CPU time is not negative"),
+        u32::try_from(time.tv_nsec).expect("a part of a second fits into 32 bits"),
     )
 }
 

@@ -71,8 +71,8 @@ impl Worker {
             command.arg("--network").arg(network);
         }
         let mut process = Own::start(&mut command)?;
-        let requests = process.0.stdin.take().context("piped")?;
-        let answers = BufReader::new(process.0.stdout.take().context("piped")?);
+        let requests = process.0.stdin.take().context("the stream is not piped")?;
+        let answers = BufReader::new(process.0.stdout.take().context("the stream is not piped")?);
         Ok(Self { name: name.to_owned(), _process: process, requests, answers })
     }
 
@@ -122,7 +122,7 @@ impl Backends {
         }
         let mut process = Own::start(&mut command)?;
         let mut line = String::new();
-        BufReader::new(process.0.stdout.take().context("piped")?).read_line(&mut line)?;
+        BufReader::new(process.0.stdout.take().context("the stream is not piped")?).read_line(&mut line)?;
         if line != "ready\n" {
             bail!("the backends do not listen: {line:?}");
         }
@@ -140,7 +140,7 @@ pub fn cpu_time(pid: u32) -> Result<u64> {
     let mut sum = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
-        sum += text.split(' ').next().context("a first field")?.parse::<u64>()?;
+        sum += text.split(' ').next().context("schedstat has no first field")?.parse::<u64>()?;
     }
     Ok(sum)
 }

@@ -1,4 +1,4 @@
-//! How long one tick of a daemon's control laws takes, with 640 services of 20 members each. The
+//! How long one tick of a daemon's load control takes, with 640 services of 20 members each. The
 //! reports of the members have a little noise.
 
 use std::hint::black_box;

@@ -35,7 +35,7 @@ pub enum Calls {
         connects: u64,
         /// The minimum time between the starts of two connects.
         apart: Duration,
-        /// No connect begins later than this.
+        /// The time after the start of the calls in which connects may begin.
         within: Duration,
     },
     /// Connects as in `InTurn`, but in several threads and without pauses.
@@ -44,7 +44,7 @@ pub enum Calls {
         /// The maximum number of connects.
         connects: u64,
         threads: u32,
-        /// No connect begins later than this.
+        /// The time after the start of the calls in which connects may begin.
         within: Duration,
     },
     /// Connects that begin at a fixed rate, regardless of the results of earlier connects. They do
@@ -114,7 +114,8 @@ impl Caller {
 /// `bench call`.
 pub fn run() -> Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("many files")?;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        .context("raise the limit of open files")?;
     rpc::serve(|calls| match *calls {
         Calls::InTurn { service, connects, apart, within } => in_turn(service, connects, apart, within),
         Calls::AtOnce { service, connects, threads, within } => at_once(service, connects, threads, within),
@@ -188,13 +189,14 @@ struct Pending {
     began: Duration,
 }
 
-/// The maximum delay of a connect that does not delay all later connects.
+/// If a connect begins later than planned by more than this time, all later connects are delayed
+/// too.
 const CATCH_UP: Duration = Duration::from_millis(3);
 
 /// Makes connects in the order in which they are due. If this process had no CPU when connects were
 /// due, all later connects are due later too. Otherwise the delayed connects would begin together
-/// and reach their timeouts together, which would be a burst of failures that no network has
-/// caused.
+/// and reach their timeouts together, which would cause a burst of failures without any fault of
+/// the network.
 fn paced(service: SocketAddr, connects: u64, rate: u32, lost: u32) -> Result<Made> {
     let (mut made, started, mut begun) = (Made::default(), Instant::now(), 0);
     let mut late = Duration::ZERO;
@@ -261,8 +263,8 @@ fn wait_until(due: Instant) {
     }
 }
 
-/// Makes one connect and waits for the first byte of the backend. The outer result is an error if
-/// this machine is at fault.
+/// Makes one connect and waits for the first byte of the backend. The outer result contains errors
+/// of this machine.
 fn call(service: SocketAddr) -> Result<Result<(), Errno>> {
     let socket = socket()?;
     let deadline = Instant::now() + PATIENCE;
@@ -285,8 +287,8 @@ fn begin(socket: &OwnedFd, service: SocketAddr) -> Result<(), Errno> {
     }
 }
 
-/// Returns whether the connection is established within `patience`. This reads and thereby clears
-/// the socket's error, as runtimes do.
+/// Returns whether the connection is established within `patience`. Reads the socket's error, which
+/// clears it, as runtimes do.
 fn answer(socket: &OwnedFd, patience: Duration) -> Result<(), Errno> {
     wait(socket, PollFlags::OUT, patience)?;
     socket_error(socket)?
@@ -308,7 +310,7 @@ fn wait(socket: &OwnedFd, what: PollFlags, patience: Duration) -> Result<(), Err
 }
 
 fn timespec(time: Duration) -> Timespec {
-    Timespec::try_from(time).expect("a short time")
+    Timespec::try_from(time).expect("the time fits into a timespec")
 }
 
 /// Prepares the closing of the socket: an established connection ends with a reset, so that no port

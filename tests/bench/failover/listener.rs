@@ -18,12 +18,12 @@ use rustix::net::{AddressFamily, SendFlags, SocketType, send};
 /// The action of a listener on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// The listener accepts it, sends one byte, and closes it late.
+    /// The listener accepts a connection, sends one byte, and closes the connection late.
     Greets,
-    /// The listener accepts it and resets it.
+    /// The listener accepts a connection and resets it.
     Resets,
-    /// The listener accepts it, sends nothing, and resets it after five seconds, like a middlebox
-    /// that drops its state of idle connections.
+    /// The listener accepts a connection, sends nothing, and resets the connection after five
+    /// seconds, like a middlebox that drops its state of idle connections.
     ResetsLater,
 }
 
@@ -98,14 +98,15 @@ fn accept(listener: &TcpListener, manner: Manner, ends: &AtomicBool, accepted: &
     while !ends.load(Ordering::Relaxed) {
         let mut ready = [PollFd::new(listener, PollFlags::IN)];
         let _ = poll(&mut ready, Some(&LOOK));
-        // The loop ends, because clients connect more slowly than it accepts.
+        // The loop ends, because clients connect more slowly than the listener accepts.
         while let Ok((stream, _)) = listener.accept() {
             let now = Instant::now();
             let mut accepted = accepted.lock().unwrap_or_else(PoisonError::into_inner);
             *accepted = Accepted { count: accepted.count + 1, first: accepted.first.or(Some(now)) };
             drop(accepted);
             match manner {
-                // If the client has reset the connection, it does not wait for this byte.
+                // Sending fails if the client has reset the connection. Such a client does not need
+                // the byte.
                 Manner::Greets => drop(send(&stream, &[1], SendFlags::NOSIGNAL)),
                 Manner::Resets => {
                     reset(stream);

@@ -1,5 +1,6 @@
-//! Faults of other parts than the backends: a few connects fail by chance, a middlebox resets the
-//! connections of a pool, or packets are lost. Hardly any backend may be ejected because of them.
+//! Faults outside of the backends: a few connects fail by chance, a middlebox resets the
+//! connections of a pool, or packets are lost. Hardly any backend may be ejected because of these
+//! faults.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -148,7 +149,7 @@ fn meet(stage: &Stage, trouble: &Trouble, policy: Policy, connects: u64) -> Resu
         took_s: made.took.as_secs_f64(),
         contradiction: (!agree).then(|| {
             format!(
-                "counted {started} started and {unanswered} unanswered, seen {} and {:?}",
+                "the kernel counted {started} started and {unanswered} unanswered connects, but the client {} connects and the errors {:?}",
                 made.connects, made.errors
             )
         }),

@@ -41,7 +41,7 @@ pub struct Figures {
     pub live: Vec<u64>,
     /// Resets by dead backends that the kernel programs took for aborts by the client.
     pub taken_for_aborted: u64,
-    /// The errors that the client has received, with their numbers.
+    /// How often the client has received each error.
     pub errors: BTreeMap<String, u64>,
     /// Differences between the client's results and the kernel's counts.
     pub contradictions: Vec<String>,
@@ -90,7 +90,7 @@ impl Figures {
         })
     }
 
-    /// Computes `live` and `share_off` from the connects between two readings of the service.
+    /// Computes `live` and `share_off` from the connects between two readings of the status.
     #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
     pub fn compare_shares(
         &mut self,
@@ -139,7 +139,7 @@ fn contradictions(
             let endings = Ending::ALL.map(|ending| format!("{} {}", ending.name(), ended(ending.name())));
             let (endings, errors) = (endings.join(", "), &made.errors);
             found.push(format!(
-                "{what}: counted {counted}, seen {seen}; errors {errors:?}; endings {endings}"
+                "{what}: counts {counted} and {seen} differ; errors {errors:?}; endings {endings}"
             ));
         }
     };
@@ -149,8 +149,8 @@ fn contradictions(
     match fault {
         Fault::Refuse => compare("refused", ended("refused"), failed),
         Fault::Blackhole => compare("unanswered", ended("unanswered"), failed),
-        // If the application clears the socket's error before the kernel program reads it, the
-        // ending looks like an end by the application.
+        // If the application clears the socket's error before the kernel program reads it, the flow
+        // looks as if the application had ended it.
         Fault::Reset => compare("reset or aborted", ended("reset") + ended("aborted"), failed),
         // A connect that enters the queue is counted as established, but the client may give up
         // before the first byte.
@@ -161,10 +161,10 @@ fn contradictions(
     found
 }
 
-/// The number of connects of a cell in turn. A requirement limits the number of failures among
-/// them.
+/// The number of connects of a cell that connects in turn. A requirement limits how many of them
+/// may fail.
 pub const IN_TURN: u64 = 1_000;
-/// The time within which these connects must end.
+/// The time within which [`IN_TURN`] connects must end.
 pub const IN_TURN_WITHIN: Duration = Duration::from_millis(5_500);
 const MOST_FAILED_IN_TURN: u64 = 8;
 /// When the fifth failure ejects the backend, fifty other connects are under way.

@@ -58,7 +58,7 @@ pub struct Place {
 impl Place {
     /// Starts the daemon. If `daemon` is false, stops it again.
     pub fn start(stage: &Stage, name: &str, wanted: &[Wanted], daemon: bool) -> Result<Self> {
-        ensure!(wanted.len() <= MOST_CLIENTS, "{} clients, {MOST_CLIENTS} at most", wanted.len());
+        ensure!(wanted.len() <= MOST_CLIENTS, "{} clients, at most {MOST_CLIENTS} allowed", wanted.len());
         let setup = Setup::new(stage, name);
         // The maps are small, because there are many of them.
         let mut text = "[limits]\nflow_records = 16384\nslots = 256\nschedule_entries = 32768\n".to_owned();
@@ -113,5 +113,7 @@ impl Drop for Place {
 /// The backend of a service that has this address.
 pub fn backend(service: &ServiceStatus, address: SocketAddr) -> Result<&BackendStatus> {
     let mut backends = service.backends.iter();
-    backends.find(|backend| backend.address == address).with_context(|| format!("a backend at {address}"))
+    backends
+        .find(|backend| backend.address == address)
+        .with_context(|| format!("the service has no backend {address}"))
 }

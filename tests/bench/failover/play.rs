@@ -31,13 +31,13 @@ const REFUSES: u16 = 9100;
 const APART: Duration = Duration::from_millis(5);
 /// The number of connects of a cell with fifty at a time.
 const AT_ONCE: u64 = 6_000;
-/// The time within which these connects must end.
+/// The time within which [`AT_ONCE`] connects must end.
 const AT_ONCE_WITHIN: Duration = Duration::from_secs(3);
 const FIFTY: u32 = 50;
 /// The number of connects per backend for the comparison of shares. With so many, chance makes
 /// shares differ by far less than a tenth.
 const FOR_SHARES: u64 = 1_500;
-/// The time within which the connects for the comparison must end.
+/// The time within which the connects for the comparison of shares must end.
 const SHARES_WITHIN: Duration = Duration::from_secs(10);
 
 /// The listeners of all cells.
@@ -69,7 +69,7 @@ pub fn play(stage: &Stage, cells: &[Cell]) -> Result<Vec<(Cell, Figures)>> {
         let of: Vec<Cell> = cells.iter().copied().filter(|cell| cell.daemon == daemon).collect();
         for batch in of.chunks(MOST_CLIENTS) {
             measured.extend(play_together(stage, batch, daemon)?);
-            eprintln!("{} of {} measured", measured.len(), cells.len());
+            eprintln!("{} of {} cells measured", measured.len(), cells.len());
         }
     }
     // Restores the requested order.

@@ -1,6 +1,6 @@
 //! How soon a backend that was dead for a while has its whole share again, with ten connects per
-//! second. There are two outages: one is shorter than the first ejection, and in the other one
-//! trials have failed.
+//! second. There are two outages: one is shorter than the first ejection, and the other one is so
+//! long that trials fail.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -51,8 +51,8 @@ pub struct Seen {
     /// that is not ejected: in this case recent errors add to the backend's load, so that few
     /// connects choose the backend until the errors have expired (`error_decay`).
     at_most_s: Option<f64>,
-    /// The difference between the backend's later part of the connects and its share, divided by
-    /// the share.
+    /// The difference between the backend's part of the connects after its recovery and its share,
+    /// divided by the share.
     share_off: f64,
 }
 

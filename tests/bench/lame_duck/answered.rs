@@ -89,7 +89,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     let (busy, processors) = pause::while_busy(|| measure(&socket, backend, key, id));
     let busy = busy?;
     let idle_name = format!("request to answer, {}, idle host", arm.name);
-    let busy_name = format!("the same, {processors} processors busy");
+    let busy_name = format!("request to answer, {processors} processors busy");
     let busy_finding = if arm.xdp.is_some() {
         let reached = busy.at(0.999) <= NEEDED;
         Finding::judged(busy_name, busy.to_string(), "p99.9 <= 1 ms", reached)
@@ -117,11 +117,14 @@ fn measure(socket: &UdpSocket, backend: SocketAddr, key: Key, id: u16) -> Result
             let length = socket.recv(&mut bytes)?;
             times.push(sent.elapsed());
             let answer = Datagram::parse(&bytes[..length]).map_err(|what| anyhow::anyhow!("{what:?}"))?;
-            ensure!(answer.is_authentic(key) && answer.nonce == nonce, "request {nonce} has another answer");
+            ensure!(
+                answer.is_authentic(key) && answer.nonce == nonce,
+                "the answer does not belong to request {nonce}"
+            );
             cookie = answer.cookie;
         }
         Ok(Times::new(times))
     };
     // The measurement has a separate thread, because the priority ends with the thread.
-    std::thread::scope(|scope| scope.spawn(ask_all).join().expect("the measurement ends"))
+    std::thread::scope(|scope| scope.spawn(ask_all).join().expect("the measurement does not panic"))
 }

@@ -19,7 +19,7 @@ impl Finding {
         Self { what: what.into(), measured: measured.into(), needed: None }
     }
 
-    /// Creates a measurement with its requirement, and whether it is met.
+    /// Creates a measurement with its requirement, and whether the requirement is met.
     pub fn judged(
         what: impl Into<String>,
         measured: impl Into<String>,
@@ -79,7 +79,7 @@ impl std::fmt::Display for Times {
         let [p50, p99, p999, most] = [0.5, 0.99, 0.999, 1.0].map(|share| self.at(share).as_secs_f64() * 1e3);
         write!(
             f,
-            "p50 {p50:.2} ms, p99 {p99:.2} ms, p99.9 {p999:.2} ms, most {most:.2} ms, of {}",
+            "p50 {p50:.2} ms, p99 {p99:.2} ms, p99.9 {p999:.2} ms, max {most:.2} ms ({} samples)",
             self.len()
         )
     }
@@ -104,7 +104,10 @@ mod tests {
     #[test]
     fn times_are_printed_as_quantiles() {
         let times = Times::new((1..=100).rev().map(Duration::from_millis));
-        assert_eq!(times.to_string(), "p50 51.00 ms, p99 100.00 ms, p99.9 100.00 ms, most 100.00 ms, of 100");
+        assert_eq!(
+            times.to_string(),
+            "p50 51.00 ms, p99 100.00 ms, p99.9 100.00 ms, max 100.00 ms (100 samples)"
+        );
         assert_eq!(Times::new([]).at(0.5), Duration::ZERO);
     }
 }

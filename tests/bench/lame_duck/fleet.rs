@@ -23,8 +23,8 @@ pub fn addresses(count: u8) -> Vec<SocketAddr> {
     (1..=count).map(|number| SocketAddr::from(([10, 78, 0, number], PORT))).collect()
 }
 
-/// Assigns these addresses to the host at the far end. The route alone makes the kernel accept
-/// packets for them, but the addresses would be on no interface.
+/// Assigns these addresses to the host at the far end. Without this, the kernel accepts packets for
+/// the addresses because of the route, but no interface has them.
 pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
     backends.iter().try_for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())))
 }
@@ -133,13 +133,13 @@ impl<'l> Fleet<'l> {
 
     /// Sends SIGTERM to a backend's `socklb agent run`.
     pub fn terminate(&self, number: usize) -> Result<()> {
-        signal(self.runs[number].as_ref().context("not running")?, Signal::TERM);
+        signal(self.runs[number].as_ref().context("the backend does not run")?, Signal::TERM);
         Ok(())
     }
 
     /// Kills a backend's application.
     pub fn crash(&self, number: usize) -> Result<()> {
-        let run = self.runs[number].as_ref().context("not running")?.id();
+        let run = self.runs[number].as_ref().context("the backend does not run")?.id();
         let pids = std::fs::read_to_string(self.cgroup.path().join("cgroup.procs"))?;
         let is_child = |pid: &i32| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -147,7 +147,7 @@ impl<'l> Fleet<'l> {
             parent == Some(run.to_string().as_str())
         };
         let pid = pids.lines().filter_map(|pid| pid.parse().ok()).find(is_child);
-        let pid = pid.and_then(Pid::from_raw).context("the run has no application")?;
+        let pid = pid.and_then(Pid::from_raw).context("`socklb agent run` has no application")?;
         Ok(kill_process(pid, Signal::KILL)?)
     }
 }

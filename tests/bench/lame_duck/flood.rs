@@ -70,7 +70,10 @@ const SENDER: usize = 0;
 /// that sends, or to all other processors.
 fn place(sends: bool, count: usize) -> Result<()> {
     let mut processors = rustix::thread::CpuSet::new();
-    ensure!(count > 1, "one processor sends, and the measured processes need another one");
+    ensure!(
+        count > 1,
+        "at least two processors are necessary: one sends, and the measured processes use the others"
+    );
     for processor in (0..count).filter(|processor| (*processor == SENDER) == sends) {
         processors.set(processor);
     }
@@ -81,7 +84,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let processors = std::thread::available_parallelism()?.get();
     // The measurement has a separate thread, because the thread stays bound to its processors.
     let measure = || flood_host(stage, processors);
-    std::thread::scope(|scope| scope.spawn(measure).join().expect("the measurement ends"))
+    std::thread::scope(|scope| scope.spawn(measure).join().expect("the measurement does not panic"))
 }
 
 fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
@@ -153,7 +156,7 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
 }
 
 fn frame(datagram: &Datagram) -> Frame {
-    let address = |text: String| text.parse().expect("an address");
+    let address = |text: String| text.parse().expect("the text is an address");
     let (from, to) = (address("10.77.0.2:9465".to_owned()), address(format!("{NEAR}:9467")));
     Frame::new(Shape::PLAIN, from, to, datagram.bytes())
 }
@@ -238,14 +241,14 @@ fn flood(
         }
         Ok(())
     })?;
-    let turns = turns.into_inner().context("the turns")?;
+    let turns = turns.into_inner().context("a thread has panicked")?;
     let asked = load.end()?;
     let after = counts();
     let p50 = |turn: &Turn| {
         let within = asked.iter().filter(|asked| (turn.from_ns..turn.to_ns).contains(&asked.began_ns));
         let mut times: Vec<u64> = within.map(|asked| asked.connect_ns).collect();
         times.sort_unstable();
-        ensure!(times.len() > 100, "{} connects in a turn", times.len());
+        ensure!(times.len() > 100, "a turn has only {} connects", times.len());
         #[expect(clippy::cast_precision_loss, reason = "some microseconds")]
         Ok(times[times.len() / 2] as f64)
     };
@@ -255,7 +258,7 @@ fn flood(
         let frames: u64 = its.iter().map(|turn| turn.frames).sum();
         let ratios = its.iter().enumerate().map(|(round, turn)| {
             let first =
-                turns.iter().filter(|turn| turn.arm == 0).nth(round).context("the first of a round")?;
+                turns.iter().filter(|turn| turn.arm == 0).nth(round).context("a round has no first turn")?;
             Ok(p50(turn)? / p50(first)?)
         });
         let ratio = median(&ratios.collect::<Result<Vec<f64>>>()?);
@@ -267,7 +270,7 @@ fn flood(
         match arm.counted {
             None => findings.push(Finding::shown(what, measured)),
             Some(_) => {
-                findings.push(Finding::judged(what, measured, "1.10 at most", ratio.value <= NEEDED));
+                findings.push(Finding::judged(what, measured, "at most 1.10", ratio.value <= NEEDED));
                 let counted = after[number] - before[number];
                 let (is, due) = (format!("{counted} of {frames}"), "all".to_owned());
                 findings.push(Finding::judged(format!("{}, counted", arm.name), is, due, counted == frames));

@@ -64,7 +64,7 @@ impl Host {
     }
 
     pub fn pid(&self) -> Result<u32> {
-        Ok(self.daemon.as_ref().context("not running")?.pid())
+        Ok(self.daemon.as_ref().context("the daemon does not run")?.pid())
     }
 
     pub fn log(&self) -> String {

@@ -117,7 +117,7 @@ impl Scene {
         let push = speaker.push(backends[0], lame, || {})?;
         eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
         // When the daemon sends the next requests, it has processed the answers to all earlier
-        // ones.
+        // requests.
         let answered = speaker.answered();
         eventually("requests are sent again", || speaker.answered(), |count| *count >= answered + 6);
         speaker.fall_silent();
@@ -155,7 +155,9 @@ impl Scene {
     /// All datagrams, in a random order that is the same in each run.
     fn datagrams(&self) -> Result<Vec<Made>> {
         let mut random = fastrand::Rng::with_seed(14);
-        let [lame, ready, _, unheard] = self.backends[..] else { anyhow::bail!("four backends") };
+        let [lame, ready, _, unheard] = self.backends[..] else {
+            anyhow::bail!("there are not four backends")
+        };
         let keys = |backend| (self.key.id, self.key.of_backend(backend));
         let (id, key) = keys(lame);
         let (_, other) = keys(ready);
@@ -222,7 +224,7 @@ impl Scene {
             let push = Report { readiness: Readiness::LameDuck, counter: random.u32(..) };
             push.push(unheard, id, key).bytes().to_vec()
         });
-        ensure!(request.kind() == Some(Kind::Request), "a request");
+        ensure!(request.kind() == Some(Kind::Request), "the last request has another kind");
         random.shuffle(&mut all);
         Ok(all)
     }

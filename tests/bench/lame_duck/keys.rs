@@ -37,7 +37,9 @@ impl ServiceKey {
         };
         let name = [&self.id.to_be_bytes()[..], &[6], &address, &backend.port().to_be_bytes()].concat();
         let mut key = [0; 16];
-        Hkdf::<Sha256>::new(None, &self.key).expand(&name, &mut key).expect("less than HKDF can give");
+        Hkdf::<Sha256>::new(None, &self.key)
+            .expand(&name, &mut key)
+            .expect("16 bytes are within the limit of HKDF");
         Key::from_bytes(key)
     }
 }

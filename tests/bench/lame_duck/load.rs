@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     ends.store(true, Ordering::Relaxed);
     let mut text = String::new();
     for thread in threads {
-        for asked in thread.join().expect("a client thread ends") {
+        for asked in thread.join().expect("a client thread does not panic") {
             let backend = asked.backend.map_or("-".to_owned(), |backend| backend.to_string());
             let failure = asked.failure.unwrap_or_default();
             writeln!(
@@ -141,13 +141,13 @@ fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
     // Reads until head and body have arrived.
     loop {
         let length = stream.read(&mut some)?;
-        ensure!(length > 0, "closed after {} bytes", bytes.len());
+        ensure!(length > 0, "the connection ended after {} bytes", bytes.len());
         bytes.extend_from_slice(&some[..length]);
         let text = str::from_utf8(&bytes)?;
         let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
         ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
         let said = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
-        if body.len() >= said.context("a length")?.parse()? {
+        if body.len() >= said.context("the answer has no length")?.parse()? {
             return Ok((body.parse()?, head.contains("Connection: close")));
         }
     }
@@ -171,7 +171,7 @@ impl Load {
         die_with_us(&mut command);
         host.cgroup.enter(&mut command);
         let mut child = command.spawn()?;
-        let lines = BufReader::new(child.stdout.take().context("a pipe")?).lines();
+        let lines = BufReader::new(child.stdout.take().context("the stream is not piped")?).lines();
         let count = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&count);
         std::thread::spawn(move || {
@@ -191,14 +191,14 @@ impl Load {
     pub fn end(mut self) -> Result<Vec<Asked>> {
         drop(self.child.stdin.take());
         let status = self.child.wait()?;
-        ensure!(status.success(), "the client: {status}");
+        ensure!(status.success(), "the client failed: {status}");
         std::fs::read_to_string(&self.out)?.lines().map(parsed).collect()
     }
 }
 
 fn parsed(line: &str) -> Result<Asked> {
     let mut words = line.splitn(5, ' ');
-    let mut word = || words.next().context("a word");
+    let mut word = || words.next().context("the line has too few words");
     Ok(Asked {
         pooled: word()? == "1",
         began_ns: word()?.parse()?,

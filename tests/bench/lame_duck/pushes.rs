@@ -52,11 +52,13 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
         };
         let again: usize = told.iter().map(|told| told.again).sum();
         findings.push(Finding::shown(
-            format!("{count} clients, of {CHANGES} changes: first client to last"),
+            format!("{count} clients, {CHANGES} changes: time from the first client to the last"),
             format!("{}, {again} duplicate pushes", list(|told| told.last - told.first)),
         ));
-        findings
-            .push(Finding::shown(format!("{count} clients: command to last client"), list(|told| told.last)));
+        findings.push(Finding::shown(
+            format!("{count} clients: time from the command to the last client"),
+            list(|told| told.last),
+        ));
     }
     Ok(findings)
 }
@@ -94,9 +96,10 @@ impl Clients {
             for _ in 0..2 {
                 socket.send(self.request(cookie).bytes())?;
                 let mut bytes = [0; BYTES];
-                let length = socket.recv(&mut bytes).context("the agent answers")?;
-                let answer = Datagram::parse(&bytes[..length]).ok().context("a datagram")?;
-                ensure!(answer.is_authentic(self.key), "the agent has the backend's key");
+                let length = socket.recv(&mut bytes).context("the agent does not answer")?;
+                let answer =
+                    Datagram::parse(&bytes[..length]).ok().context("the bytes are not a datagram")?;
+                ensure!(answer.is_authentic(self.key), "the answer is not signed with the backend's key");
                 cookie = answer.cookie;
             }
             socket.set_nonblocking(true)?;
@@ -115,7 +118,7 @@ impl Clients {
         std::thread::scope(|scope| {
             let told = scope.spawn(|| agent.run(&[verb]).status.success());
             let heard = self.take(&all, readiness, began)?;
-            ensure!(told.join().expect("the command ends"), "socklb agent {verb}");
+            ensure!(told.join().expect("the command does not panic"), "socklb agent {verb} failed");
             Ok(heard)
         })
     }
@@ -138,7 +141,8 @@ impl Clients {
                 let number = usize::try_from(event.data.u64())?;
                 let mut bytes = [0; BYTES];
                 while let Ok(length) = self.sockets[number].recv(&mut bytes) {
-                    let report = Datagram::parse(&bytes[..length]).ok().context("a datagram")?;
+                    let report =
+                        Datagram::parse(&bytes[..length]).ok().context("the bytes are not a datagram")?;
                     if report.kind() != Some(Kind::Push) || report.readiness() != Some(readiness) {
                         continue;
                     }

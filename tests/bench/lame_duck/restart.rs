@@ -21,8 +21,8 @@ use crate::pause;
 /// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_micros(500);
 const BACKENDS: u8 = 20;
-/// The maximum number of backends that are not ready at the same time. A connect examines 16
-/// entries to find a ready backend, and then chooses a lame duck.
+/// The maximum number of backends that are not ready at the same time. A connect examines at most
+/// 16 entries. If none of them has a ready backend, it chooses a lame duck.
 const OUT: usize = 5;
 /// The minimum number of requests of each run.
 const REQUESTS: u64 = 50_000;

@@ -3,8 +3,8 @@
 //!
 //! Each shutdown is pushed to two hosts of clients. The *active* host connects all the time, so its
 //! choices show the change, but the connects to one backend are some milliseconds apart. The *idle*
-//! host makes no connects. For both hosts, the benchmark also measures when the verdict that
-//! connects read is stored: no connect that begins later chooses the backend.
+//! host makes no connects. For both hosts, the benchmark also measures when the verdict is stored
+//! for the kernel programs. No connect that begins later chooses the backend.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -26,8 +26,8 @@ const DELAY: Duration = Duration::from_millis(10);
 /// The maximum time that is allowed: two round trips and 10 ms.
 const NEEDED: Duration = Duration::from_millis(50);
 const BACKENDS: u8 = 20;
-/// The maximum number of backends that are not ready at the same time. A connect examines 16
-/// entries to find a ready backend, and then chooses a lame duck.
+/// The maximum number of backends that are not ready at the same time. A connect examines at most
+/// 16 entries. If none of them has a ready backend, it chooses a lame duck.
 const OUT: usize = 5;
 /// The number of shutdowns with loss, which is also the number without loss.
 const SHUTDOWNS: usize = 200;
@@ -118,7 +118,7 @@ fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -
         let at_ns = now_ns();
         fleet.terminate(number)?;
         let stored = std::thread::scope(|scope| scope.spawn(|| stored(seen, number, at_ns)).join());
-        let stored = stored.expect("the poller has a result")?;
+        let stored = stored.expect("the polling thread does not panic")?;
         shutdowns.push(Shutdown { backend: backends[number], at_ns, stored });
         pause::until(began + APART);
     }

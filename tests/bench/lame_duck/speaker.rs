@@ -16,7 +16,7 @@ use lb_report::wire::{BYTES, Datagram, Key, Kind, Readiness, UNKNOWN};
 const VALID_FOR_MS: u32 = 300_000;
 /// The time over which load is measured, according to the reports.
 const WINDOW_MS: u16 = 1_000;
-/// How long a lame duck remains one after its report.
+/// How long a backend remains a lame duck after its report.
 const HOLD_MS: u32 = 600_000;
 
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,5 @@
-//! The time from the sending of a push until the verdict that connects read is stored, on an idle
-//! host and on a host with busy processors.
+//! The time from the sending of a push until its verdict is stored for the kernel programs, on an
+//! idle host and on a host with busy processors.
 //!
 //! The observer is a thread with real-time priority that sleeps for 20 us between two reads. So it
 //! reads the verdict at most 20 us late, and uses little time of the processors that the daemon
@@ -81,7 +81,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     let busy = busy?;
     let name = arm.name;
     let idle_name = format!("datagram to stored verdict, {name}, idle host");
-    let busy_name = format!("the same, {processors} processors busy");
+    let busy_name = format!("datagram to stored verdict, {name}, {processors} processors busy");
     Ok(if arm.xdp.is_none() {
         let reached = idle.at(0.99) <= NEEDED;
         [
@@ -124,5 +124,5 @@ fn measure(
         Ok(Times::new(times))
     };
     // The measurement has a separate thread, because the priority ends with the thread.
-    std::thread::scope(|scope| scope.spawn(&mut push_all).join().expect("the measurement ends"))
+    std::thread::scope(|scope| scope.spawn(&mut push_all).join().expect("the measurement does not panic"))
 }

@@ -1,5 +1,5 @@
-//! The verdicts that connects read, in the form in which the kernel programs read them: the pinned
-//! verdict array, mapped into memory.
+//! The verdicts of backends, as the kernel programs read them: the pinned verdict array, mapped
+//! into memory.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -34,13 +34,13 @@ impl Verdicts {
         let words = unsafe {
             mmap(std::ptr::null_mut(), LENGTH, ProtFlags::READ, MapFlags::SHARED, map.fd().as_fd(), 0)
         }?;
-        Ok(Self { words: NonNull::new(words.cast()).context("a mapping")?, _map: map })
+        Ok(Self { words: NonNull::new(words.cast()).context("the mapping has no address")?, _map: map })
     }
 
     /// The word of a report id: the time until which the backend is a lame duck; 0 if the backend
     /// is not a lame duck.
     pub fn word(&self, id: u32) -> u64 {
-        assert!(id < REPORT_IDS, "an id");
+        assert!(id < REPORT_IDS, "the report id is below `REPORT_IDS`");
         // SAFETY: the id is inside the mapping, which exists as long as `self`. The words are whole
         // and aligned.
         unsafe { self.words.add(id as usize).as_ref() }.load(Ordering::Acquire)

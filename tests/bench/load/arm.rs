@@ -55,7 +55,7 @@ impl Arm {
         }
     }
 
-    /// The law by which the arm's weights follow load; `None` if they do not follow it.
+    /// The load control of the arm, as in the configuration; `None` if weights do not follow load.
     pub fn control(self) -> Option<&'static str> {
         match self {
             Self::RoundRobin | Self::LeastLoaded | Self::P2c | Self::Structural => None,
@@ -70,7 +70,7 @@ impl Arm {
     }
 }
 
-/// The configuration line for a service with weights that follow load by this law.
+/// The configuration line for a service with this load control.
 pub fn load_line(control: Option<&str>) -> String {
     control.map(|control| format!("load = {{ control = \"{control}\" }}\n")).unwrap_or_default()
 }
@@ -125,7 +125,7 @@ pub fn run(
     }
     pause::pause(times.settle);
     let (steady, reported) = watch(&fleet, &QUOTAS, times.measure)?;
-    // Without a law, the effect of a changed quota is known in advance.
+    // Without load control, the effect of a changed quota is known in advance.
     let changed = if arm.control().is_some() && !times.change.is_zero() {
         for (_, backends) in &fleet.backends {
             backends[CHANGED].limit(changed_quotas()[CHANGED])?;
@@ -231,7 +231,7 @@ impl Host {
     fn send(&mut self, mode: Mode, cost: Cost) -> Result<()> {
         let mut of_mode = self.clients.iter().filter(|(of, _)| *of == mode);
         for (number, pace) in cost.paces(mode).iter().enumerate() {
-            let (_, cgroup) = of_mode.next().context("one for each")?;
+            let (_, cgroup) = of_mode.next().context("there are too few clients")?;
             self.senders.push((mode, Sender::start(cgroup, &[mode.service()], pace, number)?));
         }
         Ok(())

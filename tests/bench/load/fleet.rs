@@ -161,7 +161,7 @@ impl Fleet {
         for mode in modes {
             let mut of_mode = Vec::new();
             for (address, percent) in mode.backends().zip(QUOTAS) {
-                let quota = quotas.next().context("one for each")?;
+                let quota = quotas.next().context("there are too few quotas")?;
                 let backend = Backend::start(address, quota, cost, &socket)?;
                 backend.limit(percent)?;
                 of_mode.push(backend);

@@ -41,7 +41,7 @@ pub fn play(setup: &Setup, arms: &[Arm], mode: Mode, cost: Cost, times: Times) -
     let mut command = Command::new(program("socklb-sim"));
     let output = finish(command.args(["traffic", "--json", "--scenario"]).arg(scenario));
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    anyhow::ensure!(output.status.success(), "the planner: {error}");
+    anyhow::ensure!(output.status.success(), "the planner failed: {error}");
     let played: Played = serde_json::from_slice(&output.stdout).context("parse the planner's output")?;
     Ok(played.figures.runs.into_iter().map(|run| run.cpu_max_over_mean.mean).collect())
 }

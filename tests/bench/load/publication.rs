@@ -66,10 +66,10 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Measures the daemon without following load. If one of the arms follows load, also measures it
-/// with following load.
+/// Measures the daemon without following load. If one of the arms follows load, also measures the
+/// daemon with following load.
 pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
-    let fleet = format!("{CLIENTS} clients, {SERVICES} services, rows of {BACKENDS}");
+    let fleet = format!("{CLIENTS} clients, {SERVICES} services of {BACKENDS} backends each");
     let shown = |how: &str, costs: &[Cost]| {
         let costs: Vec<String> = costs.iter().map(Cost::to_string).collect();
         Finding::shown(format!("{fleet}, {how}"), costs.join("; "))
@@ -93,7 +93,7 @@ pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
         findings.push(shown(&format!("weights follow load, which is {how}"), &costs));
         let more = mean(&costs) - mean(&without);
         findings.push(Finding::judged(
-            format!("{fleet}, load is {how}: mean cost of following it"),
+            format!("{fleet}, load is {how}: mean cost of weights that follow load"),
             format!("{:.2} % of a processor", more * 100.0),
             "<= 2 %",
             more <= NEEDED,
