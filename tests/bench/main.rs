@@ -30,7 +30,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The cost to connects if `socklb close` closes many flows at the same time
+    /// How much slower connects are while `socklb close` closes many flows
     Close(close::Options),
     /// connect() and later operations through socklb's programs, compared with direct connections
     /// and other balancers

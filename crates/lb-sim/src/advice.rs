@@ -54,8 +54,8 @@ pub struct Assessment {
     /// The largest part of one client's subset that lies within a block of neighbouring backends. A
     /// block is a tenth of all backends; the backends of a block may restart together.
     pub restart: f64,
-    /// How even the loads are with structural weights, if clients are unequal or absent; otherwise
-    /// `None`.
+    /// How even the loads are with structural weights, if clients are unequal or absent; `None` if
+    /// all clients are equal and present.
     pub unequal: Option<UnequalLoads>,
 }
 
@@ -274,7 +274,7 @@ mod tests {
             assert_eq!(
                 choice(Algorithm::Aperture).overlapping_size(&question),
                 expected,
-                "{clients} and {backends}"
+                "{clients} clients, {backends} backends"
             );
             assert_eq!(choice(Algorithm::Rocksteadier).overlapping_size(&question), None);
             // With this size every backend is in several arcs. If the size is smaller by one, some
@@ -284,7 +284,10 @@ mod tests {
                     let fleet = Fleet { algorithm: Algorithm::Aperture, clients, backends, size, seed: 0 };
                     fleet.graph().connections().into_iter().min()
                 };
-                assert!(fewest(size) >= Some(2) && fewest(size - 1) == Some(1), "{clients} and {backends}");
+                assert!(
+                    fewest(size) >= Some(2) && fewest(size - 1) == Some(1),
+                    "{clients} clients, {backends} backends"
+                );
             }
         }
     }

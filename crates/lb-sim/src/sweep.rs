@@ -18,10 +18,10 @@ pub mod summary;
 /// about a million fleets.
 pub const MAX_MAX: u32 = 1_024;
 
-/// The maximum number of subset members that a sweep may examine. A sweep with this number takes
-/// some minutes. If an additional client does not change the subsets of the existing clients, the
-/// sweep examines each member once. If it changes them, the sweep examines the members of every
-/// fleet separately; the article's sweep then examines 2^27 members.
+/// The maximum number of subset members that a sweep may examine. A sweep that examines so many
+/// takes some minutes. If an additional client does not change the subsets of the existing clients,
+/// the sweep examines each member once. If an additional client changes them, the sweep examines
+/// the members of every fleet separately; the ACM article's sweep then examines 2^27 members.
 pub const MAX_LOOKS: u64 = 1 << 34;
 
 /// The maximum number of subset members for a sweep with structural weights, which examines each

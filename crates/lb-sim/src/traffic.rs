@@ -52,8 +52,8 @@ use tally::{StepRow, Total};
 pub struct TrafficReport {
     pub schema: u32,
     pub scenario: String,
-    /// The first seed of all random numbers, in decimal. The counts are those of this seed; only
-    /// the figures cover the other seeds.
+    /// The first seed of all random numbers, in decimal. Only the figures cover the other seeds;
+    /// all counts are from this seed.
     pub seed: String,
     /// The number of seeds that were simulated: this seed and the following ones.
     pub seeds: u32,

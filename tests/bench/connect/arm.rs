@@ -86,7 +86,8 @@ pub enum Between {
     Floor,
     /// socklb; the arm dials the service of this client.
     Socklb(Client),
-    /// socklb, but the arm dials the backends directly. Their addresses are not those of a service.
+    /// socklb, but the arm dials the addresses of the backends, which are not addresses of a
+    /// service.
     Unserved(Client),
     /// nftables: DNAT in its own network namespace.
     Nft,

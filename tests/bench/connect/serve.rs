@@ -53,7 +53,7 @@ impl Manner {
 /// The number of received bytes after which the backend sends an acknowledgement.
 pub const BULK_BYTES: usize = 4 << 20;
 /// The number of accepted connections that stay open. If there are more, the backend closes the
-/// oldest, which its client has finished by then.
+/// oldest one, which its client no longer uses.
 const OPEN: usize = 64;
 /// The length of the listener's queue of connections that are not accepted yet: the maximum that
 /// the kernel allows by default.
@@ -137,7 +137,7 @@ impl Server {
         Ok(())
     }
 
-    /// The number of a new descriptor. The first numbers are those of the listeners.
+    /// The number of a new descriptor. Listeners have the first numbers.
     fn number(&mut self) -> epoll::EventData {
         self.next += 1;
         epoll::EventData::new_u64(self.next - 1)

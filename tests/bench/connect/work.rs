@@ -102,8 +102,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
     pin_to(0)?;
     let mut addresses = Addresses { first: options.first, ports: options.ports, hosts: options.hosts }.list();
-    // The hosts are dialled in random order, because policies also choose at random. With
-    // consecutive addresses, the kernel's caches would be more effective.
+    // The hosts are dialled in random order, because policies also choose at random. Consecutive
+    // addresses would make the kernel's caches more effective.
     if options.hosts > 1 {
         addresses.sort_by_cached_key(scattered);
     }

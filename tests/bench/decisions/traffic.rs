@@ -8,7 +8,7 @@ use std::time::Instant;
 use lb_sim::traffic::scenario::Scenario;
 use lb_sim::traffic::{shipped, world};
 
-/// The shipped scenario of the book's fleet, with other numbers.
+/// The shipped scenario of the SRE book's fleet, with other numbers.
 fn fleet(count: u32, size: u32, seconds: u32, policy: &str) -> Scenario {
     let text = shipped::text("book-load").expect("book-load is shipped");
     let (fleet, _) = text.split_once("[[run]]").expect("book-load has runs");

@@ -118,7 +118,7 @@ impl Figures {
 }
 
 /// Finds the last failure that was not a trial. Trials come long after the failures that lead to
-/// ejection, so the last failures are those of trials.
+/// ejection, so the last failures are failures of trials.
 fn over_after(made: &Made, trials_failed: u64) -> Option<f64> {
     let others = made.failed.len().checked_sub(usize::try_from(trials_failed).ok()?)?;
     let (first, last) = (made.failed.first()?, made.failed.get(others.checked_sub(1)?)?);

@@ -1,6 +1,6 @@
 //! Restarts and crashes under load: backends are restarted one after the other, first while the
-//! agent runs, and then while it is killed at times. Afterwards the backends' applications are
-//! killed.
+//! agent runs, and then while it is killed from time to time. Afterwards the backends' applications
+//! are killed.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(4);
 /// The number of applications that are killed.
 const CRASHES: usize = 10;
 /// The number of connects that may fail after each crash until the backend is ejected. Connects
-/// that are under way when the last of these fails may fail too.
+/// that are in progress when the last of them fails may fail too.
 const FAILED_CONNECTS: usize = 5;
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {

@@ -107,7 +107,7 @@ fn changed_quotas() -> [u32; QUOTAS.len()] {
 const READS: Duration = Duration::from_secs(1);
 
 /// Measures an arm in all these modes at the same time. The fleets of the modes share only the
-/// processors, half of which are idle.
+/// processors, of which half are idle.
 pub fn run(
     stage: &Stage,
     arm: Arm,

@@ -71,7 +71,7 @@ impl Counts {
         Sent {
             answered: number(&self.answered),
             failed: number(&self.failed),
-            // This count is read after the others, so that it is never less than their sum.
+            // `sent` is read after the other counts, so that it is never less than their sum.
             sent: number(&self.sent),
             why: self.why.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }

@@ -152,7 +152,7 @@ fn tell(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
     }
 }
 
-/// Does the same as `socklb agent report`.
+/// Sends a report in the same way as `socklb agent report`.
 fn post(agent: &Path, said: &str) -> Result<()> {
     let mut stream = UnixStream::connect(agent)?;
     stream.set_read_timeout(Some(TELLS))?;

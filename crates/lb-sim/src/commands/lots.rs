@@ -16,7 +16,7 @@ use crate::fleet::{Fleet, MAX_CLIENTS};
 use crate::output;
 
 /// The number of members of a lot. Lots of clients and lots of backends have the same size, as in
-/// the article.
+/// the ACM Queue article.
 const LOT: u32 = 10;
 
 /// The options of `socklb-sim lots`.
@@ -34,8 +34,8 @@ pub struct LotsOptions {
     /// Seed of the job; the daemon uses XXH64 of JOB/SERVICE
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
-    /// Use the article's form, rocksteadier-scaled: lots are evenly spaced and not rotated by the
-    /// seed
+    /// Use the ACM Queue article's form, rocksteadier-scaled: lots are evenly spaced and not
+    /// rotated by the seed
     #[arg(long)]
     scaled: bool,
     /// Print JSON

@@ -35,7 +35,8 @@ pub struct SubsetOptions {
     /// Show only this client task, counted from 0
     #[arg(long, value_name = "I")]
     client: Option<u32>,
-    /// Show the weights of each client's backends; those of aperture algorithms are always shown
+    /// Show the weights of each client's backends; with aperture algorithms, weights are always
+    /// shown
     #[arg(long, conflicts_with_all = ["endpoints", "config"])]
     weights: bool,
     /// Print JSON

@@ -314,7 +314,7 @@ mod tests {
     fn the_text_report_has_a_table_and_a_summary() {
         let scenario = Scenario::read("two", "two.toml", TEXT).unwrap();
         // Each client sends three requests per step to the backends in turn. Both clients begin
-        // with the same backend, so that backend gets four requests. Each backend stops once, and
+        // with the same backend, so this backend gets four requests. Each backend stops once, and
         // both clients reconnect to it.
         let expected = "\
 Two clients hold a connection to each of two backends, of which one restarts

@@ -34,7 +34,7 @@ const CITATIONS: [Citation; 3] = [
     },
 ];
 
-/// The addresses to which the page links: those of the cited publications.
+/// The addresses of the cited publications, to which the page links.
 #[cfg(test)]
 pub fn citations() -> impl Iterator<Item = &'static str> {
     CITATIONS.iter().map(|source| source.address)

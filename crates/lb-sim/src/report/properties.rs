@@ -1,6 +1,6 @@
 //! The cost of other changes, for all algorithms side by side: more clients, a larger size, and a
-//! rolling restart of the backends in the order of their indexes. The publications have no figures
-//! of these changes.
+//! rolling restart of the backends in the order of their indexes. None of the three publications
+//! has figures of these changes.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Area, Axis, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -12,7 +12,7 @@ use crate::fleet::Fleet;
 use crate::metrics::churn::churn;
 use crate::metrics::{block_shares, mean};
 
-/// All algorithms, except variants that would have the same bars as another algorithm.
+/// All algorithms, except variants with the same bars as another algorithm.
 const ALGORITHMS: [Algorithm; 11] = [
     Algorithm::Random,
     Algorithm::Rendezvous,
@@ -141,18 +141,20 @@ pub fn section(extent: Extent) -> ReportSection {
          aperture is an arc of the evenly spaced ring, and aperture-shuffled shuffles the backends first."
             .to_owned(),
         format!(
-            "Frontend churn is the part of their connections that existing clients close when their job grows. It is zero if \
-             the position of a client does not depend on the number of clients. On a ring with evenly spaced \
-             clients, every client moves: with ten additional clients at once an aperture closes {}, with \
-             one additional client {} (mean of the ten steps from {CLIENTS} to {}).",
+            "Frontend churn is the part of their connections that existing clients close when their job \
+             grows. It is zero if the position of a client does not depend on the number of clients. On a \
+             ring with evenly spaced clients, every client moves: an aperture closes {} of the connections \
+             with ten additional clients at once, and {} with one additional client (mean of the ten steps \
+             from {CLIENTS} to {}).",
             whole_percent(aperture.ten_clients.mean),
             percent(aperture.one_client.mean),
             CLIENTS + MORE_CLIENTS
         ),
         format!(
-            "Size churn is the part of their connections that clients close when each gets more backends, \
-             although no connection would have to close. Deterministic subsets are cut from a shuffle in \
-             pieces of the subset\u{2019}s size, so all cuts move: from {SIZE} to {} clients close {}.",
+            "Size churn is the part of their connections that clients close when each of them gets more \
+             backends. No connection has to close in this case. Deterministic subsets are cut from a shuffle \
+             in pieces of the subset\u{2019}s size, so all cuts move: if the size grows from {SIZE} to {}, \
+             clients close {} of their connections.",
             SIZE + 1,
             whole_percent(deterministic.one_larger.mean)
         ),

@@ -99,10 +99,11 @@ pub fn section(extent: Extent) -> ReportSection {
             .to_owned(),
         format!(
             "The book: \u{201c}for random subsetting to spread the load relatively evenly across all \
-             available tasks, we would need subset sizes as large as 75%\u{201d}; here a random draw of 225 \
-             of 300 backends uses {}. With structural weights, a few backends for each client give an even \
-             load, and the size can be chosen for another purpose: enough backends must be left when some fail. \
-             The book\u{2019}s sizes are 20 to 100; socklb\u{2019}s automatic size is at least 12.",
+             available tasks, we would need subset sizes as large as 75%\u{201d}; here, random subsets of 225 \
+             of 300 backends have a raw utilization of {}. With structural weights, a few backends for each \
+             client give an even load, and the size can be chosen for another purpose: enough backends must \
+             be left when some fail. The book\u{2019}s sizes are 20 to 100; socklb\u{2019}s automatic size is \
+             at least 12.",
             utilization(three_quarters)
         ),
     ];

@@ -1,4 +1,4 @@
-//! Assignments: a list of endpoints, and which of these endpoints each task of a job uses.
+//! Assignments: a list of endpoints, and the endpoints that each task of a job uses.
 //!
 //! [`Memberships`] makes the decisions. This module stores only the data that a task's balancer
 //! needs, because in a large fleet several lists are on their way to many tasks at the same time.

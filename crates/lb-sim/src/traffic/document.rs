@@ -151,7 +151,7 @@ pub struct BackendsTable {
     /// The part of its machine that each backend may use. If it is left out, each backend may use
     /// its whole machine.
     pub quota: Option<Spanned<QuotaTable>>,
-    /// Neighbours, which make the machines of backends slower at times.
+    /// Other workloads ("neighbours") that make the machines of backends slower at times.
     pub antagonist: Option<Spanned<AntagonistTable>>,
     /// The cost of a start, which makes backends slower for a while.
     pub restart_cost: Option<RestartCost>,
@@ -225,7 +225,7 @@ pub struct JobTable {
     /// Mean lifetime of a connection or a request.
     #[serde(default)]
     pub lasts: Span,
-    /// The distribution of these lifetimes.
+    /// The distribution of the lifetimes in `lasts`.
     #[serde(default)]
     pub lives: Distribution,
     /// The time until a new connection can be used, for jobs with traffic `requests`.
@@ -353,7 +353,7 @@ pub struct FailTable {
     pub times: Option<Within<1, 10_000>>,
 }
 
-/// The effect of a failing backend on connects to it.
+/// The effect of a failing backend on connects to this backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailMode {

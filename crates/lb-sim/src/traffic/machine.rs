@@ -151,7 +151,7 @@ impl Machine {
         requests
     }
 
-    /// The number of cores that have work; 1 if there are no requests.
+    /// The number of busy cores; 1 if there are no requests.
     fn at_work(&self) -> u64 {
         (self.ends.len() as u64).clamp(1, self.cores.into())
     }

@@ -55,8 +55,8 @@ impl Bandwidth {
         Self { quota: self.quota, left_us: runtime_us, ends_us: (now_us / period_us + 1) * period_us }
     }
 
-    /// Simulates `cores` cores that have work, from `now_us` on, for `passed_us`, and subtracts
-    /// their time from the quota. Returns for how many microseconds each of these cores runs.
+    /// Simulates `cores` busy cores from `now_us` on, for `passed_us`, and subtracts their time
+    /// from the quota. Returns for how many microseconds each of these cores runs.
     pub fn run(&mut self, now_us: u64, passed_us: u64, cores: u64) -> u64 {
         *self = self.at(now_us);
         let first = passed_us.min(self.ends_us - now_us);

@@ -275,8 +275,8 @@ impl Scenario {
         Ok(weights)
     }
 
-    /// Rejects a restart that begins before the previous restart has ended, because each of the two
-    /// would start backends that the other one has stopped.
+    /// Rejects a restart that begins before the previous restart has ended, because one restart
+    /// would start backends that the other restart has stopped.
     fn check_restarts(&self, tables: &[Spanned<RestartTable>]) -> Result<(), SpannedFault> {
         for run in &self.runs {
             let mut free = 0;

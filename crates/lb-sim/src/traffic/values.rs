@@ -134,7 +134,8 @@ impl fmt::Display for Span {
     }
 }
 
-/// A seed: a 64-bit number as text, because the integers of TOML and JSON are too small for it.
+/// A seed: a 64-bit number as text, because the integers of TOML and JSON are too small for 64
+/// bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 

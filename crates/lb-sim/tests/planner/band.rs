@@ -61,10 +61,10 @@ fn subsets_stay_the_same_under_constant_load() {
     let moved = |report: &TrafficReport| {
         report.steps[12..].iter().map(|row| row.counts.moved + row.counts.opened).sum::<u64>()
     };
-    // There are three cases: a load for which far fewer members than the minimum size would be
-    // enough; a load in the middle of the band at the minimum size; and 20 open requests, which
-    // suit sizes of 18 to 22. Requests arrive at random, so at times one member is added or
-    // removed. This happens in at most one of 120 evaluations, and there are 3,600 evaluations.
+    // There are three cases: a load for which far fewer members than the minimum size are enough; a
+    // load in the middle of the band at the minimum size; and 20 open requests, which fit sizes of
+    // 18 to 22. Requests arrive at random, so at times one member is added or removed. This happens
+    // in at most one of 120 evaluations, and there are 3,600 evaluations.
     for (rate, most) in [(5, 0), (120, 30), (200, 30)] {
         let report = played(rate, "");
         let sizes = sizes(&report);

@@ -44,7 +44,7 @@ fn fields(value: &Value) -> Vec<&str> {
 
 #[test]
 fn subset_shows_the_backends_of_each_client() {
-    // The expected values are those of a row of lb-core's test vectors.
+    // The expected values are a row of lb-core's test vectors.
     assert_eq!(
         document("subset --algorithm round-robin --clients 3 --backends 10 --size 4 --json"),
         json!({
@@ -81,7 +81,7 @@ fn a_single_client_has_the_same_subset_as_among_all() {
 fn lots_show_how_the_article_deals_backends() {
     let lot = "lots --scaled --lot 1 --backends 55 --size 10";
     let answer = document(&format!("{lot} --json"));
-    // Figure 4c of the article, on which its Table 4 is based.
+    // Figure 4c of the ACM Queue article, on which its Table 4 is based.
     assert_eq!(answer["lots"], json!([1, 5, 3, 0, 4, 2]));
     let rows: Vec<Vec<u32>> = serde_json::from_value(answer["rows"].clone()).unwrap();
     for (column, lot) in [1, 5, 3, 0, 4, 2].into_iter().enumerate() {

@@ -84,8 +84,9 @@ fn each_kind_of_failure_is_ejected_after_its_number_of_connects() {
         let refused = run("refuse", "{}");
         assert_eq!((refused.most.failed, refused.counts.failed, refused.counts.trials), (5, 8, 3));
         // A client gives up an unanswered connect after three seconds. Until then it begins five
-        // more of these connects per second. So when the first five have failed, about fifteen are
-        // unanswered, with a tolerance of two. Each trial also takes three seconds.
+        // more of these connects per second. So when the first five connects have failed, about
+        // fifteen are unanswered. The test tolerates a difference of two. Each trial also takes
+        // three seconds.
         let silent = run("blackhole", "{}");
         assert!((18..=22).contains(&silent.most.failed), "{silent:?}");
         assert_eq!(silent.counts.trials, 3);

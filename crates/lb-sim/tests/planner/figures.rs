@@ -14,7 +14,7 @@ use lb_sim::metrics::{Spread, adjusted_utilization, block_shares, mean, raw_util
 use lb_sim::sweep::summary::Summary;
 use lb_sim::sweep::{Cell, Sweep};
 
-/// The sweep of the article's Figure 2.
+/// The sweep of the ACM article's Figure 2.
 fn sweep(algorithm: Algorithm, seed: u64, weighted: bool) -> Vec<Cell> {
     let cells = Sweep { size: 20, max: 256, seed, weighted }.run(algorithm, || ());
     assert_eq!(cells.len(), 59_148);
@@ -105,7 +105,7 @@ fn random_extremes(size: u32) -> (f64, f64) {
 
 #[test]
 fn figures_20_3_and_20_4_random_subsets_are_uneven() {
-    // The book shows one sample of each size: 63 % to 121 % (one sample in 150 has so low a
+    // The SRE book shows one sample of each size: 63 % to 121 % (one sample in 150 has so low a
     // minimum), and 50 % to 150 %. On average, samples range from 75 % to 126 %, and from 54 % to
     // 153 %. The mean of 40 samples varies by about 1 % of the mean load.
     let near = |(least, most): (f64, f64), expected: (f64, f64)| {

@@ -135,9 +135,8 @@ fn a_backend_that_resets_at_once_looks_idle_unless_errors_count() {
            [[run]]\nname = \"heeds\"\n[[run]]\nname = \"not\"\nerror_decay = \"off\"\n";
     let report = played(&text);
     let cut = report.summary.runs.iter().map(|total| total.counts.errors.cut).collect::<Vec<_>>();
-    // If errors do not count, most connects during the ten seconds are cut. If they count, only two
-    // kinds of connections are cut: those that are open when the failure begins, and those of
-    // occasional attempts.
+    // If errors do not add to load, most connects during the ten seconds are cut. If they do, only
+    // connections that are open when the failure begins and those of occasional attempts are cut.
     assert!(cut[1] > 700 && cut[0] < 30, "{cut:?}");
 }
 
@@ -342,7 +341,7 @@ fn cursors_of_several_cpus_spread_the_load_like_one() {
     }
 }
 
-/// The book's fleet, simulated for a fifth of a minute. The command `socklb-sim traffic --scenario
+/// The SRE book's fleet, simulated for 12 seconds. The command `socklb-sim traffic --scenario
 /// book-load` prints the full numbers.
 #[test]
 fn the_book_s_fleet_is_as_uneven_as_in_the_book() {

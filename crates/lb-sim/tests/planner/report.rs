@@ -34,7 +34,7 @@ fn the_report_overwrites_an_earlier_report() {
     check_load(&page);
 }
 
-/// Checks that the page's statements about the book's fleet agree with docs/design/load.md: the
+/// Checks that the page's statements about the SRE book's fleet agree with docs/design/load.md: the
 /// numbers, the measured range, and the settling time.
 #[track_caller]
 fn check_load(page: &str) {

@@ -44,10 +44,10 @@ fn figure_5_a_resize_costs_errors_with_deterministic_subsets_and_next_to_none_wi
             assert_eq!((theirs.errors, ours.errors, theirs.opened, ours.opened), (0, 0, 0, 0));
             continue;
         }
-        // The article's figure has no scale. Here, a spike is a step in which at least 0.25 % of
-        // the requests fail. Nearly all of these requests fail because a connection was closed:
-        // clients choose only backends with established connections. "Largely unaffected" means
-        // that less than a sixth of a percent fail.
+        // The figure of the ACM Queue article has no scale. Here, a spike is a step in which at
+        // least 0.25 % of the requests fail. Nearly all of these requests fail because a connection
+        // was closed: clients choose only backends with established connections. "Largely
+        // unaffected" means that less than a sixth of a percent fail.
         let failed = |job: &JobCounts| 10_000 * job.errors / job.arrivals;
         assert!(failed(theirs) >= 25 && failed(ours) <= 16, "{theirs:?}\n{ours:?}");
         // With Rocksteadier, a resize by one backend makes each client open at most one connection.
@@ -217,8 +217,8 @@ impl Failures {
         (with, without)
     }
 
-    /// The number of ejections that did not follow a failed trial. All these backends were
-    /// readmitted at last.
+    /// The number of ejections that did not follow a failed trial. Each of these ejections ended
+    /// with a readmission.
     fn first_ejections(&self) -> u64 {
         self.total("ejection").counts.readmissions
     }

@@ -44,8 +44,8 @@ lives = "even"
 fn a_stopped_backend_loses_its_connections_and_its_share() {
     let text = format!("{ONE_CLIENT}\n[[resize]]\nat = \"4s\"\nbackends = 1\n");
     // The first arrival is at a time s in the first second. Four arrivals come before the resize,
-    // two at each backend. The arrivals of s and s + 1 have ended by then. Of the other two, each
-    // backend has one.
+    // two at each backend. The first two of them, at s and s + 1, have ended before the resize.
+    // Each backend has one of the other two.
     let first = StepRow {
         run: "as written".into(),
         at_us: 4_000_000,

@@ -70,7 +70,8 @@ fn the_chosen_size_is_the_smallest_sufficient_size() {
         (300, 300, 0.5, 0, 192),
         (1_000, 300, 0.5, 0, 64),
         (2_000, 100, 1.0, 0, 32),
-        // As many clients are absent as the guarantee allows, and then more.
+        // In the first row the guarantee suffices for the absent clients, in the second row it does
+        // not.
         (300, 300, 0.0, 10, 12),
         (300, 300, 0.0, 30, 192),
     ];
@@ -96,8 +97,8 @@ fn the_chosen_size_is_the_smallest_sufficient_size() {
     assert_eq!(size_for(&fleet((7, 10, 12), 0), Inequality { skew: 5.0, missing: 0 }), 12);
 }
 
-/// The effect if some clients leave: utilization before and after, and the part of these clients in
-/// all clients and in the traffic.
+/// The effect if some clients leave: utilization before and after, the part of all clients that
+/// leaves, and the part of the traffic that leaves.
 struct Loss {
     before: f64,
     after: f64,

@@ -16,8 +16,8 @@ use crate::fleet::{Fleet, Sharing};
 use crate::metrics::{Spread, mean};
 use crate::unequal::{Inequality, UnequalLoads};
 
-/// The sizes of a fleet that has both published numbers of connections, "~280K" and "~25K". The
-/// post does not state the size of its fleet.
+/// The sizes of a fleet that has both published numbers of connections, "~280K" and "~25K".
+/// Twitter's blog post does not state the size of its fleet.
 const LARGE_CLIENTS: u32 = 2_000;
 const LARGE_BACKENDS: u32 = 1_000;
 const RANDOM_SIZE: u32 = 140;
@@ -88,19 +88,19 @@ pub fn section(extent: Extent) -> ReportSection {
     ]);
     let reading = vec![
         first.reading(),
-        "Three clients are spaced evenly, and there are seven backends. On the discrete ring each client \
-         uses the next three backends, so two backends get a second session. On the continuous ring clients \
-         and backends are slices. If two clients share a backend, each sends the part of traffic by which \
-         its slice overlaps the backend's slice, so all loads are equal."
+        "Three clients are spaced evenly, and there are seven backends. On the discrete ring each client uses \
+         the next three backends, so two backends get a second session. On the continuous ring clients and \
+         backends are slices. If two clients share a backend, each sends traffic to it in proportion to the \
+         overlap of their slices, so all loads are equal."
             .to_owned(),
         format!(
-            "The post reports ~280,000 connections before and ~25,000 after, and 78 % less relative standard \
-             deviation of load, measured in production; it states no sizes. {} clients with random subsets of \
-             {RANDOM_SIZE} of {} backends, and then with an aperture of {APERTURE_SIZE}, have both numbers of \
-             connections. If \
-             all clients send the same, random loads deviate by {deviation} in this model (mean of {} \
-             seeds), and those of the aperture not at all. Real clients never send the same. If their rates \
-             vary by 0.06 (standard deviation over mean), both loads deviate, and those of the aperture by \
+            "The post reports ~280,000 connections with random apertures and ~25,000 with deterministic ones, \
+             and a relative standard deviation of load that is 78 % lower, measured in production. It states \
+             no sizes. {} clients with random subsets of {RANDOM_SIZE} of {} backends, and then with an \
+             aperture of {APERTURE_SIZE}, have both numbers of connections. If all clients send at the same \
+             rate, loads with random subsets deviate by {deviation} in this model (mean of {} seeds), and \
+             loads with the aperture do not deviate. Real clients never send at the same rate. If their rates \
+             vary by 0.06 (standard deviation over mean), loads deviate with both, but with the aperture by \
              {less} less, as in the post.",
             grouped(LARGE_CLIENTS.into()),
             grouped(LARGE_BACKENDS.into()),

@@ -64,7 +64,7 @@ fn scenario(seconds: u64) -> Scenario {
 
 impl FirstChange {
     /// Simulates both runs. A step lasts four seconds. In this time a client that uses all backends
-    /// sends one request to each. With shorter steps the full mesh would look less even than it is.
+    /// sends one request to each. Shorter steps would make the full mesh look less even than it is.
     pub fn play(extent: Extent) -> Self {
         let seconds = (4 * STEPS).min(extent.load_seconds);
         let [mesh, random] = rates(&scenario(seconds)).try_into().expect("the scenario has two runs");

@@ -209,7 +209,7 @@ mod tests {
         for RequestRates { steps, whole, .. } in [&before, &after] {
             assert_eq!(steps.iter().map(|(end, _)| *end).collect::<Vec<f64>>(), [1.0, 2.0, 3.0, 4.0]);
             // On average there are two clients per backend, and each client sends 16 requests per
-            // second to it.
+            // second to each of its backends.
             assert!((whole.mean - 32.0).abs() < 0.1, "{whole:?}");
         }
         assert!(least(&before.steps) < least(&after.steps) && most(&after.steps) < most(&before.steps));

@@ -10,9 +10,9 @@ use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Point, 
 use super::palette::{DETERMINISTIC, RANDOM, ROCKSTEADIER};
 use crate::fleet::Fleet;
 
-/// Clients of the post's drawings.
+/// The number of clients in the drawings of Twitter's blog post.
 pub const CLIENTS: u32 = 3;
-/// Backends of the post's drawings.
+/// The number of backends in the drawings of Twitter's blog post.
 pub const BACKENDS: u32 = 7;
 /// The number of backends that a client uses on the discrete ring.
 pub const SIZE: u32 = 3;

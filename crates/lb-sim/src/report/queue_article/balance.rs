@@ -1,4 +1,4 @@
-//! Figure 1 of the article: how unevenly random subsets distribute connections.
+//! Figure 1 of the ACM Queue article: how unevenly random subsets distribute connections.
 //!
 //! The article prints neither sizes nor numbers for this figure, so the section states the sizes
 //! that it uses.
@@ -12,7 +12,8 @@ use super::section::{Extent, NumberTable, ReportSection};
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, mean, percentile, raw_utilization};
 
-/// The article states no sizes for this figure. These are the largest sizes of its Figure 2.
+/// The ACM Queue article states no sizes for its Figure 1. These are the largest sizes of its
+/// Figure 2.
 const TASKS: u32 = 256;
 const SIZE: u32 = 20;
 
@@ -49,9 +50,9 @@ pub fn section(extent: Extent) -> ReportSection {
          because of chance, the bars have the shape of a bell."
             .to_owned(),
         format!(
-            "If every connection brings the same load and all backends are equally large, the busiest \
-             backend is full first. With this draw only {} of the capacity can be used until then (over {} \
-             seeds {} on average, and {} to {} in nine of ten seeds).",
+            "If every connection brings the same load and all backends are equally large, the busiest backend \
+             is full first. With this draw only {} of the capacity can be used until then (over {} seeds: {} \
+             on average, and {} to {} with nine of ten seeds).",
             percent(usable),
             extent.trials,
             percent(mean(usual.iter().copied())),

@@ -1,4 +1,4 @@
-//! Figure 3 of the article: the effect of one additional backend on small subsets.
+//! Figure 3 of the ACM Queue article: the effect of one additional backend on small subsets.
 //!
 //! The article does not state its seed. With the seed that is used here, the same client as in the
 //! article gets a wholly new subset.
@@ -23,19 +23,20 @@ const FIGURES: [ChangeFigure; 2] = [
     ChangeFigure { id: "fig-3-rocksteadier", algorithm: Algorithm::Rocksteadier },
 ];
 
-/// The client that, in the article, "is assigned a completely different subset".
+/// The client that, in the ACM Queue article, "is assigned a completely different subset".
 const UNLUCKY: u32 = 3;
 
 /// The first seed with which deterministic subsets replace the whole subset of client 3, and of no
 /// other client. With 73 of the first 200 seeds, the whole subset of some client is replaced. Seed
-/// 0 is not one of these 73 seeds, so with seed 0 the figure would not show the article's effect.
+/// 0 is not one of these 73 seeds, so seed 0 does not show the effect that the ACM Queue article
+/// describes.
 pub const SEED: u64 = 381;
 
-/// The number of seeds from which the text computes how often this effect occurs.
+/// The number of seeds for which the text counts how often a client gets a wholly new subset.
 const SEEDS: u64 = 200;
 
-/// The fleet of Figure 3: ten backends become eleven, and each client uses four. The article does
-/// not state the number of clients; ten are enough to show the effect.
+/// The fleet of Figure 3 of the ACM Queue article: ten backends become eleven, and each client uses
+/// four. The article does not state the number of clients; ten are enough to show the effect.
 const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
     Fleet { algorithm, clients: 10, backends, size: 4, seed: SEED }
 }

@@ -1,4 +1,4 @@
-//! Figure 5 of the article: a job of backends that is resized step by step.
+//! Figure 5 of the ACM Queue article: a job of backends that is resized step by step.
 //!
 //! Shows errors over time as in the article, from the shipped scenario `figure-5`. Also shows how
 //! many connections are closed at each step, which causes these errors, and the smallest possible
@@ -17,8 +17,8 @@ use crate::metrics::mean;
 
 const ALGORITHMS: [Algorithm; 2] = [Algorithm::Deterministic, Algorithm::Rocksteadier];
 
-/// The article mentions "varying step sizes" without naming them. These are the sizes of the
-/// shipped scenario `figure-5`.
+/// The ACM Queue article mentions "varying step sizes" without naming them. These are the sizes of
+/// the shipped scenario `figure-5`.
 const SIZES: [u32; 10] = [100, 101, 102, 107, 112, 132, 152, 112, 101, 100];
 
 const fn fleet(algorithm: Algorithm, backends: u32) -> Fleet {
@@ -61,8 +61,8 @@ pub fn section() -> ReportSection {
          way on a connection that the client closes because the backend has left its subset, and requests \
          that find no established connection yet. The second drawing shows the closed connections of each \
          resize: a bar is the mean part of a client\u{2019}s connections that a step closes, and the thin \
-         line above it reaches to the worst affected client. The short stroke is the part that an algorithm \
-         closes if it is perfectly even before and after."
+         line above it reaches to the worst affected client. The short stroke is the part that must be closed \
+         if the load is perfectly even before and after the resize."
             .to_owned(),
         format!(
             "The article measured the errors of two frontend jobs while their backend job was resized: \

@@ -1,5 +1,5 @@
-//! Figure 5 in the form of the article: the errors of two frontend jobs over time, while their
-//! backend job is resized.
+//! Figure 5 in the form of the ACM Queue article: the errors of two frontend jobs over time, while
+//! their backend job is resized.
 //!
 //! The shipped scenario `figure-5` is simulated in virtual time. The article states neither sizes
 //! nor rates.
@@ -50,8 +50,8 @@ impl ResizeErrors {
             id: "fig-5",
             title: "Figure 5: errors of two jobs while their backend job is resized".to_owned(),
             description: "Bars over ten minutes, one for every twenty seconds: with deterministic subsets a \
-                          spike at each of nine resizes, with Rocksteadier hardly any, and no errors in \
-                          between."
+                          spike at each of nine resizes, with Rocksteadier hardly any spikes, and no errors \
+                          between resizes."
                 .to_owned(),
             drawing,
         }

@@ -1,4 +1,4 @@
-//! Figure 4 of the article: positions of clients and backends on a ring.
+//! Figure 4 of the ACM Queue article: positions of clients and backends on a ring.
 //!
 //! The drawing uses its own formulas; a test compares them with the subsets that the algorithms
 //! choose.
@@ -15,9 +15,9 @@ use crate::metrics::overlap::distinct;
 
 const CLIENTS: u32 = 4;
 const BACKENDS: u32 = 6;
-/// The article's Figure 4a has hashed positions, but the article does not state the hash function.
-/// With this seed, the positions are far enough apart for readable labels, and client 0 meets the
-/// same two backends as in the article.
+/// Figure 4a of the ACM Queue article has hashed positions, but the article does not state the hash
+/// function. With this seed, the positions are far enough apart for readable labels, and client 0
+/// meets the same two backends as in the article.
 const SEED: u64 = 5_337;
 
 struct Ring {

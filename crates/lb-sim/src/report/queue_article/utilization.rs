@@ -1,4 +1,4 @@
-//! Figures 2a to 2d of the article, and the same figure for Rocksteadier.
+//! Figures 2a to 2d of the ACM Queue article, and a figure of this kind for Rocksteadier.
 //!
 //! Each figure is a sweep of about 60,000 fleets. Each sweep is computed only once for the figure,
 //! the table and the text.
@@ -15,7 +15,7 @@ use crate::metrics::mean;
 use crate::sweep::summary::Summary;
 use crate::sweep::{Cell, Sweep};
 
-/// The article's size of a subset.
+/// The size of a subset in the ACM Queue article.
 pub const SIZE: u32 = 20;
 
 struct SweepFigure {
@@ -35,7 +35,7 @@ const FIGURES: [SweepFigure; 5] = [
 /// The number of sweeps of the section.
 pub const SWEEPS: u64 = FIGURES.len() as u64;
 
-/// The article's sweep.
+/// The sweep of the ACM Queue article, Figure 2.
 pub const fn sweep(extent: Extent, weighted: bool) -> Sweep {
     Sweep { size: SIZE, max: extent.most_tasks, seed: 0, weighted }
 }

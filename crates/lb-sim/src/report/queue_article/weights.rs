@@ -1,5 +1,5 @@
 //! Compares Rocksteadier with and without structural weights: the part of the capacity that is
-//! unused in the fleets of the article's sweep.
+//! unused in the fleets of the ACM Queue article's sweep.
 //!
 //! No source has published this comparison.
 

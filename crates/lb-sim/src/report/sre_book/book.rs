@@ -14,7 +14,7 @@ use super::shuffles;
 use crate::fleet::Fleet;
 use crate::metrics::{Spread, mean, percentile};
 
-/// The number of tasks in the book's fleet.
+/// The number of tasks in the SRE book's fleet.
 const TASKS: u32 = 300;
 
 struct PublishedFigure {
@@ -22,7 +22,7 @@ struct PublishedFigure {
     name: &'static str,
     algorithm: Algorithm,
     size: u32,
-    /// The smallest and the largest count in the book's figure.
+    /// The smallest and the largest number of connections of a backend in the SRE book's figure.
     published: [u32; 2],
 }
 
@@ -92,10 +92,10 @@ pub fn section(extent: Extent) -> ReportSection {
          backends."
             .to_owned(),
         format!(
-            "Random subsets are uneven even if each client uses 90 of 300 backends, and more so with 30. The \
-             last column is the mean over {} seeds, with the range that contains nine of ten seeds. The \
-             book's Figure 20-4 is a usual draw; 20-3 shows an unusually low minimum. Deterministic \
-             subsetting gives every backend exactly 10 connections.",
+            "Random subsets distribute connections unevenly even if each client uses 90 of 300 backends, and \
+             more unevenly if it uses 30. The last column is the mean over {} seeds, with the range that \
+             contains nine of ten seeds. The book's Figure 20-4 is a usual draw; 20-3 shows an unusually low \
+             minimum. Deterministic subsetting gives every backend exactly 10 connections.",
             extent.trials
         ),
         shuffles::reading(),
@@ -146,7 +146,7 @@ fn figure(subsets: &PublishedFigure, shares: &[f64]) -> Figure {
             let words = format!("book: {word} {}", counted(subsets, share));
             drawing.text(Paint::INK, Lettering::Small, middle.moved(0.0, down), Anchor::Middle, &words);
         }
-        // The label is outside of the book's lines, so that these lines do not cross the label.
+        // The label is outside of the lines for the SRE book's values, so that no line crosses it.
         let least = f64::min(spread.min, f64::from(subsets.published[0]) / f64::from(subsets.size));
         let low = plot.point(0.0, least);
         let words = counted(subsets, spread.min);

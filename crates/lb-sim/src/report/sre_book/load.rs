@@ -31,7 +31,7 @@ const PANELS: [(&str, &str, Paint); 2] =
 /// least-loaded.
 const RUNS: [&str; 4] = ["round-robin", "least-loaded", "a58", "feedback"];
 
-/// The shipped scenario of the book's fleet. The page uses this scenario, so its numbers equal
+/// The shipped scenario of the SRE book's fleet. The page uses this scenario, so its numbers equal
 /// those that `socklb-sim traffic` prints. A report with a small extent simulates only a part of
 /// the scenario's time.
 fn scenario(extent: Extent) -> Scenario {
@@ -91,9 +91,9 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
          the same machine use up to a fifth of it."
             .to_owned(),
         format!(
-            "The numbers are measured over {} s of virtual time, after {from} s in which weights settle. \
-             They are means of {} seeds, and the same as those of the scenario {SCENARIO}. Chance alone \
-             gives {:.2}, if each request goes to a task that is drawn in proportion to its machine\u{2019}s \
+            "The numbers are measured over {} s of virtual time, after {from} s in which weights settle. They \
+             are means of {} seeds, and equal the results of the scenario {SCENARIO}. Chance alone gives \
+             {:.2}, if each request goes to a task that is drawn in proportion to its machine\u{2019}s \
              capacity.",
             to - from,
             report.seeds,
@@ -124,10 +124,11 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
         format!(
             "When Google enabled weighted round robin, the spread between the most and the least loaded task \
              \u{201c}decreased drastically\u{201d} (Figure 20-6, which has no numbers). Here clients use \
-             structural weights, which do not depend on machines, until an operator turns feedback on. \
-             Before the switch the busiest task uses {before:.2} times the CPU of the least busy one. In the \
-             last {} s, after {} s of settling, it uses {after:.2} times as much; chance alone would give \
-             {by_chance:.2} (one seed). Traces are jagged because a few requests cost seconds.",
+             structural weights, which do not depend on machines, until an operator turns feedback on. Before \
+             the switch the busiest task uses {before:.2} times the CPU of the least busy one. In the last {} \
+             s, after weights have settled for {} s, it uses {after:.2} times the CPU of the least busy one; \
+             chance alone gives {by_chance:.2} (one seed). Traces are jagged because a few requests cost \
+             seconds.",
             to / 4,
             to / 4
         ),

@@ -1,8 +1,8 @@
 //! Figure 20-6 of the book "Site Reliability Engineering": the CPU usage of all tasks before and
 //! after clients switch to weights that follow load.
 //!
-//! Simulates the run `feedback` of the book's fleet in virtual time. Halfway through the run, an
-//! operator switches load control on.
+//! Simulates the run `feedback` of the scenario `book-load` in virtual time. Halfway through the
+//! run, an operator switches load control on.
 
 use lb_core::control::Switch;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Paint, Plot, Scale, WIDTH, at};
@@ -85,8 +85,9 @@ impl SwitchedLoad {
             id: "fig-20-6",
             title: "Figure 20-6: CPU usage around the switch to feedback".to_owned(),
             description: format!(
-                "A trace over time for each of 50 backend tasks. Before the switch, in the middle, the busiest task has {before:.1} times \
-                 the CPU usage of the least busy one; at the end {after:.1} times."
+                "A trace over time for each of 50 backend tasks. The switch is in the middle. Before it, the \
+                 busiest task has {before:.1} times the CPU usage of the least busy one; at the end, \
+                 {after:.1} times."
             ),
             drawing,
         }

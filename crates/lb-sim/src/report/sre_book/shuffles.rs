@@ -94,9 +94,9 @@ pub fn reading() -> String {
         "The last drawing shows the same fleet when backends of one subset fail. The book: with one shuffle \
          for all rounds \u{201c}the load it was receiving is only spread among the remaining backends in its \
          subset\u{201d}, and \u{201c}a much better approach is to spread this load over all remaining \
-         backends by using a different shuffle for each round\u{201d}. With {DOWN} of 10 down, {} backends \
-         carry the load with one shuffle, and {} with one shuffle per round. The table shows the load of the \
-         busiest remaining backend, relative to its usual load.",
+         backends by using a different shuffle for each round\u{201d}. If {DOWN} of the 10 backends fail, \
+         their load goes to {} backends with one shuffle, and to {} with one shuffle for each round. The \
+         table shows the load of the busiest remaining backend, relative to its usual load.",
         bearers(Shuffles::One),
         bearers(Shuffles::PerRound)
     )
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_shuffle_per_round_spreads_the_load_of_failed_backends_over_all_others() {
         for down in 1..=MOST_DOWN {
-            // The book's formula: the load of N failed backends is spread over the other
+            // The SRE book's formula: the load of N failed backends is spread over the other
             // subset_size - N backends.
             let others = f64::from(u32::try_from(10 - down).unwrap());
             assert!((busiest(Shuffles::One, 0, down) - 10.0 / others).abs() < 1e-9);

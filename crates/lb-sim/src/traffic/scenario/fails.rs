@@ -68,8 +68,8 @@ pub(super) fn fails(tables: &[Spanned<FailTable>], end: Span) -> Result<Vec<Fail
     let mut fails: Vec<Fail> = Vec::with_capacity(tables.len());
     for spanned in by_time {
         let fail = fail(spanned.get_ref()).map_err(|message| (spanned.span(), message))?;
-        // Rejects a failure that begins before the previous one has ended, because the end of each
-        // of the two would also restore the backends of the other one.
+        // Rejects a failure that begins before the previous failure has ended, because the end of
+        // one failure also restores the backends of the other.
         let free = fails.last().map_or(0, |before| before.end_us());
         if fail.at.us < free {
             let message = format!(

@@ -19,7 +19,7 @@ pub struct Machines {
     speed: Speed,
     /// The quota of each backend; empty if there is no limit.
     quotas: Vec<Quota>,
-    /// Neighbours that make the machines slower at times.
+    /// Other workloads ("neighbours") that make the machines slower at times.
     pub antagonist: Option<AntagonistTable>,
     /// The cost of a start: a machine is slower for a while.
     pub restart_cost: Option<RestartCost>,

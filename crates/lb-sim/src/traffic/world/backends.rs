@@ -114,8 +114,8 @@ impl Simulation<'_> {
         self.queue.push(at_us, SimulationEvent::ReceiveReport { client, backend, report, is_lame });
     }
 
-    /// Makes a new client request reports from all backends. Only the answers of lame ducks are
-    /// sent to it.
+    /// Sends a new client the reports of all lame ducks, as if it had requested reports from all
+    /// backends.
     pub(super) fn request_reports(&mut self, client: u32) {
         let Some(reports) = self.reports else { return };
         let lame: Vec<u32> = (0..)

@@ -132,7 +132,7 @@ const RETAINED_REPORTS: u64 = 32;
 
 /// The load between two measurements as an agent reports it. If `pressure` is set, utilization is
 /// the use of the cores plus the share of time in which a request waited for a core or for more
-/// quota; otherwise it is only the use of the cores.
+/// quota. If `pressure` is not set, utilization is only the use of the cores.
 fn load_of(before: &Sums, now: &Sums, cores: f64, table: ReportsTable) -> ReportedLoad {
     let passed_us = float(now.at_us - before.at_us);
     let busy = (now.busy_us - before.busy_us) / passed_us / cores;
