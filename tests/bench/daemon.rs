@@ -34,7 +34,7 @@ pub fn run() -> Result<()> {
         }
         setup.run(&["detach", "--all"]);
     }
-    println!("from start to the first answer, programs attached, median of 7:");
+    println!("from start to the first answer with attached programs, median of 7:");
     println!("  first start            {:>8.1} ms", median(&first).value);
     println!("  start over pinned maps {:>8.1} ms", median(&again).value);
     let daemon = Daemon::start(&setup, &text);

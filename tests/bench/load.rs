@@ -1,6 +1,6 @@
 //! Weights that follow load, on this kernel. The benchmark measures how even the load of backends
 //! with different capacities is, and compares this with the planner's result for the same fleet. It
-//! also measures the daemon's cost of following the load of many backends.
+//! also measures the cost of load control for many backends in the daemon.
 //!
 //! Backends are processes with quotas of CPU time. Agents report how much of their quotas the
 //! backends use. Clients send at different rates. The kernel's count of CPU time for a backend's

@@ -56,16 +56,16 @@ enum Command {
     /// The application of a backend
     #[command(hide = true)]
     Application(lame_duck::application::Options),
-    /// The client of a benchmark of reports
+    /// The client of the lame-duck benchmark
     #[command(hide = true)]
     Ask(lame_duck::load::Options),
-    /// A backend of a benchmark of load
+    /// A backend of the load benchmark
     #[command(hide = true)]
     ServeLoad(load::server::Options),
-    /// A client of a benchmark of load
+    /// A client of the load benchmark
     #[command(hide = true)]
     Send(load::sender::Options),
-    /// The client of a benchmark of dead backends
+    /// The client of the failover benchmark
     #[command(hide = true)]
     Call,
 }

@@ -1,4 +1,4 @@
-//! Recommends a subset for a fleet, and compares it with the other choices.
+//! Recommends a subset for a fleet, and compares it with other subsets.
 //!
 //! The recommendation is Rocksteadier with automatic size, with one exception: if a few clients use
 //! many backends, Rocksteadier may need more than twice the minimum number of connections. In this
@@ -200,7 +200,7 @@ impl AdviceRequest {
         });
         let each = graph.rows().map(<[u32]>::len).max().unwrap_or(0);
         Assessment {
-            each: u32::try_from(each).expect("at most all backends"),
+            each: u32::try_from(each).expect("a subset has at most all backends"),
             all: fleet.connections(),
             even: raw_utilization(&Sharing::of(&fleet, &graph, false).loads(&graph)),
             weighted,
@@ -253,8 +253,8 @@ mod tests {
         check(300, 300, Some((Algorithm::Rocksteadier, 12)));
         check(300, 1_000, Some((Algorithm::Rocksteadier, 12)));
         check(60, 1_000, Some((Algorithm::Rocksteadier, 32)));
-        // With few clients, most rows of their lot are unused, so Rocksteadier needs too many
-        // connections.
+        // Rocksteadier deals backends to lots of ten clients. With few clients, a lot has unused
+        // rows, so an even load needs too many connections.
         check(3, 1_000, Some((Algorithm::ApertureShuffled, 12)));
         check(7, 200, Some((Algorithm::ApertureShuffled, 12)));
         // A client that needs all backends has no subset.

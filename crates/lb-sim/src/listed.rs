@@ -77,8 +77,8 @@ impl ListedJob {
         ListedSubsets { graph, shares }
     }
 
-    /// The weights of the endpoints that should get connections (`Endpoint::is_wanted`), by index;
-    /// 0 for other endpoints and for missing indexes.
+    /// The weights of the endpoints that should get connections (`Endpoint::is_wanted`), in the
+    /// order of indexes; 0 for other endpoints and for missing indexes.
     pub fn capacities(&self) -> Vec<u16> {
         let mut capacities = vec![0; self.list.index_space() as usize];
         for endpoint in self.list.as_slice().iter().filter(|endpoint| endpoint.is_wanted()) {

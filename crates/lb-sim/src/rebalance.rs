@@ -45,7 +45,7 @@ pub struct Pools {
     /// The number of CPUs on which each task dials.
     pub cpus: u32,
     pub rules: RebalanceRules,
-    /// Decides to which backend each pool opens its first connection.
+    /// The seed for the backends of the first connections.
     pub seed: u64,
 }
 
@@ -56,7 +56,7 @@ pub struct Course {
     pub closed_before: u64,
     /// The part of its share that the restarted backend had when it returned, over all pools.
     pub at_return: f64,
-    /// When the restarted backend reached [`GOAL`]; `None` if it did not.
+    /// When the restarted backend reached [`GOAL`]; `None` if it never reached it.
     pub goal_reached: Option<u64>,
     /// When the last pool stopped refilling members ([`Rebalance::is_refilling`]); `None` if a pool
     /// is still refilling at the end.
@@ -108,7 +108,7 @@ impl Pools {
         Some(seconds.ceil() as u64)
     }
 
-    /// The number of decisions of a run, to which its CPU time is proportional.
+    /// The number of decisions of a simulation. The CPU time is proportional to this number.
     pub fn cost(&self) -> u64 {
         let seconds = EVEN + AWAY + self.bound().unwrap_or(0) + QUIET;
         seconds.saturating_mul(self.tasks.into()).saturating_mul(self.backends.into())
@@ -196,7 +196,7 @@ impl Pool {
         let membership = Memberships::new(&service, pools.tasks, &list).of(index);
         let mut client = SimulatedClient::new(service, (0, "job"), index, pools.cpus, pools.backends, false);
         client.apply_list(Duration::ZERO, 1, list, membership);
-        // These choices stand for earlier connects of the task, which have advanced its cursors.
+        // These choices represent earlier connects of the task, which have advanced the cursors.
         let mut rng = SplitMix64::new(pools.seed.wrapping_mul(0x1_0001).wrapping_add(index.into()));
         for _ in 0..rng.below(1024) {
             let _ = client.pick(0);
@@ -233,7 +233,7 @@ impl Pool {
         closed
     }
 
-    /// Each slot that has a backend, and this backend.
+    /// Each slot that has a backend, with the index of the backend.
     fn slots(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         (0..).zip(&self.client.slots).filter_map(|(slot, backend)| Some((slot, (*backend)?.backend)))
     }

@@ -79,7 +79,7 @@ pub fn unit(rng: &mut SplitMix64) -> f64 {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Skew {
-    /// Lognormal rates; the number is their standard deviation divided by their mean.
+    /// Lognormal rates; the number is the standard deviation of the rates divided by their mean.
     Variation(f64),
     /// The task of rank r sends in proportion to 1 / r^s.
     Zipf(f64),

@@ -83,7 +83,7 @@ pub enum SweepError {
         max: u32,
         /// How many members the sweep would examine.
         looks: u64,
-        /// How many members it may examine.
+        /// How many members a sweep may examine.
         limit: u64,
     },
 }

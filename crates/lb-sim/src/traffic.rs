@@ -55,7 +55,7 @@ pub struct TrafficReport {
     /// The first seed of all random numbers, in decimal. Only the figures cover the other seeds;
     /// all counts are from this seed.
     pub seed: String,
-    /// The number of seeds that were simulated: this seed and the following ones.
+    /// The number of seeds that were simulated: `seed` and the following ones.
     pub seeds: u32,
     /// A row for every step of every run, run after run.
     pub steps: Vec<StepRow>,

@@ -15,7 +15,7 @@ pub struct Figures {
     pub p99_of_all: f64,
     /// Ratios to the arm's baseline, in the order of [`Measure::ALL`].
     pub ratios: [Median; 4],
-    /// The cost of the programs that have run.
+    /// The cost of the kernel programs that have run.
     pub costs: Vec<Cost>,
 }
 
@@ -78,7 +78,7 @@ pub struct Measured {
     pub turns: Vec<Turn>,
     /// The 99th percentile of the time of all operations, in nanoseconds.
     pub p99_of_all: f64,
-    /// The cost of the programs that have run.
+    /// The cost of the kernel programs that have run.
     pub costs: Vec<Cost>,
 }
 

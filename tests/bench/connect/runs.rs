@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn additions_are_relative_to_the_floor() {
-        // The direct arms take 1,000 ns, including the arm with one backend. The floor program
-        // takes 10 ns more, and every arm of socklb 20 to 22 ns more, depending on the run.
+        // The direct arms take 1,000 ns, including the arm with one backend. The floor program adds
+        // 10 ns, and every arm of socklb adds 20 to 22 ns, depending on the run.
         let run = |more: f64| {
             outcome(Name::Connect, move |arm| {
                 Some(match arm {

@@ -34,7 +34,7 @@ pub struct Options {
 pub enum Manner {
     /// Accepts a connection and closes it late
     Drop,
-    /// Sends one byte at once, and closes it late
+    /// Sends one byte at once, and closes the connection late
     Greet,
     /// Sends back the received bytes
     Echo,

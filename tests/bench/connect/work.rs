@@ -223,8 +223,8 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
         let mut answer = [0; MESSAGE.len()];
         timed(|| {
             send(socket, &MESSAGE, SendFlags::NOSIGNAL)?;
-            // Polls without blocking, because waking up takes longer than the operation, and its
-            // time varies.
+            // Polls without blocking, because waking up takes longer than the operation, and takes
+            // a varying time.
             for _ in 0..LOOKS {
                 match recv(socket, &mut answer, RecvFlags::DONTWAIT) {
                     Ok((_, MESSAGE_BYTES)) => return Ok(()),

@@ -59,7 +59,7 @@ impl Listener {
         Self::with(&bound(address, QUEUE)?, manner)
     }
 
-    /// Starts to accept on an existing listener.
+    /// Starts to accept connections on an existing listener.
     pub fn with(listener: &TcpListener, manner: Manner) -> Result<Self> {
         let (ends, accepted) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Accepted::default())));
         let (listener, until, counts) = (listener.try_clone()?, Arc::clone(&ends), Arc::clone(&accepted));

@@ -24,7 +24,7 @@ const REQUESTS: u64 = 10_000;
 const APART: Duration = Duration::from_millis(1);
 /// The maximum p99.9 that is required of answers from the kernel on a busy host.
 const NEEDED: Duration = Duration::from_millis(1);
-/// An answer that takes longer is considered lost.
+/// An answer that takes longer than this is considered lost.
 const LOST: Duration = Duration::from_secs(5);
 
 /// The sender of the answers (the agent or the kernel), and the link to it.

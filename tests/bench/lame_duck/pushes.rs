@@ -108,7 +108,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Runs a command of the agent, and waits until all clients have received the change.
+    /// Runs a command of the agent, and waits until all clients have received the new readiness.
     fn hear(&self, readiness: Readiness, agent: &Agent, verb: &str) -> Result<Told> {
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (socket, number) in self.sockets.iter().zip(0..) {

@@ -2,9 +2,10 @@
 //! ms in each direction, with and without loss.
 //!
 //! Each shutdown is pushed to two hosts of clients. The *active* host connects all the time, so its
-//! choices show the change, but the connects to one backend are some milliseconds apart. The *idle*
-//! host makes no connects. For both hosts, the benchmark also measures when the verdict is stored
-//! for the kernel programs. No connect that begins later chooses the backend.
+//! choices show when it has received the report, but the connects to one backend are some
+//! milliseconds apart. The *idle* host makes no connects. For both hosts, the benchmark also
+//! measures when the verdict is stored for the kernel programs. No connect that begins later
+//! chooses the backend.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

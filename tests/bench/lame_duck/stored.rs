@@ -28,7 +28,7 @@ const APART: Duration = Duration::from_millis(1);
 const NEEDED: Duration = Duration::from_millis(10);
 /// The maximum p99.9 that is required with the kernel, on a busy host.
 const NEEDED_OF_KERNEL: Duration = Duration::from_millis(1);
-/// A push that takes longer is considered lost.
+/// A push that takes longer than this is considered lost.
 const LOST: Duration = Duration::from_secs(5);
 
 /// The receiver of reports (the socket or the kernel), and the link over which they arrive.

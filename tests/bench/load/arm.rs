@@ -96,7 +96,7 @@ pub struct Outcome {
 /// quota.
 const CHANGED: usize = QUOTAS.len() - 1;
 
-/// The quotas after the change.
+/// The quotas after one of them was halved.
 fn changed_quotas() -> [u32; QUOTAS.len()] {
     let mut quotas = QUOTAS;
     quotas[CHANGED] /= 2;

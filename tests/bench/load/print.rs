@@ -30,7 +30,7 @@ pub fn progress(outcomes: &[Outcome]) {
     }
 }
 
-/// Sorts the outcomes by mode, and then by the order of the arms in the code. All tables have this
+/// Sorts the outcomes by mode, and then in the order of the enum [`Arm`]. All tables have this
 /// order.
 fn sorted(outcomes: &[Outcome]) -> Vec<&Outcome> {
     let mut sorted: Vec<&Outcome> = outcomes.iter().collect();

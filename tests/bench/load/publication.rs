@@ -1,4 +1,4 @@
-//! The daemon's cost of following load, on a host with the maximum number of clients. Each client
+//! The daemon's cost of load control, on a host with the maximum number of clients. Each client
 //! uses ten services with 20 members each. The reports of the members change each second. Meanwhile
 //! all clients connect, so that the weights have an effect.
 
@@ -32,8 +32,8 @@ const CONNECTS_A_SECOND: f64 = 10.0;
 const SETTLES: Duration = Duration::from_secs(10);
 /// How long the benchmark measures the daemon.
 const WATCHED: Duration = Duration::from_secs(30);
-/// The number of rounds. In each, the daemon is measured with and without following load, because
-/// the time that a machine needs for the same work changes from one minute to the next.
+/// The number of rounds. Each round measures the daemon with and without load control, because the
+/// speed of a machine changes from one minute to the next.
 const ROUNDS: usize = 3;
 /// The maximum share of one processor that the daemon may use.
 const NEEDED: f64 = 0.02;
@@ -66,8 +66,8 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Measures the daemon without following load. If one of the arms follows load, also measures the
-/// daemon with following load.
+/// Measures the daemon without load control. If one of the arms has load control, also measures the
+/// daemon with it.
 pub fn run(arms: &[Arm]) -> Result<Vec<Finding>> {
     let fleet = format!("{CLIENTS} clients, {SERVICES} services of {BACKENDS} backends each");
     let shown = |how: &str, costs: &[Cost]| {

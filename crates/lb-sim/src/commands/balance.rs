@@ -134,7 +134,7 @@ pub fn run(options: &BalanceOptions) -> Result<()> {
     if options.json { output::json(&document) } else { output::text(document.text()) }
 }
 
-/// For a job with a list: prints how even the load is if the tasks divide their traffic as their
+/// Prints how even the load of a job with a list is, if the tasks divide their traffic as their
 /// daemons do.
 fn of_list(options: &BalanceOptions, jobs: &[ListedJob], inequality: Option<Inequality>) -> Result<()> {
     let mut results = Vec::new();
@@ -316,7 +316,8 @@ impl BalanceDocument {
     fn unequal(&self, Inequality { skew, missing }: Inequality) -> String {
         let mut table = TextTable::new(["algorithm", "raw", "at least", "rsd", "by formula"]);
         for result in &self.results {
-            let unequal = result.unequal.as_ref().expect("computed whenever an inequality is given");
+            let unequal =
+                result.unequal.as_ref().expect("unequal loads are computed if an inequality is given");
             let half = |interval: &Interval| interval.high - interval.mean;
             table.row([
                 result.algorithm.to_owned(),

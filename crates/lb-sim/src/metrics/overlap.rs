@@ -38,7 +38,7 @@ pub fn distinct(graph: &Graph) -> u32 {
     };
     let sets: HashSet<(u64, u64, usize)> =
         graph.rows().map(|subset| (hash(subset, 1), hash(subset, 2), subset.len())).collect();
-    u32::try_from(sets.len()).expect("at most as many as clients")
+    u32::try_from(sets.len()).expect("the count is at most the number of clients")
 }
 
 pub fn overlap(graph: &Graph) -> Overlap {
@@ -59,7 +59,7 @@ pub fn overlap(graph: &Graph) -> Overlap {
     Overlap {
         mean: mean / size,
         max: most_in_common(graph, &connections, &compared),
-        compared: u32::try_from(compared.len()).expect("at most as many as clients"),
+        compared: u32::try_from(compared.len()).expect("the count is at most the number of clients"),
     }
 }
 
@@ -73,8 +73,10 @@ fn pairs(count: u32) -> u64 {
 fn most_in_common(graph: &Graph, connections: &[u32], compared: &[u32]) -> f64 {
     let by_backend = ClientsByBackend::new(graph, connections);
     let mut common = vec![0_u32; graph.clients() as usize];
-    let sizes: Vec<u32> =
-        graph.rows().map(|row| u32::try_from(row.len()).expect("at most all backends")).collect();
+    let sizes: Vec<u32> = graph
+        .rows()
+        .map(|row| u32::try_from(row.len()).expect("a subset has at most all backends"))
+        .collect();
     let mut most = 0.0;
     for &client in compared {
         common.fill(0);

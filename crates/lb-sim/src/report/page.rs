@@ -10,7 +10,7 @@ use super::directory::MARK;
 use super::palette::PAINTS;
 use super::section::{NumberTable, ReportSection};
 
-/// A publication with figures in the report, and its address.
+/// A publication with figures in the report, and the address of the publication.
 struct Citation {
     words: &'static str,
     address: &'static str,

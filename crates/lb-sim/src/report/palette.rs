@@ -1,7 +1,7 @@
 //! The meaning of the report's colours: one paint for each family of algorithms, which is the same
 //! in every figure.
 //!
-//! This module must not define the colours themselves: `lb_svg::palette` does this.
+//! This module must not define the colours themselves: `lb_svg::palette` defines them.
 
 use lb_core::subset::Algorithm;
 use lb_svg::Paint;

@@ -1,5 +1,5 @@
 //! Draws two plots side by side over the same axes, and traces in these plots, so that one figure
-//! shows everything that is compared.
+//! shows both sides of a comparison.
 //!
 //! This module must not depend on the meaning of the numbers.
 

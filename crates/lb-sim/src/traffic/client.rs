@@ -121,7 +121,7 @@ pub struct SimulatedClient {
     /// For the backend in each slot, whether its own report marks it as a lame duck. [`Self::pick`]
     /// reads this value.
     lame: Vec<bool>,
-    /// The backends that are lame ducks by their own reports.
+    /// The backends that report that they are lame ducks.
     lame_ducks: BTreeSet<u32>,
     /// The number of the newest report received from each backend.
     newest_reports: BTreeMap<u32, u32>,
@@ -133,7 +133,8 @@ pub struct SimulatedClient {
     pub pending: Vec<u32>,
     /// The ejection counts of the backend in each slot.
     pub pairs: Vec<PairCounts>,
-    /// The ejection counts of backends that have lost their slots, until the caller collects them.
+    /// The ejection counts of backends that have lost their slots. The caller collects these
+    /// counts.
     pub freed: Vec<PairCounts>,
     /// How many members were ejected when [`Self::count_ejected`] was last evaluated.
     pub ejected: u32,
@@ -337,7 +338,7 @@ impl SimulatedClient {
         self.following.iter_mut().for_each(Following::forget_begun);
     }
 
-    /// Makes the client's weights follow load from now on, by these rules.
+    /// Makes the client's weights follow load from now on, according to `rules`.
     pub fn follow(&mut self, rules: ControlRules) {
         self.following = Some(Following::new(rules));
     }

@@ -215,7 +215,7 @@ pub struct JobTable {
     pub shares: ShareModel,
     /// The seed of the job's subsets. If it is left out, it is XXH64 of `<job>/<service>`.
     pub seed: Option<Seed>,
-    /// The kind of traffic that its tasks send.
+    /// The kind of traffic that the job's tasks send.
     pub traffic: Traffic,
     /// The mean time between two arrivals at one task. If it is left out, nothing arrives.
     pub interval: Option<Span>,
@@ -243,7 +243,7 @@ pub struct JobTable {
     /// The law that adjusts weights to load.
     #[serde(default)]
     pub load: LoadChoice,
-    /// How long it takes until a member that is new, or available again, has its whole share.
+    /// The time until a member that is new, or available again, has its whole share.
     #[serde(default)]
     pub slow_start: SlowStart,
     /// The half-life of an error, for policies that compare loads.
@@ -295,15 +295,15 @@ pub struct JobTable {
 #[serde(deny_unknown_fields)]
 pub struct ResizeTable {
     pub at: Span,
-    /// The number of backends after the change.
+    /// The number of backends after the resize.
     pub backends: Option<Backends>,
-    /// How long a backend still serves after it was removed from the list.
+    /// How long a backend still serves after its removal from the list.
     #[serde(default)]
     pub lame_duck: Span,
     /// The job that changes. If a job has copies, its name is written without their numbers, and
     /// all its copies change.
     pub job: Option<ScenarioName>,
-    /// The number of tasks after the change.
+    /// The number of tasks after the resize.
     pub tasks: Option<Tasks>,
 }
 
@@ -338,7 +338,7 @@ pub struct FailTable {
     pub share: Option<Within<1, 100>>,
     /// The number of backends that fail. It replaces `share`.
     pub backends: Option<Backends>,
-    /// The effect on connects to these backends.
+    /// The effect on connects to the failing backends.
     #[serde(default)]
     pub mode: FailMode,
     /// In mode `slow`: how many times slower the backends are.

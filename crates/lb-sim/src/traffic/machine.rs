@@ -31,7 +31,7 @@ pub struct Machine {
     /// The current speed, in the same unit.
     speed: u64,
     at_us: u64,
-    /// The CPU time that a request would have received if it had been on the machine from the
+    /// The CPU time that one request would have received if it had been on the machine since the
     /// start.
     served: u128,
     /// For each request, the value of `served` at which the request is done, and its number.

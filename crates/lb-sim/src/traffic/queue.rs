@@ -107,7 +107,7 @@ impl<E> Queue<E> {
         }
     }
 
-    /// Removes the next event, if its time is before `end_us`, and returns it with its time.
+    /// Removes the next event, if its time is before `end_us`. Returns the time and the event.
     pub fn pop_before(&mut self, end_us: u64) -> Option<(u64, E)> {
         if self.current.is_empty() {
             self.next_bucket()?;
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn near_and_far_events_have_the_order_of_a_sorted_map() {
         let mut rng = SplitMix64::new(1);
-        // The times of events are within a bucket, within all near buckets, around their end, and
-        // far beyond it.
+        // The times of events are within a bucket, within the near buckets, around the end of the
+        // near buckets, and far beyond it.
         for span in [100, 100_000, 131_000, 131_072, 140_000, 10_000_000] {
             let (mut queue, mut sorted, mut now) = (Queue::default(), BTreeMap::new(), 0);
             for serial in 0..20_000_u64 {

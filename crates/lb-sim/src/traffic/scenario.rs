@@ -52,7 +52,7 @@ pub struct Scenario {
     pub service: String,
     /// The number of backends at the start.
     pub backends: u32,
-    /// The weight of every backend that ever exists, by index.
+    /// The weight of every backend that ever exists, in the order of indexes.
     pub weights: Vec<u16>,
     /// The machines of the backends.
     pub machines: Machines,
@@ -88,13 +88,13 @@ pub struct Resize {
     pub to: NewSize,
 }
 
-/// What is resized, and its new size.
+/// The object of a resize, and its new size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NewSize {
     /// The service: the number of backends, and how long backends still serve after they have left
     /// the list.
     Backends(u32, Span),
-    /// Jobs, by their positions, and the number of tasks of each.
+    /// Jobs, identified by their positions, and the number of tasks of each job.
     Tasks(Range<usize>, u32),
 }
 

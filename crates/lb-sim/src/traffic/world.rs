@@ -97,18 +97,18 @@ pub fn play(scenario: &Scenario, run: &ScenarioRun, seed: u64, subset_seed: Opti
 /// events often.
 #[derive(Debug)]
 enum SimulationEvent {
-    /// The resize at this position in the scenario.
+    /// The resize at this position of the scenario's resizes begins.
     Resize(usize),
     /// A batch of a restart begins a stage.
     Restart(Box<BatchRestart>),
-    /// The backends of the table at this position begin to fail. `times` is the number of failures
-    /// that are left, including this one.
+    /// The backends of the `fail` table at this position begin to fail. `times` is the number of
+    /// failures that are left, including this one.
     Fail { fail: usize, times: u32 },
     /// The failing backends recover.
     Recover,
-    /// The list has the weights of the table at this position from now on.
+    /// From now on, the list has the weights of the `reweight` table at this position.
     Reweight(usize),
-    /// An operator gives the command of the table at this position.
+    /// An operator gives the command of the `switch` table at this position.
     Switch(usize),
     /// All daemons save their learnt state.
     SaveState,

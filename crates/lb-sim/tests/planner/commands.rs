@@ -26,8 +26,8 @@ fn document(arguments: &str) -> Value {
     serde_json::from_str(&text).expect("the output is JSON")
 }
 
-/// Checks that the command fails with this status and this message, and writes nothing to standard
-/// output.
+/// Checks that the command fails with the exit status `status` and a message that contains
+/// `expected`, and writes nothing to standard output.
 #[track_caller]
 fn check_refused(arguments: &str, status: i32, expected: &str) {
     let output = run(arguments);

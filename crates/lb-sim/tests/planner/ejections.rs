@@ -112,8 +112,8 @@ fn above_256_members_ejection_works_without_their_list() {
     assert!(run.most.trials <= 5 && run.well_after_us.is_some(), "{run:?}");
 }
 
-/// A scenario with backends that fail in some way, clients that eject them by some rules, and, if
-/// `changes` is set, other events.
+/// A scenario with failing backends and clients that eject them. If `changes` is set, the scenario
+/// has other events too.
 fn busy(changes: bool) -> impl Strategy<Value = String> {
     let rules = (1u32..8, 1u32..4, 0u32..20).prop_map(|(failures, base, more)| {
         format!("{{ failures = {failures}, base = \"{base}s\", max = \"{}s\" }}", base + more)

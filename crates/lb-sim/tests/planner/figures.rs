@@ -229,7 +229,8 @@ fn weighted_utilizations_match_the_vectors() {
         let raw = |weighted| raw_utilization(&Sharing::of(&fleet, &graph, weighted).loads(&graph));
         let unweighted = row["raw_unweighted"].as_f64().unwrap();
         assert!((raw(false) - unweighted).abs() < 1e-9, "{row}");
-        // The vectors were solved to 1e-9; the daemon stops at loads within 5e-4 of their targets.
+        // The expected values were solved to 1e-9; the daemon stops when loads are within 5e-4 of
+        // their targets.
         let weighted = row["raw_weighted"].as_f64().unwrap();
         assert!((raw(true) - weighted).abs() <= 5e-4, "{row}");
     }

@@ -237,8 +237,7 @@ fn waiting_users_send_no_more_than_is_served() {
     // Each of the ten users takes about 91 ms from one request to the next.
     let counted = counts(&played(&text));
     near(f64::from(u32::try_from(counted.arrivals).expect("fits into u32")), 20.0 / 0.091 * 10.0, 0.02);
-    // The two machines together process only 20 requests per second, which limits the users to this
-    // rate.
+    // The two machines together process only 20 requests per second, so the users cannot send more.
     let slow = counts(&played(&text.replace("count = 2", "count = 2\nspeed = 0.01")));
     near(f64::from(u32::try_from(slow.served).expect("fits into u32")), 20.0 * 20.0, 0.05);
     assert_eq!(slow.errors, RequestErrors::default());
@@ -289,7 +288,8 @@ fn clients_leave_lame_ducks_that_report_their_state_in_time() {
             + restart;
         counts(&played(&text)).errors
     };
-    // The list marks the lame duck too late, because clients receive it after a second.
+    // The list marks the lame duck too late, because clients receive a changed list only after a
+    // second.
     let late = down("notice = { delay = \"1s\" }");
     assert!(late.down > 20, "{late:?}");
     let with_reports = down("notice = { delay = \"1s\" }\nreports = { delay = \"2ms\", spread = \"20ms\" }");

@@ -184,7 +184,7 @@ fn topology() -> Figure {
         (RANDOM, LineStyle::Solid, random, sorted(loads(random))),
         (DETERMINISTIC, LineStyle::Solid, aperture, sorted(loads(aperture))),
     ];
-    // The position (x, y) of each line's name; there the name crosses no line.
+    // The position (x, y) of each line's name. At these positions, no name crosses a line.
     let names = [(985.0, 1.76), (985.0, 0.62), (15.0, 1.22)];
     for ((paint, line, fleet, loads), (x, y)) in lines.into_iter().zip(names) {
         // Draws only every fourth backend: the line is equally smooth, and the file has a quarter

@@ -36,7 +36,7 @@ const STEPS: u64 = 6;
 /// backend, the most loaded one, and backends at equal steps between them in the order of load.
 const TRACES: usize = 30;
 
-/// The runs before and after the change.
+/// The runs before and after the change from a full mesh to random apertures.
 pub struct FirstChange {
     mesh: RequestRates,
     random: RequestRates,
@@ -71,12 +71,12 @@ impl FirstChange {
         Self { mesh, random }
     }
 
-    /// The numbers of connections before and after the change.
+    /// The numbers of connections with the full mesh and with random apertures.
     fn connections(&self) -> [u64; 2] {
         [BACKENDS, SIZE].map(|size| u64::from(CLIENTS) * u64::from(size))
     }
 
-    /// The part of the connections that the change saves.
+    /// The part of the connections that random apertures save, compared with the full mesh.
     fn saved(&self) -> String {
         let [before, after] = self.connections().map(float);
         percent(1.0 - after / before)
@@ -124,7 +124,7 @@ impl FirstChange {
         self.mesh.steps.last().map_or(0.0, |(end, _)| *end)
     }
 
-    /// Draws the traces before and after the change.
+    /// Draws the traces with the full mesh, and then with random apertures.
     pub fn figure(&self) -> Figure {
         let seconds = self.seconds();
         let plot = Plot::usual(Scale::Linear(0.0, 2.0 * seconds), Scale::Linear(0.0, 250.0));

@@ -19,8 +19,8 @@ use crate::traffic::{play, shipped};
 
 const SCENARIO: &str = "aperture";
 
-/// The runs before and after the change. In both runs, clients send at unequal rates, as in the
-/// blog post that the figure follows.
+/// The runs before and after the change to the deterministic aperture. In both runs, clients send
+/// at unequal rates, as in the blog post that the figure follows.
 const RUNS: [&str; 2] = ["random-aperture-unequal", "deterministic-aperture-unequal"];
 
 /// The number of seconds that are simulated: half of the scenario's duration, to save time. The

@@ -1,5 +1,5 @@
-//! A cloud: a figure with so many points that it does not draw each of them, but their density and
-//! a line of their means.
+//! A cloud: a figure with too many points to draw each of them. It shows their density and a line
+//! of their means.
 //!
 //! This module must not depend on the way in which the utilizations were computed.
 

@@ -13,7 +13,7 @@ use crate::traffic::{TrafficReport, play, shipped};
 
 const SCENARIO: &str = "figure-5";
 
-/// The two jobs while their service is resized.
+/// The simulation of two jobs while their service is resized.
 pub struct ResizeErrors {
     report: TrafficReport,
     minutes: f64,

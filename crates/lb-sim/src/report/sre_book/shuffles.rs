@@ -3,7 +3,7 @@
 //! backends of the subset. If each round of clients has its own shuffle, the load goes to all other
 //! backends.
 //!
-//! The book has no figure for this statement.
+//! The SRE book has no figure for this statement.
 
 use lb_core::subset::Algorithm;
 use lb_svg::{Anchor, Axis, Drawing, Figure, HEIGHT, Lettering, LineStyle, Plot, Scale, WIDTH};

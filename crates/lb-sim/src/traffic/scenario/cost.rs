@@ -167,8 +167,8 @@ pub(super) fn check(scenario: &Scenario, document: &ScenarioDocument) -> Result<
     ];
     let span = spans.into_iter().flatten().next().unwrap_or(0..0);
     if scenario.runs.iter().any(|run| run.reports(scenario).is_some()) {
-        // A restart makes each backend report twice: when it becomes a lame duck, and when it is
-        // back.
+        // A restart makes each backend report twice: when it becomes a lame duck, and when it
+        // serves again.
         let restarts = scenario.restarts.len() as u64 + 1;
         let reports = 2u64.saturating_mul(restarts).saturating_mul(backends).saturating_mul(started);
         limit(
@@ -289,7 +289,7 @@ fn follows_load(job: &JobTable, ScenarioRun { differs: run, .. }: &ScenarioRun) 
     matches!(run.size.unwrap_or(job.size).0, Size::Band(_))
 }
 
-/// Rejects a number above its limit.
+/// Rejects the number `wanted` if it is above the limit `allowed`.
 fn limit(span: &Range<usize>, what: &str, wanted: u64, allowed: u64) -> Result<(), SpannedFault> {
     if wanted <= allowed {
         return Ok(());

@@ -16,7 +16,7 @@ pub struct Fail {
     /// The length of each failure.
     pub lasts: Span,
     pub part: FailPart,
-    /// The effect on connects to these backends.
+    /// The effect on connects to the failing backends.
     pub how: FailMode,
     /// The factor by which the backends are slower in mode `slow`.
     pub slowdown: f64,

@@ -119,7 +119,7 @@ impl Simulation<'_> {
     pub(super) fn apply_list(&mut self, id: u32, assignments: &Rc<JobAssignments>, version: u64) {
         self.with_client(id, |world, client| {
             // A notice may overtake an earlier one, so a notice is dropped if its list is older
-            // than the client's.
+            // than the client's list.
             if client.version < version {
                 world.assign(id, client, assignments, version);
             }
@@ -157,7 +157,7 @@ impl Simulation<'_> {
     pub(super) fn on_report(&mut self, id: u32, backend: u32, report: u32, is_lame: bool) {
         self.with_client(id, |world, client| {
             // A report may overtake an earlier one, so the client drops a report that is older than
-            // its newest.
+            // the newest received one.
             if client.on_report(Duration::from_micros(world.now), backend, report, is_lame) {
                 world.note_ejected(client);
                 if world.jobs[client.job].holds_links() {
@@ -306,8 +306,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Makes the clients that lost their connection to a backend establish it again, because the
-    /// backend serves again.
+    /// Makes clients establish their lost connections to a backend again, because the backend
+    /// serves again.
     pub(super) fn take_up(&mut self, index: u32) {
         let backend = &self.backends[index as usize];
         if !backend.is_up() {

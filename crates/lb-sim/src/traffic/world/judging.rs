@@ -103,7 +103,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Subtracts the ejections of a client that was removed, and collects its counts.
+    /// Subtracts the ejections of a removed client, and collects the client's counts.
     pub(super) fn forget_ejected(&mut self, client: &SimulatedClient) {
         client.pairs.iter().for_each(|pair| self.judged.most.add(*pair));
         self.judged.ejected -= u64::from(client.ejected);

@@ -114,7 +114,7 @@ impl Simulation<'_> {
         })
     }
 
-    /// Makes a client evaluate the reports and adjust its shares.
+    /// Makes a client evaluate the backends' reports and adjust its weights.
     pub(super) fn tick_control(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let is_made = client

@@ -33,7 +33,7 @@ pub(super) struct SimulatedRequest {
     /// How long the request is held in addition to its CPU time.
     wait_us: u64,
     tries_left: u32,
-    /// When its client gives up the request.
+    /// The time at which the client gives up the request.
     gives_up_us: u64,
     /// The time until which the request's connection remains open.
     open_until_us: u64,
@@ -101,7 +101,7 @@ impl Requests {
         self.free.push(place);
     }
 
-    /// The request in this place, which must exist.
+    /// The request in this place. The place must contain a request.
     fn at(&mut self, place: u32) -> &mut SimulatedRequest {
         self.places[place as usize].1.as_mut().expect("there is a request in this place")
     }
@@ -402,7 +402,7 @@ impl Simulation<'_> {
         });
     }
 
-    /// Schedules a user's next request, after its pause.
+    /// Schedules a user's next request after a pause.
     pub(super) fn think(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
@@ -502,7 +502,7 @@ impl Simulation<'_> {
         self.fail_request(place, RequestFailure::TimedOut);
     }
 
-    /// How an unanswered connect ends if its client gives it up now.
+    /// The ending of an unanswered connect that the client gives up now.
     fn ending_of_wait(&self, client: &SimulatedClient, since_us: u64) -> Ending {
         let waited = Duration::from_micros(self.now - since_us);
         let due = self.jobs[client.job].service.unanswered_after;
@@ -510,8 +510,7 @@ impl Simulation<'_> {
         Attempt { soft_error: 0, retransmits, is_due: !due.is_zero() && waited >= due }.ending()
     }
 
-    /// Handles a failed request that is on no connection: retries it if the client has retries
-    /// left.
+    /// Handles a failed request that is on no connection. Retries the request if it has tries left.
     pub(super) fn fail_request(&mut self, request: u32, why: RequestFailure) {
         let failed = self.requests.at(request);
         failed.is_on_link = false;

@@ -87,7 +87,7 @@ impl SimulatedServer {
         self.machine.busy_us() - before
     }
 
-    /// Begins the measurement.
+    /// Begins the measurement of the machine's work.
     pub fn measure(&mut self, now_us: u64) {
         self.machine.advance(now_us);
         self.busy_before_us = self.machine.busy_us();
