@@ -44,10 +44,10 @@ pub struct Options {
     check: bool,
 }
 
-/// The service with the flows that are closed, and its backend.
+/// The service of the flows that are closed, and the service's backend.
 const CLOSED: &str = "10.96.0.10:80";
 const CLOSED_BACKEND: &str = "127.0.0.1:8001";
-/// The service that is dialled during the closings, and its backend.
+/// The service that is dialled during the closings, and the service's backend.
 const BESIDE: &str = "10.96.0.11:80";
 const BESIDE_BACKEND: &str = "127.0.0.1:8002";
 

@@ -12,7 +12,7 @@ pub fn without_slack() -> Result<()> {
     Ok(rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?)
 }
 
-/// Makes the calling thread run before all threads of ordinary priority, whenever it has work.
+/// Makes the calling thread run before all threads of ordinary priority.
 pub fn before_all_others() -> Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters outlive the call, which only reads them.

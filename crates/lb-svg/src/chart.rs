@@ -104,7 +104,7 @@ impl Plot {
             drawing.note(at(x, bottom + 17.0), Anchor::Middle, words);
         }
         drawing.line(Paint::QUIET, LineStyle::Thin, at(left, bottom), at(right, bottom));
-        // The title is above the axis instead of along it, so that the text is horizontal.
+        // The title is above the axis, so that the text is horizontal.
         drawing.note(at(6.0, top - 18.0), Anchor::Start, y.title);
         if !x.title.is_empty() {
             drawing.note(at(right, bottom + 36.0), Anchor::End, x.title);

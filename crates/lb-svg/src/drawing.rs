@@ -54,7 +54,7 @@ impl Lettering {
 pub enum LineStyle {
     /// One unit wide.
     Thin,
-    /// Wide enough to show its colour.
+    /// Wide enough to show the colour.
     Solid,
     /// Six units wide, for arcs.
     Thick,
@@ -215,7 +215,8 @@ impl Drawing {
         self.open_path(paint, line, &format!("M{start}A{radius} {radius} 0 {large} 1 {end}"));
     }
 
-    /// Draws text with a background around its letters, so that it is readable on top of lines.
+    /// Draws text with a background around its letters, so that the text is readable on top of
+    /// lines.
     pub fn text(&mut self, paint: Paint, lettering: Lettering, point: Point, anchor: Anchor, text: &str) {
         let (height, letter) = lettering.extent();
         #[expect(clippy::cast_precision_loss, reason = "a label has no 2^53 letters")]

@@ -38,7 +38,7 @@ impl Paint {
     pub const QUIET: Self = Self::new("quiet", [0x55_60_6a, 0xa2_ad_b6]);
     /// For the lines of the grid, which contain no information.
     pub const RULE: Self = Self::new("rule", [0xdd_e2_e6, 0x2d_34_3b]);
-    /// The paints that every figure has in addition to the paints of its own.
+    /// The paints of every figure, in addition to the figure's own paints.
     pub const COMMON: [Self; 4] = [Self::PAPER, Self::INK, Self::QUIET, Self::RULE];
 
     pub const fn new(name: &'static str, hue: Hue) -> Self {

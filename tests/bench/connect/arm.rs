@@ -1,4 +1,4 @@
-//! The values that define a comparison: groups, the clients of socklb in them, arms, and their
+//! The values that define a comparison: groups with their clients of socklb, and arms with their
 //! targets.
 //!
 //! This module must not depend on the setup or the measurement.
@@ -96,7 +96,7 @@ pub enum Between {
 }
 
 impl Between {
-    /// The client of socklb that this layer needs.
+    /// The client of socklb that the layer needs.
     pub fn client(self) -> Option<Client> {
         match self {
             Self::Socklb(client) | Self::Unserved(client) => Some(client),
@@ -234,7 +234,7 @@ impl Group {
         self
     }
 
-    /// Returns whether an arm of the group needs this layer.
+    /// Returns whether an arm of the group needs the layer `between`.
     pub fn has(&self, between: Between) -> bool {
         self.arms.iter().any(|arm| arm.between == between)
     }

@@ -122,7 +122,8 @@ fn connect(host: std::net::IpAddr) -> Group {
     let mut arms = direct();
     if host.is_ipv4() {
         arms.push(arm("empty program", Between::Empty));
-        // The floor program supports only one backend, so it is compared with this arm.
+        // The floor program supports only one backend, so it is compared with an arm that dials
+        // only one backend.
         let baseline = arms.len();
         arms.push(Arm { one_backend: true, ..arm("direct, one backend", Between::Nothing) });
         arms.push(Arm { one_backend: true, baseline, ..arm("floor program", Between::Floor) });

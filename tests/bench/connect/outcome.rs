@@ -55,7 +55,7 @@ impl Verdict {
 #[derive(Clone, Debug)]
 pub struct Row {
     pub arm: Arm,
-    /// The arm's results, or the reason why it was not run.
+    /// The arm's results, or the reason why the arm was not run.
     pub figures: Result<Figures, String>,
     /// The arm's targets and their verdicts; empty for an arm that was not run.
     pub verdicts: Vec<(Target, Verdict)>,

@@ -21,7 +21,7 @@ struct Attached {
     client: Client,
     cgroup: Cgroup,
     service: SocketAddr,
-    /// The error of `socklb check` if it rejects the client's configuration.
+    /// The error of `socklb check` if the command rejects the client's configuration.
     refused: Option<String>,
 }
 

@@ -13,7 +13,7 @@ use crate::statistics::{Median, median};
 #[derive(Clone, Debug)]
 pub struct Cost {
     pub program: String,
-    /// The time of one run in nanoseconds, including the time in which the kernel reads its clock.
+    /// The time of one run in nanoseconds, including the time in which the kernel reads the clock.
     pub nanoseconds: Median,
     /// The number of runs in one operation of the arm.
     pub runs: f64,

@@ -77,7 +77,7 @@ struct Server {
     buffer: Vec<u8>,
 }
 
-/// Serves until it is killed.
+/// Serves connections until the process is killed.
 pub fn run(options: &Options) -> Result<()> {
     super::work::pin_to(1)?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -146,7 +146,8 @@ impl Server {
     fn serve(&mut self, number: u64) -> Result<()> {
         let listener = usize::try_from(number).ok().and_then(|number| self.listeners.get(number));
         if let Some(listener) = listener {
-            // The queue may be empty again, because a reset by the client removes its connection.
+            // The queue may be empty again: if a client resets its connection, the kernel removes
+            // the connection from the queue.
             if let Ok((stream, _)) = listener.accept() {
                 self.welcome(stream)?;
             }

@@ -1,7 +1,7 @@
 //! The process of an arm. It does the requested number of operations, and reports how long they
 //! took.
 //!
-//! This module must not depend on the arm with which this arm is compared.
+//! This module must not depend on the other arms of the comparison.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::BufRead;
@@ -51,7 +51,7 @@ pub enum Work {
     FirstByte,
     /// A request and its response over one of several reused connections
     Echo,
-    /// Bulk data over a reused connection, and its acknowledgement
+    /// Bulk data over a reused connection, with an acknowledgement
     Bulk,
 }
 
@@ -92,8 +92,8 @@ const LOOKS: u32 = 50_000_000;
 /// one operation in nanoseconds. For `keep COUNT`, the process also stores the times. The answer to
 /// `all` is the median and the 99th percentile of all stored times.
 pub fn run(options: &Options) -> Result<()> {
-    // This must come before the first socket, because a socket belongs to the cgroup in which it
-    // was created.
+    // The process enters the cgroup before it creates a socket, because a socket belongs to the
+    // cgroup in which it was created.
     std::fs::write(options.cgroup.join("cgroup.procs"), std::process::id().to_string())?;
     if let Some(network) = &options.network {
         let network = std::fs::File::open(network)?;

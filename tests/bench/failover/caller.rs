@@ -22,7 +22,7 @@ use stage::Cgroup;
 use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
 
-/// How long the application waits for a connection and its first byte together.
+/// How long the application waits for a connection and the first byte together.
 pub const PATIENCE: Duration = Duration::from_millis(300);
 
 /// A request to a caller, which answers it with [`Made`].
@@ -150,7 +150,7 @@ fn in_turn(service: SocketAddr, connects: u64, apart: Duration, within: Duration
         let outcome = call(service)?;
         let ended = started.elapsed();
         made.count(began, ended, outcome);
-        // A slow call delays all later calls: they do not catch up.
+        // A slow call delays all later calls, because later calls do not catch up.
         due = (due + apart).max(ended);
     }
     made.took = started.elapsed();

@@ -26,7 +26,7 @@ const RARELY: u32 = 1_000;
 const OFTEN: u32 = 50_000;
 /// Connects per second: as many as two CPUs can make one after the other, minus a reserve.
 const FAST: u32 = 12_000;
-/// Connects per second in a case in which many of them wait for their timeouts.
+/// Connects per second in a case in which many connects wait for their timeouts.
 const SLOWLY: u32 = 2_000;
 /// The number of connections in the pool.
 const KEPT: u32 = 500;

@@ -57,14 +57,15 @@ pub struct Backends {
 const LEAST_SAMPLE: f64 = 100.0;
 
 impl Figures {
-    /// Computes the figures of a cell from the client's results and from the state of its service
-    /// afterwards.
+    /// Computes the figures of a cell from the client's results and from the later status of the
+    /// client's service.
     pub fn of(cell: Cell, backends: &Backends, made: &Made, service: &ServiceStatus) -> Result<Self> {
         let dead: Vec<&BackendStatus> =
             backends.dead.iter().map(|address| backend(service, *address)).collect::<Result<_>>()?;
         let sum = |of: fn(&BackendStatus) -> u64| dead.iter().map(|backend| of(backend)).sum::<u64>();
         let trials = sum(|backend| backend.trials);
-        // A backend that accepts and resets fails even if a trial has readmitted it.
+        // If a backend accepts connections and resets them, its trials fail even if they have
+        // readmitted the backend.
         let trials_failed = match cell.fault {
             Fault::Refuse | Fault::Blackhole | Fault::Reset => trials,
             Fault::SlowAccept => trials - sum(|backend| backend.readmissions),

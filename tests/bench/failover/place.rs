@@ -60,7 +60,7 @@ impl Place {
     pub fn start(stage: &Stage, name: &str, wanted: &[Wanted], daemon: bool) -> Result<Self> {
         ensure!(wanted.len() <= MOST_CLIENTS, "{} clients, at most {MOST_CLIENTS} allowed", wanted.len());
         let setup = Setup::new(stage, name);
-        // The maps are small, because there are many of them.
+        // The maps are small, because each of many clients has its own maps.
         let mut text = "[limits]\nflow_records = 16384\nslots = 256\nschedule_entries = 32768\n".to_owned();
         let mut clients = Vec::new();
         for (number, wanted) in wanted.iter().enumerate() {

@@ -45,7 +45,7 @@ pub struct Seen {
     outage_s: f64,
     failed: usize,
     trials: u64,
-    /// Seconds from the backend's recovery to its first connect.
+    /// Seconds from the backend's recovery to the first connect that chooses it.
     back_after_s: Option<f64>,
     /// The largest allowed value of `back_after_s`. It is `None` after a long outage of a backend
     /// that is not ejected: in this case recent errors add to the backend's load, so that few
@@ -73,7 +73,7 @@ impl Seen {
     }
 }
 
-/// A client with a backend that dies, which is the first of its backends.
+/// A client of which the first backend dies.
 struct Dialled<'p> {
     place: &'p Place,
     client: &'p Client,
@@ -163,7 +163,7 @@ fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
     Ok(Some(Duration::from_secs_f64(left_s) + APART + LATE))
 }
 
-/// For each backend, how much its part of many connects differs from its share, divided by the
+/// For each backend, the difference between its part of many connects and its share, divided by the
 /// share.
 #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
 fn shares(dialled: &mut [Dialled<'_>]) -> Result<Vec<f64>> {

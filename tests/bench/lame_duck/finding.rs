@@ -29,7 +29,7 @@ impl Finding {
         Self { what: what.into(), measured: measured.into(), needed: Some((needed.into(), is_reached)) }
     }
 
-    /// Returns the requirement if it is missed.
+    /// Returns a description if the requirement is missed.
     pub fn missed(&self) -> Option<String> {
         let (needed, is_reached) = self.needed.as_ref()?;
         (!is_reached).then(|| format!("{}: {}, needed: {needed}", self.what, self.measured))

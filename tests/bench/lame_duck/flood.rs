@@ -178,7 +178,7 @@ fn dropped_by(interface: &str) -> Result<u64> {
     links[0]["stats64"]["tx"]["dropped"].as_u64().context("`ip -statistics` shows no dropped frames")
 }
 
-/// A finished turn: its arm, its time, and the number of frames that arrived.
+/// A finished turn: the arm, the times of its start and end, and the number of frames that arrived.
 struct Turn {
     arm: usize,
     from_ns: u64,

@@ -2,7 +2,7 @@
 //! oversized, reordered and reflected ones. They must change nothing, and each must be counted
 //! under its own reason.
 //!
-//! During this time the agent sends nothing, because its answers would be counted too.
+//! The agent sends nothing during the attack, because its answers would be counted too.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
@@ -91,7 +91,7 @@ struct Scene {
     words: Verdicts,
     speaker: Speaker,
     backends: Vec<SocketAddr>,
-    /// The last push of the first backend, which made it a lame duck.
+    /// The last push of the first backend, which made the backend a lame duck.
     push: Datagram,
 }
 

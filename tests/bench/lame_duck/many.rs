@@ -130,7 +130,7 @@ impl std::fmt::Display for Cost {
     }
 }
 
-/// Measures a daemon that sends requests to all these backends, after a report of each has arrived.
+/// Measures a daemon that sends requests to all these backends, after each backend has reported.
 fn asked(
     stage: &Stage,
     name: &str,
@@ -173,7 +173,7 @@ impl Listener {
                 }
                 counted.fetch_add(1, Ordering::Relaxed);
                 // Connections are served one after the other, because each client sends its request
-                // at once, or closes.
+                // at once, or closes the connection.
                 if stream.read(&mut request).is_ok_and(|length| length > 0) {
                     let _ = stream
                         .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");

@@ -20,7 +20,7 @@ const CLIENTS: [usize; 2] = [1_000, 10_000];
 /// The number of changes that are pushed to each set of clients. The backend becomes a lame duck
 /// and ready in turn.
 const CHANGES: usize = 6;
-/// If a change has not reached a client after this time, it is considered lost.
+/// If the push of a change has not reached a client after this time, it is considered lost.
 const LOST: Duration = Duration::from_secs(10);
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {

@@ -130,7 +130,7 @@ impl Scene<'_> {
             pause::pause(APART);
             crashes.push((self.backends[number], now_ns()));
             self.fleet.crash(number)?;
-            // For this time the application is dead, and nothing else happens.
+            // The application is dead for a second, in which nothing else happens.
             pause::pause(Duration::from_secs(1));
         }
         Ok(crashes)

@@ -59,7 +59,7 @@ impl Drop for Verdicts {
     }
 }
 
-/// A backend's report id, and the number of the last report about it that was accepted, from the
+/// A backend's report id, and the number of the last accepted report about the backend, from the
 /// maps of a host.
 pub fn registered(setup: &Setup, backend: SocketAddr) -> Result<(u32, ReportBase)> {
     let name = SenderName {

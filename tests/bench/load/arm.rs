@@ -80,7 +80,7 @@ pub fn load_line(control: Option<&str>) -> String {
 pub struct Outcome {
     pub arm: Arm,
     pub mode: Mode,
-    /// For each backend, the part of its quota that it has used.
+    /// For each backend, the used part of its quota.
     pub utilization: Vec<f64>,
     /// For each backend, the mean utilization that the agent reported during the same time.
     pub reported: Vec<f64>,
@@ -88,7 +88,7 @@ pub struct Outcome {
     pub throttled: Vec<f64>,
     /// The readings after a quota has changed; `None` if no quota has changed.
     pub changed: Option<Series>,
-    /// The results of the clients' requests, from their start.
+    /// The results of the clients' requests, since the clients started.
     pub sent: Sent,
 }
 

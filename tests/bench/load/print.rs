@@ -16,7 +16,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// The maximum difference that the requirement allows between the planner and the measurement.
 const AGREES: f64 = 0.05;
 
-/// Prints a line for each outcome as soon as it is measured.
+/// Prints a line for each outcome.
 pub fn progress(outcomes: &[Outcome]) {
     for outcome in outcomes {
         println!(

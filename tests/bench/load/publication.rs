@@ -54,7 +54,7 @@ enum Heeds {
 /// The cost of a daemon.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// The share of one processor that it uses.
+    /// The share of one processor that the daemon uses.
     share: f64,
     /// Tables per second that the daemon builds because weights follow load.
     tables: f64,

@@ -1,4 +1,5 @@
-//! A series of readings of the CPU time that the backends have used, and how even this use is.
+//! A series of readings of the CPU time that backends have used, and how even the utilization of
+//! backends is.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use stage::quota::Used;
 #[derive(Clone, Debug)]
 pub struct Reading {
     pub at: Instant,
-    /// For each backend, the CPU time that it had used at the time of the reading.
+    /// For each backend, the CPU time that was used until the reading.
     pub used: Vec<Used>,
 }
 
@@ -34,13 +35,13 @@ impl Series {
         self.readings.push(reading);
     }
 
-    /// For each backend, the part of its quota that it has used between the first reading and the
+    /// For each backend, the part of its quota that was used between the first reading and the
     /// last.
     pub fn utilization(&self) -> Vec<f64> {
         self.between(0, self.readings.len() - 1)
     }
 
-    /// For each backend, the part of its quota that it has used in the last `time` of the series.
+    /// For each backend, the part of its quota that was used in the last `time` of the series.
     pub fn lately(&self, time: Duration) -> Vec<f64> {
         let last = self.readings.len() - 1;
         self.between(self.window(last, time).unwrap_or(0), last)

@@ -75,7 +75,7 @@ async fn serve(options: &Options) -> Result<()> {
     }
 }
 
-/// Answers until the client closes the connection.
+/// Answers requests until the client closes the connection.
 async fn answer(mut stream: TcpStream, work: Rc<RefCell<Work>>) {
     let _ = stream.set_nodelay(true);
     let mut request = [0];
@@ -87,7 +87,7 @@ async fn answer(mut stream: TcpStream, work: Rc<RefCell<Work>>) {
     }
 }
 
-/// The cost of requests, and how much CPU time they have used.
+/// The cost of requests, and the CPU time that requests have used.
 struct Work {
     random: fastrand::Rng,
     mean: f64,

@@ -45,7 +45,7 @@ fn failed(rows: &[&StepRow]) -> f64 {
 fn a_lying_backend_gets_at_most_eight_times_its_share() {
     let report = played(&(FLEET.to_owned() + RUNS + LIMIT + &fail("mode = \"lies\"\nutilization = 0.01")));
     for run in ["feedback", "p2c", "limit"] {
-        // At first the lying backend has a sixth of each table that contains it, and later at most
+        // At first the lying backend has a sixth of each table with this backend, and later at most
         // eight thirteenths.
         let last = rows(&report, run, (130, 180));
         assert!(last.iter().all(|row| weights(row).factors.max < 8.0), "{run}: {:?}", weights(last[0]));
@@ -83,7 +83,7 @@ fn a_hung_backend_gains_no_share() {
     for run in ["structural", "feedback", "p2c", "limit"] {
         assert!(failed(run) < 0.05, "{run}: {}", failed(run));
     }
-    // A58 uses the last rates that the application reported before it hung.
+    // A58 uses the last rates that the application reported before the application hung.
     assert!(failed("a58") < 0.05, "{}", failed("a58"));
     for run in ["feedback", "p2c", "limit"] {
         let cpu =
@@ -102,7 +102,8 @@ fn requests_at_a_hung_backend_are_served_or_cut_and_counted_once() {
     let errors = |from| {
         rows(&report, "as written", (from, from + 10)).iter().map(|row| row.counts.errors.cut).sum::<u64>()
     };
-    // The clients have no timeout, so all these requests end only when the processes restart.
+    // The clients have no timeout, so requests at hung backends end only when the processes
+    // restart.
     assert_eq!((errors(0), errors(10)), (0, 0));
     assert!(errors(20) + errors(30) > 1_000, "{} {}", errors(20), errors(30));
     assert_eq!(report.summary.runs[0].counts.errors.cut, errors(20) + errors(30));

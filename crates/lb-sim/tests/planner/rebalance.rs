@@ -79,7 +79,7 @@ fn other_backends_stay_near_their_shares() {
 #[test]
 fn even_pools_close_nothing() {
     for policy in [Policy::WeightedRoundRobin, Policy::RoundRobin, Policy::LeastLoaded] {
-        // With more CPUs, the positions of their cursors relative to each other are random.
+        // With several CPUs, the positions of the cursors relative to each other are random.
         for pools in grid(policy).into_iter().filter(|pools| pools.cpus == 1) {
             assert_eq!(pools.play().closed_before, 0, "{pools:?}");
         }

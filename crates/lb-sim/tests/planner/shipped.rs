@@ -203,8 +203,8 @@ impl Failures {
         // connects every 100 ms on average, and has at most 20 backends.
         let well_after_us = with.well_after_us.expect("no backend is ejected at the end");
         assert!(well_after_us <= with.longest_left_us + 2_000_000, "{with:?}");
-        // From then on every client uses all its members, so the load is as even as without
-        // ejection.
+        // After the last readmission every client uses all its members, so the load is as even as
+        // without ejection.
         let after_us = over_us + well_after_us + self.scenario.step.us;
         let mut after = self.rows().filter(|(row, _)| row.at_us >= after_us).peekable();
         assert!(after.peek().is_some());

@@ -13,7 +13,7 @@ use super::scenario;
 fn check(text: &str, steps: &[StepRow], total: &Total) {
     let report = play(&scenario(text), 1);
     assert_eq!(report.steps, steps);
-    // The floor is random, so it cannot be calculated by hand.
+    // The field `floor` is random, so it cannot be calculated by hand.
     let floor = report.summary.runs[0].floor;
     assert_eq!(report.summary.runs, [Total { floor, ..total.clone() }]);
 }
