@@ -85,7 +85,7 @@ impl Link {
 
     /// Makes the link lose this share of the packets from now on, in each direction.
     pub fn lose(&self, share: f64) {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a million")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most one million")]
         self.carried.lost.store((share * 1e6) as u64, Ordering::Relaxed);
     }
 

@@ -26,7 +26,7 @@ pub fn write(folder: &Path, outcomes: &[Outcome], took: Duration) -> Result<()> 
         .with_context(|| format!("a mark of the report is missing in {}", path.display()))?;
     std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
     std::fs::write(folder.join(PICTURE), picture(outcomes)).context("write the picture")?;
-    println!("written: {} and {PICTURE} beside it", path.display());
+    println!("written: {}, and {PICTURE} in the same directory", path.display());
     Ok(())
 }
 

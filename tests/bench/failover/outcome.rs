@@ -183,13 +183,13 @@ pub fn missed(cell: Cell, figures: &Figures) -> Vec<String> {
         Manner::Fifty => MOST_FAILED_OF_FIFTY,
     };
     if figures.failed > most {
-        missed.push(format!("{} failed, at most {most} allowed", figures.failed));
+        missed.push(format!("{} connects failed, at most {most} allowed", figures.failed));
     }
     if cell.manner == Manner::InTurn && figures.connects < IN_TURN {
         missed.push(format!("only {} connects in {IN_TURN_WITHIN:?}", figures.connects));
     }
     if figures.share_off.is_none_or(|off| off > MOST_SHARE_OFF) {
-        missed.push(format!("shares are {:?} off, at most {MOST_SHARE_OFF} allowed", figures.share_off));
+        missed.push(format!("shares differ by {:?}, at most {MOST_SHARE_OFF} allowed", figures.share_off));
     }
     missed
 }

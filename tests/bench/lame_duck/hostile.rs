@@ -175,7 +175,7 @@ impl Scene {
             bytes[BYTES - 8..].copy_from_slice(&random.u64(..).to_ne_bytes());
             bytes
         });
-        add("under another backend's key", "forged", 10_000, &mut || {
+        add("a push under another backend's key", "forged", 10_000, &mut || {
             back.push(lame, id, other).bytes().to_vec()
         });
         add("one bit of a push changed", "forged", 10_000, &mut || {
@@ -184,7 +184,7 @@ impl Scene {
             bytes[random.usize(24..BYTES)] ^= 1 << random.u8(0..8);
             bytes
         });
-        add("under a key that is not valid", "unknown-key", 10_000, &mut || {
+        add("a push under a key that is not valid", "unknown-key", 10_000, &mut || {
             back.push(lame, id + random.u16(1..100), key).bytes().to_vec()
         });
         add("truncated", "malformed", 10_000, &mut || self.push.bytes()[..random.usize(0..BYTES)].to_vec());
@@ -215,7 +215,7 @@ impl Scene {
             back.answer(&other, key).bytes().to_vec()
         });
         add("the request sent back", "not-a-report", 2_500, &mut || request.bytes().to_vec());
-        add("of a backend without requests", "unknown-name", 1_500, &mut || {
+        add("a push of a backend that receives no requests", "unknown-name", 1_500, &mut || {
             let stranger = SocketAddr::from(([127, 0, 0, 2], random.u16(1..)));
             back.push(stranger, id, self.key.of_backend(stranger)).bytes().to_vec()
         });

@@ -187,7 +187,7 @@ fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
             too_late == 0,
         ),
         Finding::shown(
-            format!("{} crashes: maximum of failed connects after one", crashes.len()),
+            format!("{} crashes: largest number of failed connects after one crash", crashes.len()),
             most.to_string(),
         ),
         Finding::shown(
@@ -195,7 +195,7 @@ fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
             under_way.to_string(),
         ),
         Finding::shown(
-            format!("{} crashes: failed of all", crashes.len()),
+            format!("{} crashes: failed requests", crashes.len()),
             format!("{} of {}{}", failed.len(), asked.len(), kinds(failed.iter().copied())),
         ),
     ]

@@ -20,7 +20,7 @@ const AGREES: f64 = 0.05;
 pub fn progress(outcomes: &[Outcome]) {
     for outcome in outcomes {
         println!(
-            "{}, {}: {:.3} over the mean; {} requests, {} failed",
+            "{}, {}: busiest over mean {:.3}; {} requests, {} failed",
             outcome.arm.name(),
             outcome.mode.name(),
             busiest_over_mean(&outcome.utilization),

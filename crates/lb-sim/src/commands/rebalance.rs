@@ -157,7 +157,7 @@ impl RebalanceDocument {
             ),
             Some(bound) => lines.extend([
                 format!(
-                    "it reaches {} after {} (bound: {bound} s)",
+                    "the backend reaches {} after {} (bound: {bound} s)",
                     percent(self.goal),
                     after(self.goal_reached)
                 ),
@@ -167,7 +167,7 @@ impl RebalanceDocument {
                     self.closed,
                     u64::from(*tasks) * u64::from(*connections)
                 ),
-                format!("at the end it has           {} of its share", percent(self.at_end)),
+                format!("at the end, the backend has {} of its share", percent(self.at_end)),
                 format!(
                     "other backends had          {} to {} of their shares",
                     percent(self.lowest_other),

@@ -221,7 +221,7 @@ impl TryFrom<String> for LoadChoice {
         let names = || Law::ALL.map(Law::name).join(", ");
         known
             .map(|law| Self(Some(law)))
-            .ok_or_else(|| format!("{text:?} is not a law of weights: write one of {}, off", names()))
+            .ok_or_else(|| format!("{text:?} is not a law of load control: write one of {}, off", names()))
     }
 }
 

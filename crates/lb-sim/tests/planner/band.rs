@@ -52,7 +52,7 @@ fn subsets_grow_when_load_rises_and_shrink_when_it_falls() {
     assert!(sizes[36..].windows(2).all(|pair| pair[0] >= pair[1]), "a subset grows: {sizes:?}");
     assert_eq!(sizes[47], 12.0, "{sizes:?}");
     let counts = report.summary.runs[0].counts;
-    assert_eq!(counts.errors.sum(), 0, "a connection is closed only after its last request");
+    assert_eq!(counts.errors.sum(), 0, "a client must close a connection only after its last request");
     assert_eq!(counts.opened, counts.moved, "every opened connection was closed: {counts:?}");
 }
 

@@ -53,11 +53,11 @@ fn a_restarted_backend_gets_its_share_again_within_the_bound_and_then_nothing_is
         };
         assert!(course.at_return < 1e-9 && course.at_end >= below, "{pools:?}: {course:?}");
         let reached = course.goal_reached.is_some_and(|reached| reached <= bound);
-        assert!(reached || below < GOAL, "{bound} s, {pools:?}: {course:?}");
+        assert!(reached || below < GOAL, "bound {bound} s, {pools:?}: {course:?}");
         // The simulation is much longer than the bound, and no connection is closed after the
         // bound.
         let settled = course.settled.is_some_and(|settled| settled <= bound);
-        assert!(settled && course.last_closing <= bound, "{bound} s, {pools:?}: {course:?}");
+        assert!(settled && course.last_closing <= bound, "bound {bound} s, {pools:?}: {course:?}");
     }
 }
 

@@ -367,7 +367,7 @@ fn scanning_policies_need_small_subsets() {
 #[test]
 fn load_laws_need_reports_costs_and_a_weighted_policy() {
     let cost = "rate = 10.0\ncost = { mean = \"1ms\", exact = true }\n";
-    check_job("load = \"on\"", "9:8: \"on\" is not a law of weights: write one of a58, feedback, off");
+    check_job("load = \"on\"", "9:8: \"on\" is not a law of load control: write one of a58, feedback, off");
     check_job(
         &format!("{cost}load = \"feedback\""),
         "5:1: load = \"feedback\" needs reports of backends: write reports = { delay = \"10ms\" } (run \"as written\")",

@@ -133,7 +133,7 @@ fn apertures_grow_with_load_and_shrink_when_it_falls() {
     assert_eq!(
         total(&report, "by-load").counts.errors.sum(),
         0,
-        "a connection is closed only after its last request"
+        "a client must close a connection only after its last request"
     );
 }
 

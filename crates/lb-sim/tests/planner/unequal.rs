@@ -78,17 +78,17 @@ fn the_chosen_size_is_the_smallest_sufficient_size() {
     for (clients, backends, skew, missing, expected) in rows {
         let inequality = Inequality { skew, missing };
         let size = size_for(&fleet((clients, backends, 12), 0), inequality);
-        assert_eq!(size, expected, "{clients} x {backends}, {inequality:?}");
+        assert_eq!(size, expected, "{clients} clients, {backends} backends, {inequality:?}");
         // With structural weights, the loads differ by less than a thousandth.
         let found = |size| unequal(&fleet((clients, backends, size), 1), inequality).raw.mean;
         assert!(
             found(size) > WANTED_UTILIZATION - 0.001,
-            "{clients} x {backends}, {inequality:?}: {}",
+            "{clients} clients, {backends} backends, {inequality:?}: {}",
             found(size)
         );
         assert!(
             size == 12 || found(size / 2) < WANTED_UTILIZATION,
-            "{clients} x {backends}: half of the size is not enough"
+            "{clients} clients, {backends} backends: half of the size must not be enough"
         );
     }
     // No size that `auto` supports is enough, so the result is the largest of these sizes.
@@ -138,7 +138,10 @@ fn absent_clients_cost_at_most_their_part_of_utilization() {
             let lost = order.len() * usize::try_from(percent).expect("few") / 100;
             let Loss { before, after, clients, .. } = lose(&fleet, &vec![1.0; order.len()], &order, lost);
             let over = after / guarantee(before, clients);
-            assert!(over >= 1.0 - 1e-9, "{fleet:?}: {percent} % lost, {before} became {after}");
+            assert!(
+                over >= 1.0 - 1e-9,
+                "{fleet:?}: {percent} % of clients lost, utilization {before} became {after}"
+            );
             least = least.min(over);
         }
     }
@@ -170,11 +173,11 @@ fn absent_unequal_clients_cost_at_most_their_part_of_the_traffic() {
                 let Loss { before, after, clients, traffic } = lose(&fleet, &rates, &order, lost);
                 assert!(
                     after >= before * (1.0 - traffic) - 1e-9,
-                    "{fleet:?}: {lost} lost, {before} became {after}"
+                    "{fleet:?}: {lost} clients lost, utilization {before} became {after}"
                 );
                 is_worse_than_their_number |= after < before * (1.0 - clients) - 0.01;
             }
         }
     }
-    assert!(is_worse_than_their_number, "with the part of the clients, the bound would not hold");
+    assert!(is_worse_than_their_number, "a bound from the part of absent clients must not hold");
 }

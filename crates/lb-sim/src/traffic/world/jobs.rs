@@ -109,7 +109,7 @@ impl SimulatedJob {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a longer gap never ends"
+            reason = "a larger gap is longer than any run"
         )]
         self.gap_us.map(|gap_us| {
             if rate == 1.0 { gap_us } else { ((float(gap_us) / rate).round() as u64).min(NEVER_US) }

@@ -184,7 +184,7 @@ impl Simulation<'_> {
         let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
         let life = table.connection_life.unwrap_or_default();
         let life_us = sampling::sample(table.lives, life.us, &mut client.lasting_rng);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a time")]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the lifetime")]
         let life_us = (float(life_us) * left) as u64;
         let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| self.now + timeout.us);
         let (tries_left, is_users) = (table.retries.0, table.closed.is_some());

@@ -143,7 +143,7 @@ impl Simulation<'_> {
     /// Changes the part of a machine that neighbours use.
     pub(super) fn antagonize(&mut self, backend: u32) {
         let AntagonistTable { share, every } =
-            self.scenario.machines.antagonist.expect("there are antagonists");
+            self.scenario.machines.antagonist.expect("the scenario has neighbours");
         let server = &mut self.machines[backend as usize];
         // The neighbours must not change on all machines at the same times.
         let is_first = self.now == 0;
