@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::thread::{ClockId, NanosleepRelativeResult, Timespec, clock_nanosleep_relative};
 
-/// Makes the kernel wake the calling thread at the requested time.
+/// Makes the kernel wake the calling thread at the requested time, not up to 50 us later.
 pub fn without_slack() -> Result<()> {
     Ok(rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?)
 }

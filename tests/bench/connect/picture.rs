@@ -25,8 +25,8 @@ const TOP: f64 = 58.0;
 /// scale.
 const RATIOS: [f64; 2] = [0.98, 1.14];
 
-/// The rows of a group that are shown: all except the first, because it is the baseline of the
-/// others.
+/// The rows of a group that are shown: all except the first, which is the baseline of the other
+/// rows.
 fn shown(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
     let rows = outcome.rows.iter().skip(1);
     rows.filter_map(|row| row.figures.as_ref().ok().map(|figures| (row, figures)))

@@ -35,7 +35,7 @@ pub enum Calls {
         connects: u64,
         /// The minimum time between the starts of two connects.
         apart: Duration,
-        /// The time after the start of the calls in which connects may begin.
+        /// How long after the start of the calls connects may begin.
         within: Duration,
     },
     /// Connects as in `InTurn`, but in several threads and without pauses.
@@ -44,7 +44,7 @@ pub enum Calls {
         /// The maximum number of connects.
         connects: u64,
         threads: u32,
-        /// The time after the start of the calls in which connects may begin.
+        /// How long after the start of the calls connects may begin.
         within: Duration,
     },
     /// Connects that begin at a fixed rate, regardless of the results of earlier connects. They do

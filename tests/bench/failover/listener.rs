@@ -92,7 +92,7 @@ pub fn bound(address: SocketAddr, queue: i32) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Accepts until `ends` is set.
+/// Accepts connections until `ends` is set.
 fn accept(listener: &TcpListener, manner: Manner, ends: &AtomicBool, accepted: &Mutex<Accepted>) {
     let mut open: VecDeque<(Instant, TcpStream)> = VecDeque::new();
     while !ends.load(Ordering::Relaxed) {

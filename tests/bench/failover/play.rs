@@ -34,8 +34,8 @@ const AT_ONCE: u64 = 6_000;
 /// The time within which [`AT_ONCE`] connects must end.
 const AT_ONCE_WITHIN: Duration = Duration::from_secs(3);
 const FIFTY: u32 = 50;
-/// The number of connects per backend for the comparison of shares. With so many, chance makes
-/// shares differ by far less than a tenth.
+/// The number of connects per backend for the comparison of shares. With so many connects, chance
+/// makes shares differ by far less than a tenth.
 const FOR_SHARES: u64 = 1_500;
 /// The time within which the connects for the comparison of shares must end.
 const SHARES_WITHIN: Duration = Duration::from_secs(10);

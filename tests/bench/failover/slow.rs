@@ -18,7 +18,7 @@ const EACH: Duration = Duration::from_secs(1);
 /// How often the thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The backends. They stop on drop.
+/// Backends that accept too slowly. They stop on drop.
 pub struct Slow {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

@@ -82,7 +82,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Returns how each client task sends.
+    /// Returns the [`Pace`] of each client task.
     pub fn paces(self, mode: Mode) -> [Pace; RATES.len()] {
         let cores = f64::from(QUOTAS.iter().sum::<u32>()) / 100.0;
         let requests = LOAD * cores / self.mean.as_secs_f64();

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-/// The beginning of every file that the report writes. Only such files are overwritten.
+/// The beginning of every file that the report writes. Only files with this beginning are
+/// overwritten.
 pub const MARK: &str = "<!-- written by socklb-sim report -->";
 
 /// The beginning of the names of incomplete files. A killed run may leave such a file behind.

@@ -1,4 +1,5 @@
-//! The sections on the book "Site Reliability Engineering". [`load`] is the last one of the report.
+//! The sections on the book "Site Reliability Engineering". The report ends with the section
+//! [`load`].
 
 use super::{numbers, palette, panels, section};
 

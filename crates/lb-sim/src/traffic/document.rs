@@ -98,7 +98,7 @@ pub struct ScenarioDocument {
 pub struct PropagationDelay {
     /// The minimum delay.
     pub delay: Span,
-    /// The maximum of the random part.
+    /// The maximum of the random part of the delay.
     pub spread: Span,
 }
 
@@ -110,7 +110,7 @@ pub struct ReportsTable {
     /// The minimum delay.
     #[serde(default)]
     pub delay: Span,
-    /// The maximum of the random part.
+    /// The maximum of the random part of the delay.
     #[serde(default)]
     pub spread: Span,
     /// The time between two load reports of a backend.
@@ -300,8 +300,8 @@ pub struct ResizeTable {
     /// How long a backend still serves after its removal from the list.
     #[serde(default)]
     pub lame_duck: Span,
-    /// The job that changes. If a job has copies, its name is written without their numbers, and
-    /// all its copies change.
+    /// The job that is resized. If the job has copies, its name is written without a number, and
+    /// all copies are resized.
     pub job: Option<ScenarioName>,
     /// The number of tasks after the resize.
     pub tasks: Option<Tasks>,
@@ -367,7 +367,7 @@ pub enum FailMode {
     /// Connections are served, but slowly.
     Slow,
     /// Connections are established, but each request is answered with an error without a delay.
-    /// Only the application can detect this.
+    /// Only the application can detect these errors.
     Errors,
     /// Connections are established, but no request is answered, because the process hangs.
     Hang,

@@ -124,9 +124,9 @@ pub struct StepRow {
     pub run: String,
     /// The end of the step.
     pub at_us: u64,
-    /// Running backends at the end of the step.
+    /// The number of running backends at the end of the step.
     pub backends: u32,
-    /// Running clients at the end of the step.
+    /// The number of running clients at the end of the step.
     pub clients: u32,
     /// The numbers of open connections of the backends at the end of the step. Only running
     /// backends that should get traffic are included: no lame ducks, and no backends with weight 0.

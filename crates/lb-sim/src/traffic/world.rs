@@ -162,7 +162,7 @@ struct ListNotice {
     version: u64,
 }
 
-/// A batch of a restart, and the stage that it begins. The restart covers only backends with
+/// A batch of a restart, and the stage that the batch begins. The restart covers only backends with
 /// indexes below `last`.
 #[derive(Debug)]
 struct BatchRestart {
@@ -210,7 +210,7 @@ struct SimulatedBackend {
     load: u64,
     /// Arrivals that the backend answered with an error or rejected.
     errors: u64,
-    /// Arrivals while the backend hung.
+    /// Arrivals at the backend while it hung.
     hung: u64,
 }
 

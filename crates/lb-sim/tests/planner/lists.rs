@@ -1,4 +1,5 @@
-//! Endpoint files and configurations that the planner reads: the result must be that of a daemon.
+//! Endpoint files and configurations that the planner reads: the planner's result must equal a
+//! daemon's result.
 
 use std::fs;
 use std::path::Path;

@@ -26,7 +26,7 @@ fn read(text: &str) -> Result<Scenario, String> {
     Scenario::read("x", "x.toml", text).map_err(|fault| fault.to_string())
 }
 
-/// Reads a scenario without faults.
+/// Reads a scenario, which must be valid.
 #[track_caller]
 fn scenario(text: &str) -> Scenario {
     read(text).unwrap_or_else(|fault| panic!("{fault}\n{text}"))

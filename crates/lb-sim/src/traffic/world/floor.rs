@@ -60,7 +60,7 @@ impl Floor {
     }
 
     /// Draws a backend for an arrival with this cost, in picoseconds of CPU time. The cost is added
-    /// only if `is_measured` is set.
+    /// to the backend only if `is_measured` is set.
     pub fn arrive(&mut self, is_measured: bool, cost_ps: u64) {
         let at = self.weights.draw(&mut self.rng);
         self.arrivals[at] += 1;

@@ -135,7 +135,7 @@ impl Simulation<'_> {
         self.machines[backend as usize].machine.clear(now)
     }
 
-    /// Removes all requests of a machine. They are lost.
+    /// Removes all requests of a machine. The requests are lost.
     pub(super) fn clear_machine(&mut self, backend: u32) {
         self.take_off_machine(backend).into_iter().for_each(|request| self.lose(request));
     }
