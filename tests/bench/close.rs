@@ -219,7 +219,7 @@ impl Holder {
         Ok(Self(Process::start(&mut command)))
     }
 
-    /// Opens flows until this many are open.
+    /// Opens flows until `flows` flows are open.
     fn open(&mut self, flows: u32) {
         self.0.call::<()>(&flows);
     }

@@ -148,13 +148,13 @@ pub mod tests {
     use super::super::groups::{Name, group};
     use super::*;
 
-    /// Returns the outcome of a group if `nanoseconds` returns the time of each arm, which is the
-    /// same in every round and for every measure.
+    /// Returns the outcome of a group in which each arm takes the time that `nanoseconds` returns,
+    /// in every round and for every measure.
     pub fn outcome(name: Name, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         outcome_of(group(name), nanoseconds)
     }
 
-    /// Like [`outcome`], for any group.
+    /// Returns the same outcome as [`outcome`], for any group.
     pub fn outcome_of(group: Group, nanoseconds: impl Fn(usize) -> Option<f64>) -> Outcome {
         let measured: Vec<_> = (0..group.arms.len())
             .map(|arm| {

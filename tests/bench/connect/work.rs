@@ -83,7 +83,8 @@ impl Work {
 const KEPT: usize = 8;
 /// The content of a request, and of a response.
 const MESSAGE: [u8; 64] = [7; 64];
-/// The number of polls after which an answer is considered lost. They take about ten seconds.
+/// The number of polls after which an answer is considered lost. So many polls take about ten
+/// seconds.
 const LOOKS: u32 = 50_000_000;
 
 /// Runs the process of an arm. Each input line is a request, and the process answers it with a

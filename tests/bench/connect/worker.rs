@@ -56,7 +56,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker in a cgroup, and in another network if one is given.
+    /// Starts a worker in a cgroup, and in the network namespace `network` if it is given.
     pub fn start(
         name: &str,
         work: Work,

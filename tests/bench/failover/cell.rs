@@ -143,8 +143,8 @@ pub const fn daemon_name(daemon: bool) -> &'static str {
     if daemon { "running" } else { "stopped" }
 }
 
-/// Returns the cells for these policies. If `all` is set, these are all combinations, otherwise the
-/// most informative ones.
+/// Returns the cells for these policies: all combinations if `all` is set, and only the most
+/// informative ones if `all` is not set.
 pub fn matrix(policies: &[Policy], all: bool) -> Vec<Cell> {
     let mut cells = Vec::new();
     for &policy in policies {
@@ -189,7 +189,7 @@ mod tests {
             assert_eq!(wrr.count(), 4 * 2 * 2, "{fault:?}");
         }
         // The number of cells is twice the maximum number of clients of a daemon: half of the cells
-        // have a daemon that runs, and half one that was stopped.
+        // have a running daemon, and half have a stopped daemon.
         assert_eq!(cells.len(), 2 * 64);
     }
 

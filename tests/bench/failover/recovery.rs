@@ -150,9 +150,9 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
 }
 
 /// The largest allowed time until the backend is back. After a short outage, this is the shortest
-/// ejection and a second. After a long outage, it is the time until the ejection ends that `status`
-/// shows when the backend recovers. No trial is under way at that time, because trials are refused
-/// at once.
+/// ejection and a second. After a long outage, it is the remaining time of the ejection, as
+/// `status` shows it when the backend recovers. No trial is under way at that time, because trials
+/// are refused at once.
 fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
     if outage < BASE {
         return Ok(Some(BASE + Duration::from_secs(1)));

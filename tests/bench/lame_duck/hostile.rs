@@ -21,7 +21,7 @@ use super::verdicts::{Verdicts, registered};
 
 const DATAGRAMS: usize = 100_000;
 /// The number of datagrams that are sent at a time. The receive buffer of the daemon's socket has
-/// room for so many.
+/// room for this number of datagrams.
 const AT_A_TIME: usize = 1_000;
 
 /// A datagram: its kind, the counter that must count it, and its bytes.

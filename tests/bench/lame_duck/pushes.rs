@@ -126,8 +126,8 @@ impl Clients {
     fn take(&self, all: &impl AsFd, readiness: Readiness, began: Instant) -> Result<Told> {
         let mut has_heard = vec![false; self.sockets.len()];
         let (mut first, mut last, mut heard, mut again) = (None, Duration::ZERO, 0, 0);
-        // The loop continues as long as pushes may be repeated after the last client has received
-        // one.
+        // When the last client has received its push, the loop continues for a while, because
+        // pushes may be repeated.
         while heard < has_heard.len() || began.elapsed() < last + Duration::from_millis(100) {
             ensure!(
                 began.elapsed() < LOST,

@@ -138,8 +138,8 @@ async fn keep(service: SocketAddr, life: Duration, pause: Duration, counts: &Cou
     }
 }
 
-/// Sends one request over the existing connection, or else over a new one. Waits as long as the
-/// kernel does, because a backend with a full queue is slow, which is not a failure.
+/// Sends one request over the existing connection, or over a new connection if there is none. Waits
+/// as long as the kernel does, because a backend with a full queue is slow, but has not failed.
 async fn ask(service: SocketAddr, kept: &mut Option<TcpStream>) -> Result<()> {
     let stream = match kept {
         Some(stream) => stream,

@@ -267,7 +267,7 @@ fn why(question: &AdviceRequest, answer: &SubsetChoice, least: u32, assessment: 
             let use_it = format!(
                 "Use {algorithm} with automatic size{at_least}: {now} backends of {backends} for each client."
             );
-            // Whole numbers are compared: the size is more than 1.3 times the necessary one.
+            // Compares whole numbers: whether the size is at most 1.3 times the necessary size.
             if 10 * u64::from(now) <= 13 * u64::from(least.max(min)) {
                 return use_it;
             }

@@ -45,7 +45,7 @@ pub struct ScenarioDocument {
     #[serde(default = "seed_0")]
     pub seed: Seed,
     /// The number of seeds that are simulated: `seed` and the following ones. Each seed results in
-    /// other subsets.
+    /// different subsets.
     #[serde(default = "one_seed")]
     pub seeds: Within<1, 100>,
     /// The length of the scenario in virtual time.

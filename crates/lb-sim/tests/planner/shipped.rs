@@ -76,9 +76,9 @@ fn a_rolling_update_fails_no_request_if_backends_are_lame_ducks_first() {
     // about 750 connects fail.
     assert!((650..850).contains(&errors.down), "{errors:?}");
     assert_eq!((errors.unready, errors.refused), (0, 0));
-    // While a backend restarts, each of its clients has a replacement for it. When the backend is
-    // back, the client closes the connection to the replacement. So 2,000 connections are moved,
-    // each once. When a backend stops, it drops the connections of both jobs.
+    // While a backend restarts, each of its clients uses a replacement. When the backend is back,
+    // the client closes the connection to the replacement. So 2,000 connections are moved, each
+    // once. When a backend stops, it drops the connections of both jobs.
     assert_eq!((with.counts.moved, without.counts.moved), (2_000, 2_000));
     assert!(without.counts.dropped >= 2_000);
     // At the end all backends are back.

@@ -56,7 +56,7 @@ enum RequestStage {
     OnMachine,
     /// The backend has the request, which needs no more CPU time.
     Held,
-    /// The request has ended, and its connection stays open for the next one.
+    /// The request has ended, and its connection stays open for the next request.
     Idle,
     /// The backend works on the request, but the client has given it up.
     Forsaken,
@@ -160,7 +160,7 @@ pub(super) enum RequestFailure {
 }
 
 impl Simulation<'_> {
-    /// Begins a request or connect that is due, and schedules the client's next one.
+    /// Begins a request or connect that is due, and schedules the client's next arrival.
     pub(super) fn arrive(&mut self, id: u32) {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
