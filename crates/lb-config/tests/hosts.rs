@@ -80,8 +80,8 @@ fn names_with_one_address_are_one_endpoint_and_the_best_entry_counts() {
                 [[endpoint]]\naddress = '10.0.0.2:80'\nweight = 9\n";
     let parsed = read(text, &addresses(&[("a", &["10.0.0.1"]), ("b", TWO)])).unwrap();
     assert_eq!(lines(&parsed), ["10.0.0.1:80 3 Healthy -", "10.0.0.2:80 9 Healthy -"]);
-    let note = "addresses that belong to several entries with host names: 10.0.0.1:80 and 1 more: the best \
-                entry counts";
+    let note = "addresses that belong to several entries with host names: 10.0.0.1:80 and 1 more: only \
+                the best entry is used";
     assert_eq!(parsed.notes, [note]);
     assert_eq!(parsed.resolved.len(), 1);
 }
