@@ -46,6 +46,9 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 /// The number of bytes that a server may send on one connection: a thousand of the longest answers.
 const MAX_CONNECTION_BYTES: u64 = 64 << 20;
 
+/// The longest time until a datagram without an answer is sent again.
+const RESEND: Duration = Duration::from_secs(1);
+
 const CLOSED: &str = "the server closed the connection";
 
 /// The limits of a host's DNS queries.
@@ -232,17 +235,15 @@ impl Resolver {
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         let start = Instant::now();
         let servers = self.servers().await.map_err(|failure| of(question, failure))?;
-        // A datagram can be lost, so each server is queried twice by UDP.
-        let rounds = if self.settings.transport == DnsTransport::Udp { 2 } else { 1 };
-        let attempts = servers.len() * rounds;
-        let share = self.whole / u32::try_from(attempts).unwrap_or(u32::MAX);
+        let count = u32::try_from(servers.len()).unwrap_or(u32::MAX);
+        let ends = attempts(self.settings.transport, self.whole, count);
         let mut failures = Vec::new();
-        for (server, number) in servers.iter().cycle().zip(1_u32..).take(attempts) {
-            let outcome = timeout_at(start + share * number, self.exchange(*server, question)).await;
+        for (server, end) in servers.iter().cycle().zip(ends) {
+            let outcome = timeout_at(start + end, self.exchange(*server, question)).await;
             let outcome = match outcome {
                 Ok(answer) => answer.and_then(|answer| message::read(&answer, question)),
                 Err(_) => {
-                    let within = share.as_secs_f64();
+                    let within = (self.whole / count).as_secs_f64();
                     Err(Failure::Unreachable(format!("no answer within {within:.1} s")))
                 }
             };
@@ -363,6 +364,19 @@ impl RateLimiter {
     }
 }
 
+/// When the attempts of a question end, one server after the other. A datagram can be lost, so each
+/// server is queried twice over UDP. The first time is at most [`RESEND`]: otherwise an outage of
+/// less than a second would cost half of a question's time.
+fn attempts(transport: DnsTransport, whole: Duration, servers: u32) -> Vec<Duration> {
+    let share = whole / servers;
+    let (rounds, first) = match transport {
+        DnsTransport::Tcp => (1, share),
+        DnsTransport::Udp => (2, RESEND.min(share / 2)),
+    };
+    let end = |number: u32| first * number.min(servers) + (share - first) * number.saturating_sub(servers);
+    (1..=servers * rounds).map(end).collect()
+}
+
 async fn read_resolv_conf(path: &Path) -> Result<Vec<SocketAddr>, Failure> {
     let file = path.to_owned();
     let read = move || regular_file::read(&regular_file::open(&file)?.0, MAX_FILE_BYTES);
@@ -448,6 +462,19 @@ mod tests {
         assert!(at.windows(51).all(|some| some[50] - some[0] >= Duration::from_secs(1)));
         let burst = &at[120..170];
         assert!(burst[49] - burst[0] < Duration::from_millis(750), "{burst:?}");
+    }
+
+    #[test]
+    fn a_question_over_udp_is_sent_again_after_a_second() {
+        let ends = |transport, whole, servers| {
+            let ends = attempts(transport, Duration::from_millis(whole), servers).into_iter();
+            ends.map(|end| end.as_millis()).collect::<Vec<_>>()
+        };
+        assert_eq!(ends(DnsTransport::Udp, 5000, 1), [1000, 5000]);
+        assert_eq!(ends(DnsTransport::Udp, 5000, 2), [1000, 2000, 3500, 5000]);
+        assert_eq!(ends(DnsTransport::Udp, 1200, 3), [200, 400, 600, 800, 1000, 1200]);
+        assert_eq!(ends(DnsTransport::Tcp, 5000, 1), [5000]);
+        assert_eq!(ends(DnsTransport::Tcp, 6000, 3), [2000, 4000, 6000]);
     }
 
     #[test]
