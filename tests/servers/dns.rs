@@ -5,13 +5,15 @@
 
 use std::fs::File;
 use std::io::Write as _;
+use std::ops::Range;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use rustix::process::Signal;
 use stage::daemon::{ChildGuard, signal};
 use stage::fixture::SERVICE;
 use stage::probe::die_with_us;
-use stage::{Backend, Setup, eventually};
+use stage::{Backend, Setup, amount, eventually};
 
 use crate::client::Client;
 
@@ -126,28 +128,17 @@ fn srv_records_are_balanced_and_followed() {
 }
 
 #[test]
-fn no_connect_fails_while_the_server_is_stopped_killed_or_emptied() {
+fn no_connect_fails_while_the_server_is_emptied_or_sends_an_address_that_is_not_allowed() {
     let mut scene = Scene::new(SRV);
     scene.client.start_daemon();
     scene.client.expect(&["b1", "b2", "b3"]);
     scene.client.start_dialling();
-    scene.signal_named(Signal::STOP);
-    scene.client.expect_fault("127.0.0.1:5300");
-    scene.signal_named(Signal::CONT);
-    scene.client.expect_fault("");
-    // The server is killed.
-    scene.named = None;
-    scene.client.expect_fault("127.0.0.1:5300");
-    scene.start_named();
-    scene.client.expect_fault("");
-    // The server has no records, and then only records of another type.
     scene.update(DELETE);
     scene.client.expect_fault("empty answer (NXDOMAIN)");
     scene.update("update add _users._tcp.example.com 1 TXT \"no list\"");
     scene.client.expect_fault("empty answer (no SRV records)");
     scene.update(&[add(1), add(2), add(3)].join("\n"));
     scene.client.expect_fault("");
-    // An address that the configuration does not allow.
     scene.update("update add b.example.com 1 A 192.0.2.1\nupdate delete b.example.com A 127.0.0.1");
     scene.client.expect_fault("is not allowed");
     scene.update("update add b.example.com 1 A 127.0.0.1\nupdate delete b.example.com A 192.0.2.1");
@@ -155,36 +146,58 @@ fn no_connect_fails_while_the_server_is_stopped_killed_or_emptied() {
     scene.client.expect_no_failure(&["b1", "b2", "b3"]);
 }
 
-#[test]
-fn no_connect_fails_during_hundreds_of_changes() {
-    let mut scene = Scene::new(SRV);
-    scene.client.start_daemon();
-    scene.client.expect(&["b1", "b2", "b3"]);
-    scene.client.start_dialling();
-    // nsupdate sends one update after the other.
-    let change = |n: u32| {
-        let backend = n % 3 + 1;
-        format!("update add _users._tcp.example.com 1 SRV 0 {} 800{backend} b.example.com\nsend", n % 100 + 1)
-    };
-    scene.update(&(0..300).map(change).collect::<Vec<_>>().join("\n"));
-    scene.update(&format!("{DELETE}\n{}\n{}", add(1), add(2)));
-    scene.client.expect_endpoints(2);
-    scene.client.expect_no_failure(&["b1", "b2", "b3"]);
-    let lists = scene.client.lists();
-    assert!(lists < 100, "the server is queried once a second: {lists}");
+/// Adds or deletes the addresses with these numbers.
+fn change(what: &str, numbers: Range<u32>) -> String {
+    let line = |n| format!("update {what} many.example.com 1 A 127.1.{}.{}", n / 250, n % 250 + 1);
+    numbers.map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
-fn an_answer_may_have_a_thousand_addresses() {
+fn no_connect_fails_while_a_name_gets_and_loses_a_thousand_addresses_and_its_server_fails() {
     let mut scene = Scene::new("{ dns = \"many.example.com\", port = 8009, allow = [\"127.0.0.0/8\"] }");
     let _all = Backend::start("all", "0.0.0.0:8009");
-    for block in 0..4 {
-        let add = |n: u32| format!("update add many.example.com 1 A 127.1.{block}.{}", n + 1);
-        scene.update(&(0..250).map(add).collect::<Vec<_>>().join("\n"));
-    }
+    scene.update(&change("add", 0..1));
     scene.client.start_daemon();
-    scene.client.expect_endpoints(1000);
     scene.client.expect(&["all"]);
+    scene.client.start_dialling();
+    // An update has at most 64 KiB.
+    let thousand = |scene: &Scene, what| {
+        (0..4).for_each(|n| scene.update(&change(what, 250 * n + 1..250 * (n + 1) + 1)));
+    };
+    let expect_backends = |scene: &Scene, count| {
+        let backends = || scene.client.setup.service().backends.len();
+        eventually("the table", backends, |backends| u32::try_from(*backends) == Ok(count));
+    };
+    thousand(&scene, "add");
+    expect_backends(&scene, 1001);
+    // Each question has another answer.
+    let changes = amount(25, 100);
+    for n in 1..=changes {
+        let lists = scene.client.lists();
+        scene.update(&change("delete", n..n + 1));
+        scene.client.refresh();
+        scene.client.expect_more_lists(lists);
+    }
+    expect_backends(&scene, 1001 - changes);
+    let in_force = |scene: &Scene| scene.client.run(&["source", "dump", "users"]);
+    let before = in_force(&scene);
+    scene.signal_named(Signal::STOP);
+    scene.client.refresh();
+    scene.client.expect_fault("127.0.0.1:5300: no answer within 5.0 s");
+    assert_eq!(in_force(&scene), before);
+    scene.signal_named(Signal::CONT);
+    scene.client.expect_recovery();
+    // The server is killed, and started at once.
+    let killed = Instant::now();
+    scene.named = None;
+    scene.client.refresh();
+    scene.client.expect_fault("127.0.0.1:5300: cannot connect: Connection refused");
+    assert_eq!(in_force(&scene), before);
+    scene.start_named();
+    scene.client.expect_recovery_after(killed.elapsed());
+    thousand(&scene, "delete");
+    expect_backends(&scene, 1);
+    scene.client.expect_no_failure(&["all"]);
 }
 
 #[test]

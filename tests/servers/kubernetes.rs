@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use stage::{Backend, eventually, look, pace};
+use stage::{Backend, eventually, look};
 
 use crate::client::{Client, LARGE};
 use crate::http::{Server, ok, read_request};
@@ -242,14 +242,8 @@ fn no_connect_fails_while_the_api_server_is_killed_and_a_short_outage_is_over_in
     let killed = Instant::now();
     scene.kill_server();
     scene.client.expect_fault("127.0.0.1:6443: Connection refused");
-    let (outage, started) = (killed.elapsed(), Instant::now());
     scene.start_server();
-    scene.client.expect_recovery();
-    let took = started.elapsed();
-    eprintln!("recovered in {took:?} after an outage of {outage:?}");
-    if outage < Duration::from_secs(1) {
-        assert!(took < Duration::from_secs(2) * pace::pace(), "{took:?} after {outage:?}");
-    }
+    scene.client.expect_recovery_after(killed.elapsed());
     // This time the server is away for longer, and its list changes meanwhile.
     scene.kill_server();
     scene.api.delete_backend(3);

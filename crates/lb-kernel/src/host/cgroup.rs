@@ -57,7 +57,8 @@ fn open(path: &Path) -> Result<(Cgroup, File), DatapathError> {
     }
     let metadata = directory.metadata().map_err(fail)?;
     if !metadata.is_dir() {
-        let source = std::io::Error::new(ErrorKind::NotADirectory, "the path leads to a file in a cgroup's directory");
+        let source =
+            std::io::Error::new(ErrorKind::NotADirectory, "the path leads to a file in a cgroup's directory");
         return Err(DatapathError::OpenCgroup { path: path.to_owned(), source });
     }
     // Kernel fact: the inode number of a cgroup's directory is its id (64-bit kernels, since 5.5).
