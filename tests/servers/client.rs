@@ -98,8 +98,8 @@ impl Client {
         assert!(next <= 30 && took < most, "{took:?}, and the next query was in {next} s");
     }
 
-    /// As [`Self::expect_recovery`], after an outage of this duration, which has just ended. If it was
-    /// shorter than a second, it is over within two.
+    /// As [`Self::expect_recovery`], after an outage of this duration, which has just ended. If it
+    /// was shorter than a second, the recovery takes at most two.
     #[track_caller]
     pub fn expect_recovery_after(&self, outage: Duration) {
         let begun = Instant::now();
