@@ -201,7 +201,7 @@ mod tests {
                 "8:12: services is empty (write at least one service, or leave `services` out to dial all services)",
             ),
             ("services = ['sx']", "8:13: no service is named \"sx\" (services: s)"),
-            ("services = ['s', 's']", "8:18: service \"s\" is already on line 8"),
+            ("services = ['s', 's']", "8:18: service \"s\" is already in column 13 of this line"),
         ];
         for (line, expected) in cases {
             check(&with_client_line(line), &expected.split('\n').collect::<Vec<_>>());

@@ -379,7 +379,17 @@ fn read_servers(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<So
 fn dns_server(text: &str) -> Result<SocketAddr, Refusal> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Ok(SocketAddr::new(ip, DNS_PORT)),
-        Err(_) => address(text),
+        Err(_) => server(text),
+    }
+}
+
+/// Reads the address of a server to which the daemon connects.
+pub fn server(text: &str) -> Result<SocketAddr, Refusal> {
+    match address(text)? {
+        address if address.port() == 0 => {
+            Err((format!("{} has port 0", quote(text)), Some("write 1 to 65535".to_owned())))
+        }
+        address => Ok(address),
     }
 }
 

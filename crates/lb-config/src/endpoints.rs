@@ -116,7 +116,11 @@ impl ListedAddress {
             (None, _) => parse_address(text).map(Self::Address).map_err(|refusal| {
                 // The text looks like a host name, but is not a valid host name.
                 let is_like_name = refusal.why.starts_with("is a host name");
-                let why = if is_like_name { "is not an address" } else { refusal.why };
+                let why = match (is_like_name, host.starts_with('[') && host.contains('%')) {
+                    (true, _) => "is not an address",
+                    (false, true) => "has a zone index, which is valid on one host only",
+                    (false, false) => refusal.why,
+                };
                 NotAnAddress { why, ..refusal }
             }),
         }
@@ -445,9 +449,9 @@ pub fn check(
     if let Some(index) = &indexed
         && let Some(entry) = entries.iter().find(|entry| entry.index.span().is_none())
     {
-        let line = report.line(index);
+        let place = report.place(index, &entry.span);
         let which = entry.target.as_ref().map_or_else(String::new, |target| format!(" {target}"));
-        let message = format!("endpoint{which} has no index, but the endpoint on line {line} has one");
+        let message = format!("endpoint{which} has no index, but the endpoint {place} has one");
         report.add(entry.span.clone(), message, "give every endpoint an index, or none".to_owned());
     }
     check_names(&entries, report);
@@ -495,7 +499,7 @@ fn check_names(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
         let Some(target @ ListedAddress::Host(..)) = &entry.target else { continue };
         match named.get(target) {
             Some(first) => {
-                let message = format!("{target} is already on line {}", report.line(first));
+                let message = format!("{target} is already {}", report.place(first, &entry.span));
                 report.add(entry.span.clone(), message, None);
             }
             None => drop(named.insert(target, &entry.span)),
@@ -515,7 +519,7 @@ fn check_indexes_without_address(entries: &[ListEntry], report: &mut DiagnosticC
             continue;
         };
         if !(has_address && *is_listed) {
-            let message = format!("index {index} is already on line {}", report.line(first));
+            let message = format!("index {index} is already {}", report.place(first, span));
             report.add(span.clone(), message, None);
         }
         *is_listed |= has_address;
@@ -566,12 +570,19 @@ fn add_fault(
     report: &mut DiagnosticCollector<'_>,
 ) {
     let (address_span, index_span) = spans[position].clone();
+    let mut help = None;
     let (span, message) = match fault {
         EndpointFault::DuplicateAddress { address, first } => {
-            (address_span, format!("address {address} is already on line {}", report.line(&spans[*first].0)))
+            let place = report.place(&spans[*first].0, &address_span);
+            (address_span, format!("address {address} is already {place}"))
         }
         EndpointFault::DuplicateIndex { index, first } => {
-            (index_span, format!("index {index} is already on line {}", report.line(&spans[*first].1)))
+            let place = report.place(&spans[*first].1, &index_span);
+            (index_span, format!("index {index} is already {place}"))
+        }
+        EndpointFault::Unreachable { address, .. } if address.port() == 0 => {
+            help = Some("write 1 to 65535".to_owned());
+            (address_span, fault.to_string())
         }
         EndpointFault::IndexTooLarge { .. } => (index_span, fault.to_string()),
         EndpointFault::OtherFamily { .. }
@@ -580,7 +591,7 @@ fn add_fault(
         | EndpointFault::TooMany { .. }
         | EndpointFault::TooManyWithoutIndexes { .. } => (address_span, fault.to_string()),
     };
-    report.add(span, message, None);
+    report.add(span, message, help);
 }
 
 #[cfg(test)]

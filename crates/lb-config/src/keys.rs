@@ -19,7 +19,7 @@ use lb_core::subset::Algorithm;
 
 use super::admin::group;
 use super::discovery::{
-    DnsTransport, IpFamily, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, source_name,
+    DnsTransport, IpFamily, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, server, source_name,
 };
 use super::metrics::loopback;
 use super::probe::{ProbeWord, request_path};
@@ -373,7 +373,7 @@ section! {
 section! {
     consul, "[consul]", "[consul]", "how the daemon queries Consul for `backends = { consul = .. }`";
 
-    ADDRESS "address": Text<SocketAddr>(&["127.0.0.1:8500"], address), Is(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8500))),
+    ADDRESS "address": Text<SocketAddr>(&["127.0.0.1:8500"], server), Is(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 8500))),
         "the HTTP address of a Consul agent, usually the agent on this host; with `ca`, its HTTPS address";
     TOKEN "token": Text<Cow<'static, str>>(&["consul.token"], path), Means("none"), "the file with the ACL \
                                                                                      token. The daemon reads \

@@ -205,7 +205,10 @@ mod tests {
             ),
             ("active_limit = 0", "8:16: active_limit is 0 (write 1 to 4294967295)"),
             ("active_limit = 4294967296", "8:16: active_limit is 4294967296 (write 1 to 4294967295)"),
-            ("active_limit = 'none'", "8:16: active_limit must be a whole number, not a string"),
+            (
+                "active_limit = 'none'",
+                "8:16: active_limit must be a whole number, not a string (write 1 to 4294967295)",
+            ),
             (
                 "active_limit = 1\noverflow = 'refused'",
                 "9:12: unknown overflow \"refused\" (did you mean refuse? write \"least-loaded\" or \"refuse\")",

@@ -217,9 +217,9 @@ mod tests {
             &[
                 "6:11: address \"users:80\" is a host name, not an address (write an IP address and a port, \
                  as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
-                "7:24: 10.0.0.1:0 cannot be connected to: port 0",
+                "7:24: 10.0.0.1:0 cannot be connected to: port 0 (write 1 to 65535)",
                 "7:38: 224.0.0.1:80 cannot be connected to: a multicast address",
-                "7:69: address 10.0.0.2:80 is already on line 7",
+                "7:69: address 10.0.0.2:80 is already in column 54 of this line",
             ],
         );
     }
@@ -280,7 +280,10 @@ mod tests {
                 "{ static = ['10.96.0.10:80'] }",
                 "7:24: 10.96.0.10:80 is the address of a service: connections to this endpoint would be balanced again",
             ),
-            ("{ static = ['10.0.0.1:0'] }", "7:24: 10.0.0.1:0 cannot be connected to: port 0"),
+            (
+                "{ static = ['10.0.0.1:0'] }",
+                "7:24: 10.0.0.1:0 cannot be connected to: port 0 (write 1 to 65535)",
+            ),
         ];
         for (value, expected) in cases {
             check(&backends(value), &[expected]);
@@ -289,7 +292,7 @@ mod tests {
             &backends("{ static = ['x', '10.0.0.1:0'] }"),
             &[
                 "7:24: an entry of static \"x\" has no port (write \"x:8080\", with the right port)",
-                "7:29: 10.0.0.1:0 cannot be connected to: port 0",
+                "7:29: 10.0.0.1:0 cannot be connected to: port 0 (write 1 to 65535)",
             ],
         );
     }
@@ -476,6 +479,16 @@ mod tests {
                 "{ dns = 'a.b', port = 80, tag = 'x' }",
                 "",
                 "7:44: tag is only for consul (leave the key out: only instances in Consul have tags)",
+            ),
+            (
+                "{ consul = 'users' }",
+                "[consul]\naddress = '127.0.0.1:0'",
+                "9:11: address \"127.0.0.1:0\" has port 0 (write 1 to 65535)",
+            ),
+            (
+                "{ consul = 'users' }",
+                "[dns]\nservers = ['127.0.0.1:0']",
+                "9:12: an entry of servers \"127.0.0.1:0\" has port 0 (write 1 to 65535)",
             ),
             (
                 "{ consul = 'users' }",

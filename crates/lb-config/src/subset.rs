@@ -205,7 +205,10 @@ mod tests {
             ("subset = { size = {} }", "8:19: min is missing in size (write min = 1 to 256)"),
             ("subset = { size = { min = 0 } }", "8:27: min is 0 (write 1 to 256)"),
             ("subset = { size = { min = 257 } }", "8:27: min is 257 (write 1 to 256)"),
-            ("subset = { size = { min = 'x' } }", "8:27: min must be a whole number, not a string"),
+            (
+                "subset = { size = { min = 'x' } }",
+                "8:27: min must be a whole number, not a string (write 1 to 256)",
+            ),
             (
                 "subset = { size = { min = 1, max = 2 } }",
                 "8:30: unknown key \"max\" in size (known keys: min, low, high)",
@@ -238,7 +241,7 @@ mod tests {
             ),
             (
                 "subset = { algorithm = 'random', size = { high = '2' } }",
-                "8:50: high must be a number, not a string",
+                "8:50: high must be a number, not a string (write 0.001 to 1000000)",
             ),
             (
                 "subset = { algorithm = 'random', size = { low = 0.5, min = 0 } }",

@@ -671,7 +671,7 @@ fn slices_that_do_not_fit_are_refused_or_left_out() {
         ),
         (
             with("ports", json!([{ "port": 70000 }])),
-            "1:211: invalid value: integer `70000`, expected 0 to 65535".to_owned(),
+            "1:211: invalid value: integer `70000`, expected 1 to 65535".to_owned(),
         ),
         (
             list(json!([of("users"), of("mail")])),

@@ -296,7 +296,7 @@ impl Used {
             ));
         }
         notes.extend(note("without addresses, left out", &left_out));
-        notes.extend(note("with their earlier addresses", &kept));
+        notes.extend(note("with earlier addresses", &kept));
         match (endpoints.is_empty(), notes.is_empty()) {
             (false, _) => list(&endpoints, serial, notes),
             (true, false) => Finding::Empty { why: notes.join("; ") },

@@ -198,6 +198,23 @@ impl<'t> DiagnosticCollector<'t> {
         self.line_starts.partition_point(|start| *start <= span.start)
     }
 
+    /// Where a span begins, for a message about another place: its line, or its column if it is in
+    /// the same line. A list in JSON often is one line.
+    pub fn place(&self, span: &Range<usize>, of_message: &Range<usize>) -> String {
+        match self.line(span) {
+            // The message is only counted, and the columns of a long line take time.
+            _ if self.faults.len() == MAX_FAULTS => String::new(),
+            line if line == self.line(of_message) => format!("in column {} of this line", self.column(span)),
+            line => format!("on line {line}"),
+        }
+    }
+
+    /// The column in which a span begins, from 1.
+    fn column(&self, span: &Range<usize>) -> usize {
+        let line_start = self.line_starts[self.line(span) - 1];
+        self.text[line_start..self.text.floor_char_boundary(span.start)].chars().count() + 1
+    }
+
     /// Reports that the text could not be parsed at `span`.
     pub fn add_syntax(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
         self.broken.insert(self.line(&span));
@@ -258,7 +275,7 @@ impl<'t> DiagnosticCollector<'t> {
         let line = self.line(&span);
         let line_start = self.line_starts[line - 1];
         let content = self.text[line_start..].split('\n').next().unwrap_or_default();
-        let column = self.text[line_start..start].chars().count() + 1;
+        let column = self.column(&span);
         let excerpt = Excerpt::new(content, start - line_start..span.end - line_start);
         let (message, help) = (escaped(message), help.map(escaped));
         self.faults.push(Diagnostic {

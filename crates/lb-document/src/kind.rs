@@ -47,7 +47,7 @@ impl ValueKind for Number {
 
     fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
         let DeValue::Integer(integer) = item.value() else {
-            item.wrong_kind("a whole number", report);
+            item.wrong_kind_but("a whole number", write(self), report);
             return None;
         };
         let number = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
@@ -80,7 +80,7 @@ impl ValueKind for Thousandths {
             DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
             DeValue::Float(float) => float.as_str(),
             _ => {
-                item.wrong_kind("a number", report);
+                item.wrong_kind_but("a number", write(self), report);
                 return None;
             }
         };

@@ -290,7 +290,8 @@ impl<K: Ord> Unique<K> {
         report: &mut DiagnosticCollector<'_>,
     ) -> bool {
         if let Some(first) = self.0.get(&key) {
-            report.add(span, format!("{what} is already on line {}", report.line(first)), None);
+            let place = report.place(first, &span);
+            report.add(span, format!("{what} is already {place}"), None);
             return false;
         }
         self.0.insert(key, span);
@@ -361,8 +362,11 @@ mod tests {
 
     #[test]
     fn wrong_kinds_and_ranges_are_reported_with_a_correction() {
-        check("number = 'x'", "x:1:10: number must be a whole number, not a string");
-        check("number = 1.5", "x:1:10: number must be a whole number, not a decimal fraction");
+        check("number = 'x'", "x:1:10: number must be a whole number, not a string (write 1 to 256)");
+        check(
+            "number = 1.5",
+            "x:1:10: number must be a whole number, not a decimal fraction (write 1 to 256)",
+        );
         check("number = 0", "x:1:10: number is 0 (write 1 to 256)");
         check("number = 257", "x:1:10: number is 257 (write 1 to 256)");
         check("number = -1", "x:1:10: number is -1 (write 1 to 256)");

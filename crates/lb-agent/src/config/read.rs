@@ -289,7 +289,7 @@ mod tests {
         check(&format!("{LEAST}{LEAST}"), &["5:11: the backend 10.0.0.1:80 is already on line 2"]);
         let both = format!("{LEAST}{LEAST}protocol = 'udp'\ncheck = 'off'\n");
         assert_eq!(good(&both).backends.len(), 2);
-        check("listen = ['[::]:1', '[::]:1']", &["1:21: listen [::]:1 is already on line 1"]);
+        check("listen = ['[::]:1', '[::]:1']", &["1:21: listen [::]:1 is already in column 11 of this line"]);
         check(
             "[[backends]]",
             &[
@@ -319,7 +319,10 @@ mod tests {
         assert_eq!(good(&format!("{text}generic = true\n")).xdp, Some(place(true)));
         check("[xdp]", &["1:1: interfaces is missing in [xdp] (write interfaces = [\"eth0\"])"]);
         check("xdp = 1", &["1:7: xdp must be a table, not a whole number"]);
-        check("[xdp]\ninterfaces = ['eth0', 'eth0']", &["2:23: interface eth0 is already on line 2"]);
+        check(
+            "[xdp]\ninterfaces = ['eth0', 'eth0']",
+            &["2:23: interface eth0 is already in column 15 of this line"],
+        );
         check(
             "[xdp]\ninterfaces = []\ngeneric = 1",
             &["3:11: generic must be true or false, not a whole number"],

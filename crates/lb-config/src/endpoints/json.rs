@@ -100,7 +100,8 @@ impl<'t> JsonDocument<'t> {
         let position = format!(" at line {} column {}", error.line(), error.column());
         let message = message.strip_suffix(&position).unwrap_or(&message);
         if error.is_data() {
-            report.add(span, message.replace("expected u16", "expected 0 to 65535"), help);
+            let message = message.replace("expected u16", "expected 0 to 65535");
+            report.add(span, message.replace("expected a nonzero u16", "expected 1 to 65535"), help);
         } else {
             let message = not_json(error, part).unwrap_or_else(|| message.replace("EOF", "the file ends"));
             report.add_syntax(span, message, help);

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::path::Path;
 
 use lb_common::abi::MAX_BACKENDS;
@@ -69,7 +70,7 @@ struct Labels {
 #[serde(expecting = "a port")]
 struct Port {
     name: Option<String>,
-    port: Option<u16>,
+    port: Option<NonZeroU16>,
 }
 
 #[derive(Deserialize)]
@@ -299,7 +300,8 @@ impl<'a> EndpointSliceReader<'a> {
             |port: &&Port| wanted.is_none_or(|wanted| wanted == port.name.as_deref().unwrap_or_default());
         let all: Vec<&Port> = ports.iter().filter(|port| port.port.is_some()).collect();
         let meant = all.iter().copied().filter(is_meant);
-        let meant: BTreeMap<u16, String> = meant.filter_map(|port| Some((port.port?, name(port)))).collect();
+        let meant: BTreeMap<u16, String> =
+            meant.filter_map(|port| Some((port.port?.get(), name(port)))).collect();
         let mut numbers = meant.keys();
         match (numbers.next(), numbers.next(), wanted) {
             (Some(port), None, _) => return Some(*port),

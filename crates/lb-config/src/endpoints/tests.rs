@@ -157,7 +157,7 @@ fn a_wrong_entry_is_reported_with_a_correction() {
     let of = |line: &str| format!("[[endpoint]]\naddress = \"10.0.0.1:80\"\n{line}\n");
     let cases = [
         ("index = 65536", "3:9: index is 65536 (write 0 to 65535)"),
-        ("index = \"1\"", "3:9: index must be a whole number, not a string"),
+        ("index = \"1\"", "3:9: index must be a whole number, not a string (write 0 to 65535)"),
         ("weight = 65536", "3:10: weight is 65536 (write 0 to 65535)"),
         ("weight = -1", "3:10: weight is -1 (write 0 to 65535)"),
         ("state = \"dead\"", "3:9: unknown state \"dead\" (write \"healthy\" or \"lame-duck\" or \"down\")"),
@@ -186,14 +186,14 @@ fn a_wrong_entry_is_reported_with_a_correction() {
         "[[endpoint]]\naddress = \"10.0.0.1:0\"\nindex = 7\nweight = 70000\nstate = \"drain\"\nzone = 3\n\
          [[endpoint]]\naddress = \"10.0.0.1:0\"\n[[endpoint]]\naddress = \"10.0.0.2:80\"\nindex = 7\n\
          [[endpoint]]\naddress = \"10.0.0.3:80\"\nindex = -1\n",
-        "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0\n\
+        "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0 (write 1 to 65535)\n\
          e.toml:4:10: weight is 70000 (write 0 to 65535)\n\
          e.toml:5:9: unknown state \"drain\" (did you mean lame-duck? write \"healthy\" or \"lame-duck\" or \"down\")\n\
          e.toml:6:8: zone must be a string, not a whole number (write it as in \"b\")\n\
          e.toml:8:11: endpoint 10.0.0.1:0 has no index, but the endpoint on line 3 has one (give every endpoint an index, \
          or none)\n\
          e.toml:8:11: address 10.0.0.1:0 is already on line 2\n\
-         e.toml:8:11: 10.0.0.1:0 cannot be connected to: port 0\n\
+         e.toml:8:11: 10.0.0.1:0 cannot be connected to: port 0 (write 1 to 65535)\n\
          e.toml:11:9: index 7 is already on line 3\n\
          e.toml:14:9: index is -1 (write 0 to 65535)",
     );
@@ -233,7 +233,15 @@ fn conflicting_entries_are_reported_with_both_lines() {
         &of(&["address = '10.96.0.11:80'"]),
         "e.toml:2:11: 10.96.0.11:80 is the address of a service: connections to this endpoint would be balanced again",
     );
-    check(&of(&["address = '10.0.0.1:0'"]), "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0");
+    check(
+        &of(&["address = '[fe80::1%eth0]:80'"]),
+        "e.toml:2:11: address \"[fe80::1%eth0]:80\" has a zone index, which is valid on one host only (write an IP \
+         address and a port, as in \"10.0.0.1:8080\" or \"[2001:db8::1]:8080\")",
+    );
+    check(
+        &of(&["address = '10.0.0.1:0'"]),
+        "e.toml:2:11: 10.0.0.1:0 cannot be connected to: port 0 (write 1 to 65535)",
+    );
 }
 
 #[test]
@@ -241,7 +249,7 @@ fn without_a_service_address_families_are_not_checked() {
     let text = "[[endpoint]]\naddress = '10.0.0.1:80'\n[[endpoint]]\naddress = '[::1]:0'\n\
                 [[endpoint]]\naddress = '10.0.0.1:80'\n[[endpoint]]\naddress = '224.0.0.1:80'\n";
     let faults = parse(text.as_bytes(), &alone()).unwrap_err().to_string();
-    let expected = "e.toml:4:11: [::1]:0 cannot be connected to: port 0\n\
+    let expected = "e.toml:4:11: [::1]:0 cannot be connected to: port 0 (write 1 to 65535)\n\
                     e.toml:6:11: address 10.0.0.1:80 is already on line 2\n\
                     e.toml:8:11: 224.0.0.1:80 cannot be connected to: a multicast address";
     assert_eq!(faults, expected);

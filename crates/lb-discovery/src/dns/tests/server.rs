@@ -414,7 +414,7 @@ async fn a_target_that_loses_its_addresses_retains_them_and_one_that_never_had_a
     let (same, notes) = endpoints(&second.finding);
     assert_eq!((same, after(&second)), (list, 5));
     assert!(
-        notes[1].starts_with("2 targets with their earlier addresses: b1.example.com (NXDOMAIN), b2"),
+        notes[1].starts_with("2 targets with earlier addresses: b1.example.com (NXDOMAIN), b2"),
         "{notes:?}"
     );
 }

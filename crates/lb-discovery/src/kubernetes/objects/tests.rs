@@ -140,7 +140,8 @@ fn a_wrong_value_refuses_the_list_and_names_the_slice() {
         slice
     };
     let cases = [
-        (with_port(65_536), Some("http"), "invalid value: integer `65536`, expected 0 to 65535"),
+        (with_port(0), Some("http"), "invalid value: integer `0`, expected 1 to 65535"),
+        (with_port(65_536), Some("http"), "invalid value: integer `65536`, expected 1 to 65535"),
         (slice("b", "1", &["10.0.0.999"]), Some("http"), "address \"10.0.0.999\" is not an IP address"),
         (two_ports, None, "name one of them, as in { kubernetes = \"shop/users\", port = \"http\" }"),
     ];
@@ -149,14 +150,6 @@ fn a_wrong_value_refuses_the_list_and_names_the_slice() {
         let Err(Failure::Malformed(text)) = slices.finding(port, false) else { panic!("{why}") };
         assert!(text.starts_with("slice b:1:") && text.contains(why), "{text}");
     }
-    // Port 0, which Kubernetes itself does not accept, is refused by the reader of lists.
-    let Ok(Finding::List(list)) = finding(&listed(&[with_port(0)])) else {
-        panic!("the finding is not a list")
-    };
-    let (path, hosts) = (Path::new("users.json"), &NO_HOSTS);
-    let context = ListContext { path, port_name: None, service: None, services: &[], hosts };
-    let faults = endpoints::parse(&list.text, &context).unwrap_err().to_string();
-    assert!(faults.contains("10.0.0.2:0 cannot be connected to"), "{faults}");
 }
 
 #[test]
