@@ -106,9 +106,10 @@ async fn check_one(
 ) -> CheckedSource {
     let origin = source.origin.to_string();
     let began = tokio::time::Instant::now();
+    let mut again = Duration::ZERO;
     let (text, notes) = match source.wanted() {
         None => (read(&source).await, Vec::new()),
-        Some(wanted) => query(wanted, &shared).await,
+        Some(wanted) => query(wanted, &shared, &mut again).await,
     };
     let mut checked = CheckedSource {
         service,
@@ -133,7 +134,8 @@ async fn check_one(
             checked.error = Some(without.unwrap_or(error));
         }
     }
-    checked.took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let took = began.elapsed().saturating_sub(again);
+    checked.took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
     checked
 }
 
@@ -188,10 +190,12 @@ async fn parse(
 }
 
 /// Queries a server twice, because some servers answer with a part of their list. Returns the text
-/// of the first answer, and notes.
+/// of the first answer, and notes. `again` becomes the time of the second question, most of which
+/// is the pause between two questions.
 async fn query(
     wanted: DiscoveryRequest,
     shared: &Arc<ProviderContext>,
+    again: &mut Duration,
 ) -> (Result<Vec<u8>, String>, Vec<String>) {
     let running = spawn(wanted, shared, Arc::default());
     let mut answers = running.latest.clone();
@@ -203,6 +207,7 @@ async fn query(
         Some(None) | None => return (Err("no answer".to_owned()), Vec::new()),
     };
     notes.extend(expiry(first.as_ref()));
+    let first_answer = tokio::time::Instant::now();
     running.refresh();
     if let Some(second) = answer(&mut answers, 2).await
         && second.number != first.map_or(0, |first| first.number)
@@ -212,6 +217,7 @@ async fn query(
                 .to_owned(),
         );
     }
+    *again = first_answer.elapsed();
     (Ok(list.text.to_vec()), notes)
 }
 
