@@ -191,6 +191,13 @@ fn make_public_directories(root: &Path, directory: &Path) -> io::Result<()> {
         match fs::create_dir(level) {
             Ok(()) => fs::set_permissions(level, fs::Permissions::from_mode(0o755))?,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let above = level.parent().unwrap_or(level).display();
+                let text = format!(
+                    "there is no directory {above}: create it, or name another directory with {PUBLIC_FLAG}"
+                );
+                return Err(io::Error::new(error.kind(), text));
+            }
             Err(error) => return Err(error),
         }
     }
@@ -371,6 +378,7 @@ mod tests {
         assert!(!store.path("web/users.json").exists() && store.path("web").exists());
         // The parent directory of the root is not created, so a mistyped path is an error.
         let error = error_of(StateDirectory::public(folder.path().join("a/b")).write("c/d", &[b"{}"]));
-        assert!(error.contains("cannot write") && error.contains("No such file"), "{error}");
+        let why = format!("there is no directory {}: create it", folder.path().join("a").display());
+        assert!(error.contains("cannot write") && error.contains(&why), "{error}");
     }
 }
