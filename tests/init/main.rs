@@ -17,7 +17,7 @@ use lb_suite::Phase;
 use rustix::mount::MountFlags;
 use rustix::process::WaitOptions;
 
-/// Exit codes. 0 and 1 are reserved for an emulator that died.
+/// Exit codes of a guest. 0 and 1 are reserved for an emulator that died.
 const PASSED: u8 = 0x10;
 const FAILED: u8 = 0x11;
 const UNFIT: u8 = 0x12;
@@ -95,7 +95,7 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// Checks that the kernel lists its TCP sockets of both families: at least a listener of this
+/// Checks that the kernel's list of TCP sockets contains, for each family, a listener of this
 /// process.
 fn dump_tcp_sockets() -> Result<()> {
     for (family, address) in [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")] {
@@ -185,7 +185,7 @@ fn run_tests(phase: &Phase) -> Result<ExitStatus> {
     tests.args(phase.arguments()).env(lb_suite::VARIABLE.0, lb_suite::VARIABLE.1).current_dir("/tmp");
     tests.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     let tests = tests.spawn().context("start the tests")?;
-    // Ends when the tests have ended. The tests limit their own time.
+    // The loop ends when the tests end. The tests limit their own time.
     loop {
         let waited = rustix::process::wait(WaitOptions::empty()).context("wait for a child")?;
         let (pid, status) = waited.expect("without NOHANG, wait returns a child");
@@ -203,7 +203,7 @@ fn leave(code: u8) -> ! {
     let _ = drain();
     let left = leave_by_port(code);
     // This line is reached only if the guest has no exit device.
-    println!("guest: cannot leave by the exit device: {left:?}");
+    println!("guest: cannot exit through the exit device: {left:?}");
     let _ = drain();
     let _ = rustix::system::reboot(rustix::system::RebootCommand::PowerOff);
     std::process::abort();
@@ -226,7 +226,7 @@ fn leave_by_port(code: u8) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Other architectures have no such port, and there are no guests for them yet.
+/// Only x86-64 has this port, and all guests are x86-64.
 #[cfg(not(target_arch = "x86_64"))]
 fn leave_by_port(_: u8) -> std::io::Result<()> {
     Err(std::io::ErrorKind::Unsupported.into())

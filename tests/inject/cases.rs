@@ -1,5 +1,6 @@
 //! The faults to try, and their order: each error at every call site, in each phase in which the
-//! site was seen. A run tries all of them, or as many as there is time for, sampled by a seed.
+//! site was seen. A run tries all faults, or a sample that fits into the time limit. A seed
+//! determines the sample.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,11 +10,11 @@ use fastrand::Rng;
 use crate::site::{Id, hash};
 use crate::supervisor::{Desk, Fault, Phase};
 
-/// Out of descriptors, out of memory, and not permitted.
+/// The errors to inject: out of descriptors, out of memory, and not permitted.
 pub const ERRORS: [(i32, &str); 3] =
     [(libc::EMFILE, "EMFILE"), (libc::ENOMEM, "ENOMEM"), (libc::EPERM, "EPERM")];
 
-/// One fault to try.
+/// A fault to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Case {
     pub phase: Phase,
@@ -43,9 +44,9 @@ impl fmt::Display for Case {
     }
 }
 
-/// The cases that follow from the record: each error at the first call of a site, and one of the
-/// errors at a later call. The order depends only on the seed and on the functions' names, not on
-/// which other sites were seen or where in a function a call is.
+/// All cases for the recorded call sites: each error at the first call of a site, and one error at
+/// a later call. The order depends only on the seed and on the functions' names, not on the other
+/// sites or on the position of a call in its function.
 pub fn all(desk: &Desk, seed: u64) -> Vec<Case> {
     let seen = desk.look(|record| {
         let with_paths = record.seen.iter().map(|(key, count)| (*key, *count, record.sites[&key.1].path()));
@@ -60,7 +61,7 @@ pub fn all(desk: &Desk, seed: u64) -> Vec<Case> {
         let mut first = |errno, skip| (random.u64(..), Case { phase, site, errno, skip });
         cases.extend(ERRORS.map(|(errno, _)| first(errno, 0)));
         if count > 3 {
-            let (errno, _) = random.choice(ERRORS).expect("there are errors");
+            let (errno, _) = random.choice(ERRORS).expect("`ERRORS` is not empty");
             // Skips at most half of the calls of one round: the record covers at least two rounds,
             // and rounds differ.
             let skip = 1 + random.u32(..(count / 4).max(1));

@@ -16,8 +16,8 @@ use rustix::net::{
     SendFlags,
 };
 
-/// Every call that takes a resource or a privilege, by its number on `x86_64` and its name. Calls
-/// of epoll, futexes and clocks are left out.
+/// Every call that needs a resource or a privilege: its number on `x86_64` and its name. Calls of
+/// epoll, futexes and clocks are left out.
 pub const CALLS: [(i64, &str); 29] = [
     (libc::SYS_bpf, "bpf"),
     (libc::SYS_open, "open"),
@@ -47,7 +47,7 @@ pub const CALLS: [(i64, &str); 29] = [
     (libc::SYS_unlinkat, "unlinkat"),
     (libc::SYS_rmdir, "rmdir"),
     (libc::SYS_dup, "dup"),
-    // Stopped only if it creates a descriptor: see `program`.
+    // The filter stops `fcntl` only if the command creates a descriptor: see `program`.
     (libc::SYS_fcntl, "fcntl F_DUPFD_CLOEXEC"),
 ];
 
@@ -94,7 +94,7 @@ fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 /// command, because the filter would also stop the calls of later preparations. The child sends the
 /// descriptor of the kernel's notifications over the returned stream, see [`listener`].
 pub fn put_under(command: &mut Command) -> UnixStream {
-    let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+    let (ours, theirs) = UnixStream::pair().expect("create a pair of sockets");
     let mut steps = program();
     // SAFETY: the closure makes two system calls and allocates nothing.
     unsafe {
@@ -112,7 +112,7 @@ pub fn put_under(command: &mut Command) -> UnixStream {
 }
 
 fn install(steps: &mut [libc::sock_filter]) -> io::Result<i32> {
-    /// Linux 5.19: signals do not restart a call that waits for the supervisor.
+    /// Since Linux 5.19: signals do not restart a call that waits for the supervisor.
     const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
     let program = libc::sock_fprog {
         len: u16::try_from(steps.len()).map_err(io::Error::other)?,
@@ -133,7 +133,7 @@ fn install(steps: &mut [libc::sock_filter]) -> io::Result<i32> {
     i32::try_from(listener).map_err(io::Error::other)
 }
 
-/// Receives the descriptor on which the kernel notifies. The command must have been started.
+/// Receives the descriptor for the kernel's notifications. The command must have been started.
 pub fn listener(ours: &UnixStream) -> OwnedFd {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
@@ -145,5 +145,5 @@ pub fn listener(ours: &UnixStream) -> OwnedFd {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    received.expect("a descriptor")
+    received.expect("the message contains a descriptor")
 }

@@ -128,18 +128,17 @@ struct Run {
 
 /// The maximum number of rounds without a fault.
 const ROUNDS: u32 = 12;
-/// The run ends after this many failures, because further ones would not be read.
+/// The run ends after this many failures, because further failures add nothing.
 const FAILURES: usize = 40;
 
 impl Run {
-    /// Runs scene after scene. After a failed case, the scene is abandoned, because the failure may
-    /// affect later cases.
+    /// Runs all cases. A failed case may affect later cases, so these run in a new scene.
     fn in_sessions(&mut self) -> Result<()> {
         let mut is_first = true;
         loop {
             // Each scene has a thread of its own, because it changes the namespaces of its thread.
             let outcome = std::thread::scope(|scope| scope.spawn(|| self.session(is_first)).join());
-            let Ok(outcome) = outcome else { bail!("the stage itself broke: see above") };
+            let Ok(outcome) = outcome else { bail!("the thread of the scene panicked: see above") };
             outcome?;
             is_first = false;
             let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
@@ -172,7 +171,7 @@ impl Run {
                 let text = format!("{error:#}\n--- its log ---\n{}", scene.log());
                 println!("FAILED {case}\n    {}\n{text}", self.site(case.site));
                 self.failures.push((case, text));
-                // Later cases would run on the remains of this scene, so another scene is made.
+                // The failed case may affect later cases, so they run in a new scene.
                 return Ok(());
             }
             if !fired {
@@ -184,8 +183,8 @@ impl Run {
     }
 
     /// Runs all phases without a fault, to find the call sites: twice, or with `--all` until two
-    /// rounds in a row find nothing new, because a daemon does some things only rarely. Sites that
-    /// are reached only after another fault are not tried, because only one call fails at a time.
+    /// consecutive rounds find no new site. Some sites are reached only rarely. Sites that are
+    /// reached only after another fault are not found.
     fn explore(&self, scene: &mut Scene) -> Result<()> {
         let (mut known, mut same) = (0, 0);
         for _ in 0..if self.options.all { ROUNDS } else { 2 } {
@@ -256,14 +255,14 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
             }
             desk.disarm();
             let again = scene.start(None)?;
-            ensure!(again.is_none(), "the next start fails as well: {again:?}");
+            ensure!(again.is_none(), "the next start, without a fault, fails: {again:?}");
         }
         Phase::Run => {
             desk.arm(case.fault());
             let result = scene.round();
             if scene.reap()?.is_some() {
                 let again = scene.start(None)?;
-                ensure!(again.is_none(), "the next start fails: {again:?}");
+                ensure!(again.is_none(), "the next start, without a fault, fails: {again:?}");
             } else {
                 result?;
             }
@@ -271,7 +270,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
         Phase::Stop => {
             scene.stop(Some(case.fault()))?;
             let again = scene.start(None)?;
-            ensure!(again.is_none(), "the next start fails: {again:?}");
+            ensure!(again.is_none(), "the next start, without a fault, fails: {again:?}");
         }
     }
     scene.is_whole()

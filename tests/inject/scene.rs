@@ -1,6 +1,6 @@
 //! The scene of every fault: a supervised daemon, a client that connects without pause, and
-//! everything that a daemon does on request. After each fault everything must be as it would have
-//! been without the fault.
+//! everything that a daemon does on request. After each fault, the state must equal the state
+//! without the fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -22,7 +22,7 @@ use crate::supervisor::{Desk, Fault, Phase};
 
 /// The port for metrics, in the stage's own network.
 const METRICS: &str = "127.0.0.1:9500";
-/// The two alternating lists: they differ in the third backend and in weights.
+/// The two alternating endpoint lists. They differ in the third backend and in weights.
 const LISTS: [[(&str, &str); 3]; 2] = [
     [("127.0.0.1:8001", ""), ("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")],
     [("127.0.0.1:8001", "weight = 2"), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")],
@@ -38,13 +38,14 @@ pub struct Scene {
     other: Cgroup,
     _stage: Stage,
     desk: Desk,
-    /// Connects of the load so far.
+    /// Number of connects that the client has made so far.
     made: u64,
-    /// The kernel's ids of the first client's links, by name: no fault may change them.
+    /// The kernel's id of each link of the first client, keyed by the link's name. No fault may
+    /// change the ids.
     links: BTreeMap<String, u32>,
     round: usize,
     starts: usize,
-    /// The length of the log of earlier daemons.
+    /// Length of the log that earlier daemons wrote, in bytes.
     logged: usize,
 }
 
@@ -83,13 +84,13 @@ impl Scene {
         }
         self.is_well()?;
         self.links = link_ids(&self.setup.pins_of("web"));
-        ensure!(self.links.len() == 10, "there should be ten links: {:?}", self.links);
+        ensure!(self.links.len() == 10, "expected ten links: {:?}", self.links);
         self.load.start_dialling(SERVICE);
         Ok(())
     }
 
-    /// Starts a daemon. The kernel has the programs of only one of the two clients, and at every
-    /// second start the list is unreadable. If the daemon refuses to start, returns its last
+    /// Starts a daemon when only one of the two clients has programs in the kernel. At every second
+    /// start, the endpoint list is unreadable. If the daemon refuses to start, returns its last
     /// message.
     ///
     /// # Errors
@@ -107,7 +108,7 @@ impl Scene {
         }
         let mut ours = None;
         let mut daemon = Daemon::spawn_with(&self.setup, |command| ours = Some(filter::put_under(command)));
-        self.desk.supervise(daemon.pid(), filter::listener(&ours.expect("the filter was prepared")));
+        self.desk.supervise(daemon.pid(), filter::listener(&ours.expect("the filter is prepared")));
         self.logged = self.logged.max(daemon.log().len());
         let socket = self.setup.folder.join("run/socklb.sock");
         let look = || (daemon.ending(), UnixStream::connect(&socket).is_ok());
@@ -124,7 +125,8 @@ impl Scene {
         }
     }
 
-    /// The last message of a daemon that has ended by itself, if it was permitted to end.
+    /// Returns the last message of a daemon that has ended. It is an error if the daemon had no
+    /// permitted reason to end.
     fn ended(&mut self, daemon: &Daemon, status: ExitStatus) -> Result<String> {
         let log = daemon.log().split_off(self.logged);
         self.logged += log.len();
@@ -171,10 +173,9 @@ impl Scene {
         Ok(())
     }
 
-    /// If the daemon has ended by itself and was permitted to, returns its last message.
+    /// If the daemon has ended for a permitted reason, returns its last message.
     ///
-    /// # Errors
-    /// If the daemon has ended and was not permitted to.
+    /// # Errors If the daemon has ended for another reason.
     pub fn reap(&mut self) -> Result<Option<String>> {
         let Some(mut daemon) = self.daemon.take() else { return Ok(None) };
         match daemon.ending() {
@@ -187,16 +188,15 @@ impl Scene {
     }
 
     /// Makes every request that a daemon receives while it runs. Returns after the daemon has
-    /// carried them all out.
+    /// completed all requests.
     ///
-    /// # Errors
-    /// If the daemon does not carry out a step in time.
+    /// # Errors If the daemon does not complete a request in time.
     pub fn round(&mut self) -> Result<()> {
         self.round += 1;
         let list = LISTS[self.round % LISTS.len()];
         self.list(&endpoints(&list));
         let expected: BTreeSet<String> = list.iter().map(|(address, _)| (*address).to_owned()).collect();
-        self.until("the list is in force", backends, &expected)?;
+        self.until("the endpoint list is in force", backends, &expected)?;
         let page = || page().unwrap_or_default();
         within(patience(), page, |page| page.contains("# EOF"))
             .map_err(|page| anyhow::anyhow!("no metrics: {page:?}"))?;
@@ -231,14 +231,14 @@ impl Scene {
     pub fn is_whole(&mut self) -> Result<()> {
         self.is_well()?;
         let links = link_ids(&self.setup.pins_of("web"));
-        ensure!(links == self.links, "links were {:?} and are {links:?}", self.links);
+        ensure!(links == self.links, "the links changed from {:?} to {links:?}", self.links);
         let counts = self.load.stop_dialling();
         self.made += counts.values().map(|count| u64::from(*count)).sum::<u64>();
         let failed: Vec<_> = counts.iter().filter(|(name, _)| !name.starts_with('b')).collect();
         ensure!(failed.is_empty(), "connects failed or went elsewhere: {failed:?}");
         let made = self.made;
         let counted = |status: &StatusDocument| (chosen(status), active(status));
-        let result = self.until("every connect is counted once, and none is open", counted, &(made, 0));
+        let result = self.until("every connect is counted once, and no flow is open", counted, &(made, 0));
         self.load.start_dialling(SERVICE);
         result
     }
@@ -252,8 +252,8 @@ impl Scene {
             .map_err(|((code, text), why)| anyhow::anyhow!("{why}; status is {code:?}:\n{text}"))
     }
 
-    /// Waits until a condition holds, but not longer than the daemon runs, because only the daemon
-    /// can make it hold. Returns the last result of `look` and the reason for the end of the wait.
+    /// Waits until a condition is true, the daemon ends, or the time limit passes. Returns the last
+    /// result of `look` and the reason for the end of the wait.
     fn wait<T>(
         &mut self,
         look: impl Fn(&Setup) -> T,

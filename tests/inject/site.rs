@@ -14,7 +14,7 @@ pub struct Site {
     frames: Vec<Frame>,
 }
 
-/// A site's id on the command line: the same for every run of one build.
+/// A site's id on the command line. It is constant for all runs of one build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(pub u64);
 
@@ -32,7 +32,7 @@ impl std::str::FromStr for Id {
     }
 }
 
-/// A hash that is the same in every run.
+/// A hash that does not change between runs.
 pub fn hash(value: &impl Hash) -> u64 {
     // `DefaultHasher::new` has fixed keys.
     let mut hasher = DefaultHasher::new();
@@ -44,10 +44,11 @@ pub fn hash(value: &impl Hash) -> u64 {
 const OURS: [&str; 2] = ["lb_kernel::", "lb_user::"];
 /// The prefix of functions that only call the kernel.
 const CALLS_THE_KERNEL: &str = "lb_kernel::sys::";
-/// If no function is ours, this many innermost functions of the program identify the site.
+/// If no function has a prefix of [`OURS`], this many innermost functions of the program identify
+/// the site.
 const OTHERS: usize = 8;
-/// Functions that request memory. It depends on chance which of these calls requests more memory
-/// from the kernel, so all of them together are one site.
+/// Functions that allocate memory. Chance determines which allocation requests memory from the
+/// kernel, so all allocations are one site.
 const ALLOCATES: [&str; 4] = ["__rdl_alloc", "__rdl_realloc", "__rdl_alloc_zeroed", "std::sys::alloc"];
 
 impl Site {
@@ -82,14 +83,13 @@ impl Site {
         Id(hash(self))
     }
 
-    /// The call and the functions that lead to it: the same for every build in which the functions
-    /// have the same names.
+    /// The call and the functions that lead to it. The text depends only on their names.
     pub fn path(&self) -> String {
         let functions = self.frames.iter().map(|frame| &*frame.function);
         [&*self.call].into_iter().chain(functions).collect::<Vec<_>>().join(" < ")
     }
 
-    /// The call, and the function of ours that makes it.
+    /// The call, and the function with a prefix of [`OURS`] that makes it.
     pub fn summary(&self) -> String {
         let mut ours =
             self.frames.iter().filter(|frame| OURS.iter().any(|ours| frame.function.contains(ours)));

@@ -1,6 +1,5 @@
-//! Finds the code that makes a system call: walks the stack of a thread that waits in the call,
-//! from outside, with the tables that the compiler made for unwinding. The program needs no special
-//! build.
+//! Finds the code that makes a system call: walks the stack of a thread of another process that
+//! waits in the call, with the compiler's tables for unwinding. The program needs no special build.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -47,7 +46,7 @@ const DEPTH: usize = 160;
 
 impl Stacks {
     pub fn of(pid: u32) -> Self {
-        let program = fs::read_link(format!("/proc/{pid}/exe")).expect("the process lives");
+        let program = fs::read_link(format!("/proc/{pid}/exe")).expect("the process is alive");
         Self { pid, program, mapped: Vec::new(), unwinder: UnwinderX86_64::new(), cache: CacheX86_64::new() }
     }
 
@@ -64,13 +63,13 @@ impl Stacks {
             });
             let at = usize::try_from(address - page).map_err(drop)?;
             let word = bytes.as_ref().and_then(|bytes| bytes.get(at..at + 8)).ok_or(())?;
-            Ok(u64::from_le_bytes(word.try_into().expect("eight bytes")))
+            Ok(u64::from_le_bytes(word.try_into().expect("a word has eight bytes")))
         };
         if self.file(code).is_none() {
             self.map(library);
         }
-        // The kernel does not report the frame pointer of a waiting thread. Only functions with a
-        // frame of variable size need it, and those that save it restore it.
+        // The kernel does not report the frame pointer of a waiting thread. The walk needs the
+        // frame pointer only for functions with a frame of variable size.
         let registers = UnwindRegsX86_64::new(code, stack, 0);
         let mut frames = self.unwinder.iter_frames(code, registers, &mut self.cache, &mut read);
         let mut addresses = Vec::new();

@@ -12,7 +12,7 @@ use crate::site::{Id, Site};
 use crate::stack::Stacks;
 use crate::symbols::Library;
 
-/// The phase of the process in which it makes a call.
+/// The phase of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// Starting.
@@ -35,7 +35,7 @@ pub struct Fault {
 /// The record of all supervised processes.
 #[derive(Default)]
 pub struct Record {
-    /// Calls by site and phase.
+    /// Number of calls, keyed by phase and site.
     pub seen: BTreeMap<(Phase, Id), u32>,
     pub sites: BTreeMap<Id, Site>,
     /// The current phase of the process.
@@ -67,12 +67,12 @@ impl Desk {
         self.look(|record| record.armed.take().is_none())
     }
 
-    /// Answers for one process until it ends.
+    /// Answers the notifications of one process until the process ends.
     pub fn supervise(&self, pid: u32, listener: OwnedFd) -> JoinHandle<()> {
         let desk = self.clone();
         std::thread::spawn(move || {
             let mut stacks = Stacks::of(pid);
-            // Ends when the last thread of the process has ended.
+            // The loop ends when the last thread of the process has ended.
             while let Some(notification) = receive(&listener) {
                 let site = desk.site(&mut stacks, &notification);
                 let errno = site.and_then(|site| desk.look(|record| record.judge(site)));
@@ -89,7 +89,7 @@ impl Desk {
 }
 
 impl Record {
-    /// The error for this call, if it is the one to fail.
+    /// The error for this call, if it is the call to fail.
     fn judge(&mut self, site: Site) -> Option<i32> {
         let id = site.id();
         let phase = self.phase.expect("a phase is entered before a process starts");
@@ -133,7 +133,8 @@ fn receive(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
     }
 }
 
-/// Makes a call continue, or fail. The thread may have been killed meanwhile; that is not an error.
+/// Makes a call continue, or fail. It is not an error if the thread was killed after its
+/// notification.
 fn answer(listener: &OwnedFd, id: u64, errno: Option<i32>) {
     let mut response = libc::seccomp_notif_resp {
         id,

@@ -14,9 +14,9 @@ use object::{Object, ObjectSection, ObjectSegment, ObjectSymbol, SymbolKind};
 pub type Bytes = Arc<[u8]>;
 
 pub struct Code {
-    /// The address for which it was linked.
+    /// The address at which the file is linked.
     base: u64,
-    /// Names by the address at which they begin.
+    /// The names of functions, keyed by their first address.
     functions: BTreeMap<u64, String>,
     frames: (Range<u64>, Bytes),
     index: (Range<u64>, Bytes),
@@ -47,7 +47,7 @@ impl Code {
         let functions = functions.filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.address() != 0);
         let functions = functions.filter_map(|symbol| {
             let name = rustc_demangle::demangle(symbol.name().ok()?);
-            // Without the hash that distinguishes builds.
+            // The form `{:#}` omits the hash that distinguishes builds.
             Some((symbol.address(), format!("{name:#}")))
         });
         const PAGE: u64 = 4096;

@@ -18,7 +18,7 @@ fn all_gone(fixture: &Fixture) {
 /// Number of records in the flow table and in the overflow table.
 fn records(fixture: &Fixture) -> (usize, usize) {
     let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
-    assert!(buckets.len() >= 64, "the whole table");
+    assert!(buckets.len() >= 64, "the table has at least 64 buckets");
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let taken = buckets.iter().filter(|bucket| bucket.cookie != 0).count();
     let promised: u64 = buckets.iter().map(|bucket| bucket.elsewhere).sum();
@@ -60,7 +60,7 @@ fn every_way_to_close_a_connection_ends_its_flow() {
     fixture.setup.active_becomes(8);
     open.retain(|dialled| dialled.name != "resets");
     // A copy of a socket is the same socket: its flow is active until the last copy is closed.
-    let copied = open.pop().expect("eight");
+    let copied = open.pop().expect("eight sockets are open");
     let copy = probe.duplicate(copied.socket);
     probe.close(copied.socket);
     fixture.setup.active_becomes(8);
@@ -219,7 +219,7 @@ fn sockets_with_colliding_buckets_are_counted_in_the_overflow_table() {
         open.push((i % 2, dialled.socket));
     }
     let (table, overflow) = records(&fixture);
-    assert!(overflow > 0, "{first} sockets in 64 buckets");
+    assert!(overflow > 0, "{first} sockets in 64 buckets left no overflow record");
     assert!(table > 0 || !kernel::FETCHING_ATOMICS.is_here());
     assert_eq!(table + overflow, first);
     fixture.setup.active_becomes(first as u64);
@@ -230,7 +230,11 @@ fn sockets_with_colliding_buckets_are_counted_in_the_overflow_table() {
     let again: Vec<_> = (0..40).map(|_| probes[0].dial(SERVICE)).collect();
     fixture.setup.active_becomes(first as u64 / 2 + 40);
     for (probe, socket) in open.iter().skip(1).step_by(2) {
-        assert_eq!(probes[*probe].peer(*socket), address(SERVICE), "found in table or overflow");
+        assert_eq!(
+            probes[*probe].peer(*socket),
+            address(SERVICE),
+            "the flow is in the flow table or in the overflow table"
+        );
         probes[*probe].close(*socket);
     }
     for dialled in again {

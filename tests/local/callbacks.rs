@@ -6,9 +6,9 @@ use stage::fixture::{Fixture, SERVICE, config};
 use stage::foreign::Foreign;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
-/// Another program that tunes TCP may set its own callback flags, and so clear those of socklb. If
-/// socklb's programs then missed the ends of connections, a service with `active_limit` would
-/// refuse all connects although no connection is open.
+/// Another program may set its own callback flags, and so clear the flags of socklb. If socklb's
+/// programs then missed the ends of connections, a service with `active_limit` would refuse all
+/// connects even with no open connection.
 #[test]
 fn counts_stay_exact_if_another_program_clears_the_callbacks() {
     let stage = Stage::new();
@@ -48,12 +48,12 @@ fn callbacks_do_not_outlive_the_flow() {
     let mut probe = fixture.probe();
     let socket = probe.dial(SERVICE).socket;
     probe.disconnect(socket);
-    probe.try_redial(socket, "127.0.0.1:8005").expect("a listener");
+    probe.try_redial(socket, "127.0.0.1:8005").expect("connect to the listener");
     probe.close(socket);
     let socket = probe.dial(SERVICE).socket;
     probe.disconnect(socket);
     probe.listen_again(socket, "127.0.0.1:8006");
-    let caller = std::net::TcpStream::connect("127.0.0.1:8006").expect("a listener");
+    let caller = std::net::TcpStream::connect("127.0.0.1:8006").expect("connect to the listener");
     probe.accept(socket);
     drop(caller);
     probe.kill();

@@ -42,7 +42,9 @@ fn shown_by_ss(filter: &[&str]) -> BTreeSet<u16> {
         let address = line.split_whitespace().find(|word| word.contains(':'))?;
         address.rsplit_once(':')?.1.parse().ok()
     };
-    let port = |line: &str| local(line).unwrap_or_else(|| panic!("{filter:?}: {line}"));
+    let port = |line: &str| {
+        local(line).unwrap_or_else(|| panic!("ss {filter:?} printed a line without a local port: {line}"))
+    };
     text.lines().map(port).collect()
 }
 
@@ -71,7 +73,8 @@ fn close(setup: &Setup, code: i32, arguments: &[&str]) -> Closed {
 
 /// The counts of one client, TCP and UDP.
 fn of_client<'c>(closed: &'c Closed, name: &str) -> (&'c CloseCounts, &'c CloseCounts) {
-    let client = closed.clients.iter().find(|client| client.client == name).expect("the client");
+    let client =
+        closed.clients.iter().find(|client| client.client == name).expect("the document has the client");
     (&client.tcp, &client.udp)
 }
 
@@ -113,12 +116,12 @@ fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
             web.local_address(socket).port()
         })
         .collect();
-    // An unconnected UDP socket that has sent a datagram to the backend's address.
+    // This UDP socket is not connected, and has sent a datagram to the backend's address.
     let datagram = web.open_datagram(Family::V4);
     web.send_datagram(datagram, BACKENDS[0]).expect("the datagram is sent");
     let of_datagram = web.local_address(datagram).port();
     let before = look(|| (active(&setup, "web"), active(&setup, "mail")))
-        .matches("every connect is a flow", |(web, mail)| {
+        .matches("every connect is recorded as a flow", |(web, mail)| {
             web.iter().sum::<u64>() == all && mail.iter().sum::<u64>() == 40
         });
     let [flows, of_other_backend] = before.0;
@@ -147,7 +150,7 @@ fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
     assert_eq!(errors.len() as u64, flows);
     assert!(errors.iter().all(|errno| *errno == libc::ECONNABORTED), "{errors:?}");
     assert!(daemon.log().contains("closed connections of a backend"), "{}", daemon.log());
-    // The second run finds no flow to close.
+    // The second `close` finds no flow to close.
     assert_eq!(of_client(&close(&setup, 0, &arguments), "web"), (&only(0), &only(0)));
 }
 
@@ -235,7 +238,7 @@ fn with_an_idle_time_busy_connections_stay() {
     fixture.start();
     let mut probe = fixture.probe();
     let idle: Vec<SocketId> = (0..3).map(|_| probe.dial(SERVICE).socket).collect();
-    // These clients have not read the data that the backend has sent.
+    // These connections are not idle, because the clients have not read the backend's data.
     let busy: Vec<SocketId> = (0..2).map(|_| probe.start_connect(SERVICE)).collect();
     fixture.setup.active_becomes(5);
     let arguments = ["users", "127.0.0.1:8001", "--idle", "200ms"];
@@ -261,7 +264,7 @@ fn idle_connections_of_a_backend_that_left_the_list_are_closed() {
     let daemon = Daemon::start(&fixture.setup, &text);
     let mut probe = fixture.probe();
     let idle: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
-    // These clients have not read the data that the backend has sent.
+    // These connections are not idle, because the clients have not read the backend's data.
     let busy: Vec<SocketId> = (0..3).map(|_| probe.start_connect(SERVICE)).collect();
     fixture.setup.active_becomes(9);
     fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
@@ -346,7 +349,8 @@ fn one_command_at_a_time_closes_and_stops_when_it_is_killed() {
     let arguments = ["close", "users", BACKENDS[0]];
     let mut command = setup.socklb(&[&arguments[..], &["--rate", "1/s"]].concat());
     let mut slow = ChildGuard::of(command.spawn().expect("start socklb"));
-    let left = eventually("the first is closed", || connected_to(BACKENDS[0]).len(), |left| *left < 50);
+    let left =
+        eventually("the first connection is closed", || connected_to(BACKENDS[0]).len(), |left| *left < 50);
     let (code, text) = failure(&setup.run(&arguments));
     assert!(
         code == Some(1) && text.contains("is closing the connections of service users"),
@@ -356,7 +360,7 @@ fn one_command_at_a_time_closes_and_stops_when_it_is_killed() {
     slow.wait().expect("reap the command");
     let log = eventually("the job ends", || daemon.log(), |log| log.contains("is_canceled=true"));
     let after = connected_to(BACKENDS[0]).len();
-    assert!(after > 0 && after <= left, "{after} of {left} are left: {log}");
+    assert!(after > 0 && after <= left, "open connections: {after}, and {left} before the job ended: {log}");
     let closed = close(&setup, 0, &arguments[1..]);
     assert_eq!(of_client(&closed, "web").0, &only(after as u64));
     assert_eq!(connected_to(BACKENDS[0]).len(), 0);
@@ -374,7 +378,7 @@ fn a_kill_of_the_daemon_reopens_nothing_and_closes_nothing_more() {
     let sockets: Vec<SocketId> = (0..50).map(|_| probe.start_connect(SERVICE)).collect();
     setup.active_becomes(50);
     let mut slow = Beside::start(&setup, &["close", "users", BACKENDS[0], "--rate", "10/s"]);
-    eventually("the first is closed", || connected_to(BACKENDS[0]).len(), |left| *left < 50);
+    eventually("the first connection is closed", || connected_to(BACKENDS[0]).len(), |left| *left < 50);
     daemon.kill();
     slow.ends(1);
     let text = slow.text();

@@ -24,7 +24,7 @@ fn check_covers_the_configuration_and_its_files() {
         text.contains("users.toml:3:10") && text.contains("70000") && text.contains("[::1]:80"),
         "{text}"
     );
-    // A list that exceeds the limits.
+    // This list exceeds the limits.
     let many: Vec<String> = (1..=65).map(|n| format!("127.0.0.{n}:80")).collect();
     std::fs::write(&fixture.file, endpoints(&many.iter().map(|a| (a.as_str(), "")).collect::<Vec<_>>()))
         .expect("write");
@@ -70,8 +70,8 @@ fn check_notes_settings_without_effect() {
     assert!(code == Some(0) && text.starts_with(note) && text.ends_with(&ok), "{text}");
 }
 
-/// If the configuration names directories, no option has to repeat them. An option takes precedence
-/// over the configuration.
+/// If the configuration names directories, no option has to repeat them. A command-line option
+/// takes precedence over the configuration.
 #[test]
 fn every_command_reads_its_directories_from_the_configuration() {
     let fixture = Fixture::without_daemon();
@@ -141,7 +141,11 @@ fn check_reports_all_faults_of_the_configuration_and_its_files_at_once() {
     let (code, faults) = failure(&fixture.setup.run(&["check", path]));
     assert_eq!(code, Some(1));
     let line = |needle: &str| {
-        (text.clone() + "polcy = 1\n" + more).lines().position(|l| l.contains(needle)).expect("it") + 1
+        (text.clone() + "polcy = 1\n" + more)
+            .lines()
+            .position(|l| l.contains(needle))
+            .expect("a line contains the text")
+            + 1
     };
     for part in [
         "unknown key \"polcy\"".to_owned(),
@@ -229,7 +233,7 @@ fn check_refuses_a_pipe_instead_of_waiting_for_it() {
     assert!(code == Some(1) && text.contains("it is not a regular file"), "{code:?} {text}");
 }
 
-/// A full disk is a failure with a message; a closed pipe is no failure.
+/// A full disk is an error with a message. A closed pipe is not an error.
 #[test]
 fn a_full_output_device_is_an_error_and_not_a_panic() {
     let fixture = Fixture::new();
@@ -297,12 +301,12 @@ fn explain_shows_inputs_order_and_formula() {
     let mut online: Vec<Explanation> = fixture.setup.document(&command);
     assert_eq!((offline[0].from_daemon, online[0].from_daemon), (false, true));
     online[0].from_daemon = false;
-    assert_eq!(offline, online, "the explanation is the same without a daemon");
+    assert_eq!(offline, online, "`explain` prints the same text with and without a daemon");
     let inputs = &online[0].inputs;
     assert_eq!((inputs.index, inputs.count, inputs.backends, inputs.size), (3, 10, 3, Some(2)));
     let members: Vec<String> = online[0].members.iter().map(|member| member.address.to_string()).collect();
     assert_eq!(members.len(), 2);
-    assert!(!members.contains(&"127.0.0.1:8002".to_owned()), "a lame duck is no member");
+    assert!(!members.contains(&"127.0.0.1:8002".to_owned()), "a lame duck is not in the table");
     let text = fixture.setup.run(&["explain", "users"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     for part in ["task 3 of 10 of job web", "seed", "quota", "(2j + 1) / 2c", "fallback"] {
@@ -316,7 +320,7 @@ fn explain_of_an_unknown_name_lists_the_known_ones() {
     let fixture = Fixture::new();
     for (arguments, expected) in [
         (&["explain", "chat"][..], "no client here dials a service \"chat\"; services here are: users"),
-        // Names with characters that have a meaning in the path of a request.
+        // These names contain characters with a meaning in the path of a request.
         (&["explain", "a b/?%26"], "no client here dials a service \"a b/?%26\"; services here are: users"),
         (
             &["explain", "users", "--client", "a&client=web"],
@@ -413,7 +417,7 @@ fn tcp_and_udp_at_one_address_are_two_services() {
     assert_eq!(protocols, ["tcp", "udp"]);
     let explained: Vec<Explanation> = fixture.setup.document(&["explain", "datagrams"]);
     assert_eq!(explained[0].members[0].address.to_string(), "127.0.0.1:8001");
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "TCP uses its own list");
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "the TCP service uses its own list");
 }
 
 #[test]
@@ -471,5 +475,5 @@ fn bpftool_shows_named_fields() {
     let expected =
         DaemonState::new(Usable::UnlessEjected, BackendState::Member).with_reason(HealthReason::Healthy);
     let usable = values.by_ref().filter(|value| half(value) == expected);
-    assert_eq!(usable.count(), 3, "the endpoints may be chosen");
+    assert_eq!(usable.count(), 3, "all three endpoints are usable");
 }

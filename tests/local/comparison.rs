@@ -6,8 +6,8 @@ use lb_view::comparison::{ChangeKind, Comparison};
 use stage::daemon::failure;
 use stage::fixture::{Fixture, SERVICE, config, endpoints};
 
-/// A configuration that differs from the one in force: it has another policy, another list, and one
-/// more client.
+/// A configuration with another policy, another list, and one more client than the configuration in
+/// force.
 fn another(fixture: &Fixture) -> String {
     let list = [("127.0.0.1:8001", "weight = 3"), ("127.0.0.1:8002", ""), ("127.0.0.1:8004", "")];
     fixture.setup.write("other.toml", &endpoints(&list));
@@ -57,24 +57,24 @@ fn the_predicted_changes_of_a_file_are_its_real_changes() {
         "127.0.0.1:8004 added 0",
     ];
     let mut seen = shown(&comparison);
-    // The weight of this backend stays, but its share changes.
+    // The weight of this backend does not change, but its share does.
     seen.retain(|line| !line.starts_with("127.0.0.1:8002 changed"));
     assert_eq!(seen, expected);
-    // Once the file is in force, the shares are the predicted ones.
+    // When the file is in force, the shares are as predicted.
     let predicted: BTreeMap<_, _> = comparison
         .shares
         .iter()
         .filter(|shares| shares.client == "web")
         .flat_map(|shares| &shares.backends)
         .filter(|backend| backend.kind != ChangeKind::Removed)
-        .map(|backend| (backend.address, backend.after.expect("a backend of the new list")))
+        .map(|backend| (backend.address, backend.after.expect("the new list has the backend")))
         .collect();
     fixture.setup.write("socklb.toml", &text);
     let shares = || -> BTreeMap<_, _> {
         let backends = fixture.setup.backends("web", "users").into_iter();
         backends.filter(|b| !b.is_leaving()).map(|b| (b.address, b.share_wanted)).collect()
     };
-    stage::eventually("the file is in force", shares, |shares| *shares == predicted);
+    stage::eventually("the new file is in force", shares, |shares| *shares == predicted);
     let log = || fixture.daemon().log();
     let line = "changed=\"clients added: batch; services changed: users (backends.file, policy)\"";
     stage::eventually("the log names the changes", log, |log| log.contains(line));
@@ -82,8 +82,7 @@ fn the_predicted_changes_of_a_file_are_its_real_changes() {
     assert!(after.is_empty(), "{after:#?}");
 }
 
-/// `--endpoints` previews a list before it replaces the one in use, and reports faults of the new
-/// list.
+/// `--endpoints` compares a new list with the list in use, and reports faults of the new list.
 #[test]
 fn an_endpoint_list_is_previewed_against_the_one_in_use() {
     let fixture = Fixture::new();
@@ -142,7 +141,7 @@ fn without_a_daemon_a_file_is_compared_with_the_maps() {
     assert_eq!(shown(&comparison)[..3], expected);
     let same = compared(&fixture, "socklb.toml");
     assert!(same.is_empty(), "{same:#?}");
-    // Other limits would need new maps.
+    // A change of the limits needs new maps.
     let text = stage::daemon::read(&fixture.setup.folder.join("socklb.toml"));
     fixture.setup.write("new.toml", &(text + "[limits]\nslots = 64\n"));
     let unchangeable = compared(&fixture, "new.toml").unchangeable;

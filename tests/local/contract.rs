@@ -83,11 +83,14 @@ impl World for Host {
         match probe.try_dial(SERVICE) {
             Ok(dialled) => {
                 self.flows.push((client.to_owned(), dialled.socket));
-                Reached::Backend(dialled.name.parse().expect("its address"), Flow(self.flows.len() - 1))
+                Reached::Backend(
+                    dialled.name.parse().expect("a backend's name is its address"),
+                    Flow(self.flows.len() - 1),
+                )
             }
             Err(libc::ECONNREFUSED) => Reached::Refused,
             Err(libc::ENETUNREACH) => Reached::Nothing,
-            Err(errno) => panic!("errno {errno}"),
+            Err(errno) => panic!("connect failed with errno {errno}"),
         }
     }
 
@@ -131,7 +134,7 @@ impl World for Host {
     }
 
     fn pass(&mut self) {
-        // Yields the CPU. The status decides when the wait ends, and not the clock.
+        // Yields the CPU. The wait ends when the status has the expected value.
         std::thread::park_timeout(patience() / 2000);
     }
 }

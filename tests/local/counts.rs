@@ -1,5 +1,5 @@
-//! The counts of a backend's flows in `status`: how flows end, and how long connects take. The
-//! counts stay with the backend even if its slot changes.
+//! The counts of a backend's flows in `status`: how flows end, and how long connects take. A
+//! backend's counts do not change if its slot changes.
 
 use lb_common::abi::{self, map};
 use lb_view::backend::{BackendStatus, ConnectLatency};
@@ -15,7 +15,7 @@ fn backend(fixture: &Fixture, address: &str) -> BackendStatus {
     fixture.setup.backend(address).expect("the backend has a slot")
 }
 
-/// Asserts that each started flow is counted as ended, active, reclaimed or untracked.
+/// Asserts that the started flows are the sum of the ended, active, reclaimed and untracked flows.
 #[track_caller]
 fn assert_adds_up(backend: &BackendStatus) {
     let BackendStatus { started, active, reclaimed, untracked, endings, .. } = backend;
@@ -37,10 +37,12 @@ fn status_shows_endings_and_latencies_of_flows() {
     let both = || (backend(&fixture, "127.0.0.1:8001"), backend(&fixture, "127.0.0.1:8009"));
     let has_rate =
         |backend: &BackendStatus| backend.rates_60s.as_ref().is_some_and(|rates| rates.started > 0.0);
-    let (good, bad) = eventually("rates are known", both, |(good, bad)| has_rate(good) && has_rate(bad));
+    let (good, bad) =
+        eventually("both backends have rates", both, |(good, bad)| has_rate(good) && has_rate(bad));
     assert_adds_up(&good);
     assert_adds_up(&bad);
-    // The probe resets the connections that it has opened, which is no failure of the backend.
+    // The probe resets the connections that it has opened, which does not count as a failure of the
+    // backend.
     assert_eq!((good.endings["aborted"], bad.endings["refused"]), (100, 101));
     for (good_times, bad_times) in [(&good.rtt, &bad.rtt), (&good.connect, &bad.connect)] {
         assert_eq!(good_times.count, good.established);
@@ -54,7 +56,8 @@ fn status_shows_endings_and_latencies_of_flows() {
         assert_eq!(bad, None);
     }
     assert!(good.lifetime_s >= 0.0 && good.bytes_received >= 300, "{good:?}");
-    let (good_rates, bad_rates) = (good.rates_60s.expect("rates"), bad.rates_60s.expect("rates"));
+    let (good_rates, bad_rates) =
+        (good.rates_60s.expect("the daemon shows rates"), bad.rates_60s.expect("the daemon shows rates"));
     let refused = bad_rates.endings["refused"];
     assert!(refused > 0.0 && (refused - bad_rates.errors).abs() < 1e-9, "{bad_rates:?}");
     assert_eq!(good_rates.errors, 0.0);
@@ -68,7 +71,7 @@ fn status_shows_endings_and_latencies_of_flows() {
     assert_eq!(look(|| backend(&fixture, "127.0.0.1:8001").rates_60s).now("no daemon runs"), None);
 }
 
-/// An offline CPU of a guest; back online on drop.
+/// An offline CPU of a guest. The CPU is online again after drop.
 struct Offline(String);
 
 impl Offline {
@@ -108,7 +111,7 @@ fn counts_of_an_offline_cpu_are_not_lost() {
     }
     fixture.setup.active_becomes(0);
     assert_eq!(started(&fixture), 66);
-    // A daemon that starts meanwhile adopts its clients while only the remaining CPUs are online.
+    // The daemon starts and adopts its clients while one CPU is offline.
     fixture.stop();
     fixture.start();
     drop(offline);
@@ -118,7 +121,7 @@ fn counts_of_an_offline_cpu_are_not_lost() {
     assert_eq!(started(&fixture), 96);
 }
 
-/// A wrong count is reported as a fault, although counts of calls in progress may differ too.
+/// A wrong count is reported as a fault. Differences because of calls in progress are not.
 #[test]
 fn counts_that_do_not_add_up_are_a_fault() {
     let mut fixture = Fixture::new();
@@ -129,14 +132,14 @@ fn counts_that_do_not_add_up_are_a_fault() {
     assert!(!faults(&fixture).contains("add up"), "{}", faults(&fixture));
     let slot = backend(&fixture, "127.0.0.1:8002").slot;
     let mut active = array::<abi::Backend>(&fixture.setup.map("web", map::BACKENDS));
-    let Raw(mut row) = active.get(&slot, 0).expect("a slot");
+    let Raw(mut row) = active.get(&slot, 0).expect("read the row of the slot");
     row.flows += 2;
     active.set(slot, Raw(row), 0).expect("add two flows that never existed");
     let expected = "service users, backend 127.0.0.1:8002: the counts of ended and active flows do not add up: \
                     2 flows too many";
     assert!(faults(&fixture).contains(expected), "{}", faults(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
-    // Differences because of calls in progress are no fault.
+    // Calls in progress may cause differences in this direction, so these are not a fault.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("restore the count");
     probe.start_dialling(SERVICE);
@@ -152,10 +155,10 @@ fn the_doctor_notes_anomalies() {
     let anomalies = || fixture.setup.client().anomalies;
     assert_eq!(anomalies(), AnomalyCounts::default());
     let mut counters = per_cpu::<abi::Anomalies>(&fixture.setup.map("web", map::ANOMALIES));
-    let mut cpus: Vec<Raw<abi::Anomalies>> = counters.get(&0, 0).expect("the counters").to_vec();
+    let mut cpus: Vec<Raw<abi::Anomalies>> = counters.get(&0, 0).expect("read the counters").to_vec();
     cpus[0].0.ended_twice = 3;
-    let cpus = aya::maps::PerCpuValues::try_from(cpus).expect("of all CPUs");
-    counters.set(0, cpus, 0).expect("store them");
+    let cpus = aya::maps::PerCpuValues::try_from(cpus).expect("there is one value for each CPU");
+    counters.set(0, cpus, 0).expect("store the counters");
     assert_eq!(anomalies().ended_twice, 3);
     let path = fixture.setup.folder.join("socklb.toml");
     let Diagnosis { findings, .. } =

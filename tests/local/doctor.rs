@@ -16,7 +16,7 @@ fn doctor(setup: &Setup) -> (Option<i32>, Vec<Finding>) {
     (output.status.code(), findings)
 }
 
-/// The findings of one check, as state, text and help.
+/// The findings of one check: severity, text and help.
 fn of<'a>(findings: &'a [Finding], check: &str) -> Vec<(Severity, &'a str, Option<&'a str>)> {
     let of = findings.iter().filter(|finding| finding.check == check);
     of.map(|finding| (finding.state, finding.text.as_str(), finding.help.as_deref())).collect()
@@ -93,7 +93,8 @@ fn every_problem_is_reported_with_its_remedy() {
     fixture.setup.write("socklb.toml", "polcy = 1\n");
     check(&fixture.setup, "configuration", Severity::Warning, "socklb.toml:1:", "socklb check");
     fixture.setup.write("socklb.toml", &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, ""));
-    std::fs::create_dir_all(fixture.setup.pins.join("v1/web/links")).expect("another version's pins");
+    std::fs::create_dir_all(fixture.setup.pins.join("v1/web/links"))
+        .expect("make the pin directory of another version");
     check(
         &fixture.setup,
         "pins",
@@ -133,7 +134,7 @@ fn missing_privileges_are_reported() {
         assert!(named, "{capability} is not in {found:?}");
     }
     // One command grants all missing capabilities. Only an administrator can run it.
-    let given = found.iter().find_map(|(_, _, help)| *help).expect("a help");
+    let given = found.iter().find_map(|(_, _, help)| *help).expect("the finding has a help text");
     assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
     assert_eq!(of(&findings, "programs")[0].0, Severity::Problem);
 }
@@ -183,7 +184,7 @@ fn two_daemons_on_one_cgroup_report_each_other() {
 fn programs_with_moved_pins_are_reported() {
     let mut fixture = Fixture::new();
     fixture.stop();
-    let version = fixture.setup.pins_of("web").parent().expect("the version's").to_owned();
+    let version = fixture.setup.pins_of("web").parent().expect("the pins have a parent directory").to_owned();
     std::fs::rename(&version, version.with_file_name("x1")).expect("move the pins");
     let (code, findings) = doctor(&fixture.setup);
     let programs = of(&findings, "other programs");
@@ -290,7 +291,7 @@ fn control_characters_in_process_names_are_escaped() {
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("make the socket inheritable");
     // The kernel names a process after the file that it was started from.
     let program = fixture.setup.folder.join("\x1b[2J\nok  x");
-    std::os::unix::fs::symlink("/usr/bin/sleep", &program).expect("name it");
+    std::os::unix::fs::symlink("/usr/bin/sleep", &program).expect("link the program under another name");
     let mut command = std::process::Command::new(program);
     fixture.cgroup.enter(&mut command);
     let _process = stage::daemon::ChildGuard::of(command.arg("60").spawn().expect("start a process"));
@@ -330,7 +331,7 @@ fn nearly_full_maps_are_reported() {
     }
 }
 
-/// The doctor and the unit assume an upper bound of the descriptors that the daemon has open per
+/// The doctor and the systemd unit assume an upper bound for the daemon's open descriptors per
 /// client.
 #[test]
 fn open_files_per_client_stay_within_the_estimate_of_the_doctor() {
@@ -346,8 +347,9 @@ fn open_files_per_client_stay_within_the_estimate_of_the_doctor() {
         let text: String = cgroups.iter().take(clients).enumerate().map(client).collect();
         let daemon = Daemon::start(&setup, &(text + service));
         setup.status();
-        let count =
-            std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("the daemon's files").count();
+        let count = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
+            .expect("list the daemon's descriptors")
+            .count();
         assert_eq!(daemon.stop(), Some(0));
         count
     };
@@ -355,8 +357,7 @@ fn open_files_per_client_stay_within_the_estimate_of_the_doctor() {
     assert!(four - one <= 3 * 20 && one <= 20 + 64, "{one} files with one client, {four} with four");
 }
 
-/// R10: a daemon that sees only a part of the cgroup tree must not wait silently for a cgroup that
-/// it cannot see.
+/// R10: a daemon in a cgroup namespace must report a cgroup that it cannot see.
 #[test]
 fn r10_a_cgroup_namespace_is_resolved_or_reported() {
     let stage = Stage::new();
@@ -389,7 +390,7 @@ fn r10_a_cgroup_namespace_is_resolved_or_reported() {
     stage::eventually("the daemon attaches", attached, |times| *times == 1);
     assert_eq!(daemon.stop(), Some(0));
     setup.write("socklb.toml", &text);
-    // If the host's whole tree is mounted, the namespace does not matter.
+    // If the host's whole cgroup tree is mounted, the cgroup namespace has no effect.
     let daemon = Daemon::spawn_with(&setup, |command| {
         root.enter(command);
         stage::namespace::in_a_cgroup_namespace_with_the_hosts_tree(command);

@@ -38,7 +38,7 @@ fn overrides(fixture: &Fixture) -> OverridesDocument {
     fixture.setup.document(&["overrides"])
 }
 
-/// Waits until no connect that began before the overrides can still use the earlier tables.
+/// Waits until all connects that began before the overrides have ended.
 #[track_caller]
 fn settled(fixture: &Fixture) {
     let clients = |document: &OverridesDocument| {
@@ -55,7 +55,7 @@ fn settled(fixture: &Fixture) {
     );
 }
 
-/// The names of the backends that answer, for 60 connects.
+/// The names of the backends that answer 60 connects.
 fn names(probe: &mut Probe) -> BTreeSet<String> {
     probe.dial_many(SERVICE, 60).into_keys().collect()
 }
@@ -83,7 +83,7 @@ fn a_drained_backend_gets_no_connection_and_no_connect_fails() {
     let others = started(ALL[1]);
     eventually("connects to other backends continue", || started(ALL[1]), |now| *now > others + 1_000);
     let after = look(|| started(FIRST)).now("other connects have begun and ended since");
-    assert_eq!(after, before, "no connect has chosen b1 since the answer");
+    assert_eq!(after, before, "no connect has chosen b1 since the daemon confirmed the drain");
     good(&fixture, &["undrain", "users", FIRST]);
     eventually("connects reach b1 again", || started(FIRST), |now| *now > before + 100);
     for probe in &mut probes {
@@ -169,15 +169,15 @@ fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() 
         open.iter().filter(|dialled| dialled.name == "b1").nth(1).expect("b1 has three connections");
     probe.close(of_first.socket);
     let written = shows(&terminal, "127.0.0.1:8001: 2 open flows");
-    let progress = &written[written.find("\r\x1b[K").expect("a progress")..];
-    assert!(!progress.contains('\n'), "one line: {written:?}");
+    let progress = &written[written.find("\r\x1b[K").expect("the terminal shows the progress")..];
+    assert!(!progress.contains('\n'), "the progress is one line: {written:?}");
     terminal.types("\x03");
     assert_eq!(terminal.ended().code(), Some(130));
     shows(&terminal, "stopped waiting; the backends stay drained until `socklb undrain`\r\n");
     assert_eq!(names(&mut probe), set(&["b2", "b3"]));
     assert_eq!(overrides(&fixture).overrides.len(), 1);
-    // A text that is longer than the row would wrap, and the next text would replace only its last
-    // row.
+    // The terminal would wrap a text longer than its row, and the next text would replace only the
+    // last row.
     let mut terminal = Terminal::start(wait(), 20, 10);
     shows(&terminal, "127.0.0.1:8001: 2 o");
     good(&fixture, &["undrain", "users", FIRST]);
@@ -186,7 +186,7 @@ fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() 
     assert!(!written.contains("127.0.0.1:8001: 2 op"), "{written:?}");
 }
 
-/// The first kills come at any moment of a command, the later ones after the daemon has decided.
+/// The first kills hit any moment of a command. The later kills follow the daemon's decision.
 #[test]
 fn kills_of_the_daemon_during_commands_lose_nothing_that_was_answered() {
     let mut fixture = Fixture::new();
@@ -258,7 +258,7 @@ fn a_drain_survives_the_death_of_the_daemon() {
         "{code:?} {text}"
     );
     fixture.start();
-    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "from the first connect on");
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "no connect chooses b1, not even the first");
     let document = look(|| overrides(&fixture)).has(|document| document.overrides.len(), 1);
     let of = &document.overrides[0].of;
     assert_eq!(of.reason.as_deref(), Some("new kernel"));
@@ -283,7 +283,7 @@ fn the_last_available_backend_is_drained_only_by_force() {
     assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(libc::EHOSTUNREACH));
     let is_there = |code: FaultCode| fixture.setup.status().faults.iter().any(|fault| fault.code == code);
     eventually("the fault is shown", || is_there(FaultCode::OnlyDrained), |is_there| *is_there);
-    assert!(!is_there(FaultCode::NoUsableBackend), "one fault for one cause");
+    assert!(!is_there(FaultCode::NoUsableBackend), "one cause is reported as one fault");
     let (code, text) = run(&fixture, &["status"]);
     assert!(code == Some(3) && text.contains("3 drained by an operator"), "{code:?} {text}");
     let metrics = fixture.setup.metrics();
@@ -312,7 +312,7 @@ fn half_a_weight_gives_half_a_share() {
     let mut probe = fixture.probe();
     let answer: Overridden = fixture.setup.document(&["weight", "users", FIRST, "50%"]);
     let share = answer.overrides[0].clients[0].share;
-    assert!((share - 0.2).abs() < 0.002, "half a weight of 2.5: {answer:?}");
+    assert!((share - 0.2).abs() < 0.002, "b1 has half a weight, and the sum of weights is 2.5: {answer:?}");
     settled(&fixture);
     let counts = probe.dial_many(SERVICE, 1_000);
     assert!((190..=210).contains(&counts["b1"]), "{counts:?}");
@@ -342,7 +342,7 @@ fn an_override_that_cannot_be_stored_is_in_force_and_reported() {
     eventually("a retry stores the override", not_kept, Option::is_none);
 }
 
-/// The state directory is a small file system of its own.
+/// The state directory is a small separate file system.
 #[test]
 fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
     let mut fixture = Fixture::without_daemon();
@@ -376,8 +376,7 @@ fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
     rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).expect("unmount the file system");
 }
 
-/// Another user could have written the file, so the daemon does not apply it, and does not
-/// overwrite it.
+/// The daemon neither applies nor overwrites a file that another user could have written.
 #[test]
 fn overrides_in_a_file_of_another_user_are_not_applied() {
     let mut fixture = Fixture::new();
@@ -392,7 +391,7 @@ fn overrides_in_a_file_of_another_user_are_not_applied() {
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "only b1 is drained");
     let document =
         look(|| overrides(&fixture)).matches("the reason is shown", |document| document.not_kept.is_some());
-    let why = document.not_kept.expect("a reason");
+    let why = document.not_kept.expect("the document has the reason");
     assert!(why.contains("65534"), "{why}");
     let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
     assert!(code == Some(1) && text.contains("cannot be read yet"), "{code:?} {text}");
@@ -403,8 +402,7 @@ fn overrides_in_a_file_of_another_user_are_not_applied() {
     eventually("nothing is drained", || names(&mut probe), |names| names.len() == 3);
 }
 
-/// A daemon that cannot close connections, because of its kernel or because a capability is
-/// missing.
+/// The daemon cannot close connections, because its kernel or its capabilities do not permit it.
 #[test]
 fn a_drain_that_is_to_close_flows_changes_nothing_if_the_daemon_cannot_close_any() {
     type Prepare = fn(&mut Command);

@@ -11,8 +11,8 @@ use stage::fixture::{Fixture, SERVICE};
 use stage::probe::die_with_us;
 
 const FIRST: &str = "127.0.0.1:8001";
-/// The number of connections to the first backend: at one per second, not all are closed before the
-/// command ends.
+/// Number of connections to the first backend. The drain closes one per second, so the command ends
+/// before all are closed.
 const OPEN: u64 = 120;
 /// The file for the output of the command.
 const OUTPUT: &str = "beside";
@@ -22,8 +22,8 @@ fn open(fixture: &Fixture) -> u64 {
 }
 
 /// Starts a drain that waits, and then closes one connection per second. After the first connection
-/// is closed, calls `ends`. The command must then exit with this code, before it has closed all
-/// connections. Returns the command's output.
+/// is closed, calls `ends`. The command must then exit with `code` before all connections are
+/// closed. Returns the command's output.
 #[track_caller]
 fn ended_by(ends: impl FnOnce(&Fixture, &ChildGuard), code: i32) -> String {
     let fixture = Fixture::new();
@@ -90,7 +90,7 @@ fn a_daemon_that_hangs_meanwhile_ends_the_closing_and_leaves_the_drain_in_force(
         let output = || fs::read_to_string(fixture.setup.folder.join(OUTPUT)).expect("read the output");
         eventually("the command reports the hung daemon", output, |text| text.contains("does not answer"));
         fixture.daemon().signal(Signal::CONT);
-        // The command continues to wait until the flows end by themselves.
+        // The command still waits for the end of the flows.
         signal(child, Signal::INT);
     };
     let text = ended_by(hang, 130);

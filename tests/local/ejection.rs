@@ -32,7 +32,7 @@ pub fn text(fixture: &Fixture, lines: &str) -> String {
 }
 
 pub const THREE: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
-/// Nothing listens at these addresses.
+/// Addresses without a listener.
 pub const DEAD: [&str; 3] = ["127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"];
 /// An ejection that outlasts a test, so that no trial happens.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
@@ -47,8 +47,8 @@ pub fn dial(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     dial_and(probe, count, |probe, socket| probe.close(socket))
 }
 
-/// As [`dial`], but holds the connections. A policy that compares active flows then never reads a
-/// count in which an end is still missing.
+/// As [`dial`], but holds the connections. A policy that compares active flows then never reads an
+/// outdated count.
 #[track_caller]
 pub fn hold(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     dial_and(probe, count, |_, _| {})
@@ -75,7 +75,7 @@ pub fn failed(counts: &BTreeMap<String, u32>) -> u32 {
 }
 
 pub fn at(fixture: &Fixture, address: &str) -> backend::BackendStatus {
-    fixture.setup.backend(address).expect("the backend")
+    fixture.setup.backend(address).expect("the backend has a slot")
 }
 
 fn is_ejected(fixture: &Fixture, address: &str) -> bool {
@@ -84,8 +84,8 @@ fn is_ejected(fixture: &Fixture, address: &str) -> bool {
 
 #[test]
 fn a_dead_backend_costs_five_connects_with_and_without_a_daemon() {
-    // Three kinds of policies: the first takes entries in a row, the second samples, and the third
-    // scans.
+    // The three kinds of policies: the first uses consecutive entries, the second samples, the
+    // third scans.
     for (policy, daemon) in
         [(Policy::WeightedRoundRobin, true), (Policy::P2c, false), (Policy::LeastLoaded, false)]
     {
@@ -99,7 +99,7 @@ fn a_dead_backend_costs_five_connects_with_and_without_a_daemon() {
         let mut probe = fixture.probe();
         let counts = hold(&mut probe, 400);
         assert_eq!(failed(&counts), 5, "{policy:?}, daemon {daemon}: {counts:?}");
-        // The other backends get the rest of the connects. Cursors start at a hash of the host's
+        // The other backends get the remaining connects. Cursors start at a hash of the host's
         // name, which is the same on every stage.
         let likely = match policy {
             Policy::Random | Policy::P2c => likely(395, 1.0 / 3.0),
@@ -132,7 +132,7 @@ fn after_an_ejection_no_further_connect_reaches_the_backend() {
         probe.stop_dialling();
     }
     let dead = look(|| at(&fixture, DEAD[0])).now("no process dials any more");
-    assert_eq!(dead.started, before, "no connect was sent to the backend since");
+    assert_eq!(dead.started, before, "no connect has chosen the ejected backend");
     assert!(dead.started <= 5 + 4, "{dead:?}");
 }
 
@@ -210,7 +210,7 @@ fn active_accounting_ejects_no_backend_that_refuses_connects() {
     }
 }
 
-/// `socklb readmit` reports an impossible request, and then changes nothing.
+/// `socklb readmit` reports an impossible request and changes nothing.
 #[test]
 fn a_readmission_ends_an_ejection_early() {
     let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], FOR_LONG);
@@ -251,7 +251,7 @@ fn a_readmission_ends_an_ejection_early() {
 }
 
 /// The request waits in the daemon's socket. When the daemon continues, it may execute the request,
-/// or notice that the requester is gone.
+/// or detect that the client of the socket is gone.
 #[test]
 fn readmit_reports_that_a_hung_daemon_may_lift_the_ejection_later() {
     let fixture = start(&THREE, FOR_LONG);

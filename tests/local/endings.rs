@@ -1,11 +1,12 @@
-//! Flows end in every possible way, at random, and are counted as the owner of the socket saw it.
+//! Flows end in every possible way, at random. The counts match the observations of the sockets'
+//! owner.
 
 use stage::accounts::differences;
 use stage::stress::{all, config};
 use stage::workers::{Play, Worker, server};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 
-/// The long form is `proof::accounting`; this one runs on every kernel.
+/// `proof::accounting` is a longer form of this test. This form runs on every kernel.
 #[test]
 fn every_ending_is_counted_as_the_client_saw_it() {
     const ROUNDS: u64 = 3;
@@ -19,10 +20,14 @@ fn every_ending_is_counted_as_the_client_saw_it() {
     let mut worker = Worker::start(&cgroup, play);
     for _ in 0..ROUNDS {
         let ledger = worker.play(flows);
-        eventually("the counts are what the client saw", || differences(&setup, &ledger), Vec::is_empty);
+        eventually(
+            "the counts match the client's observations",
+            || differences(&setup, &ledger),
+            Vec::is_empty,
+        );
     }
     let ledger = worker.rest();
-    eventually("the counts are what the client saw", || differences(&setup, &ledger), Vec::is_empty);
+    eventually("the counts match the client's observations", || differences(&setup, &ledger), Vec::is_empty);
     assert_eq!(ledger.held(), 0);
     setup.active_becomes(0);
     assert!(ledger.chosen() >= ROUNDS * flows, "{}", ledger.chosen());

@@ -15,7 +15,11 @@ fn answering(fixture: &Fixture) -> BTreeSet<String> {
 #[track_caller]
 fn expect(fixture: &Fixture, names: &[&str]) {
     let names: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    eventually("the load moves", || answering(fixture), |answering| *answering == names);
+    eventually(
+        "exactly the expected backends answer",
+        || answering(fixture),
+        |answering| *answering == names,
+    );
 }
 
 #[test]
@@ -39,11 +43,11 @@ fn a_file_written_in_place_is_read() {
 #[test]
 fn a_switched_symbolic_link_is_followed() {
     let mut fixture = Fixture::without_daemon();
-    // Containers receive configuration in this way: the file is a link through a directory that is
-    // replaced.
+    // Kubernetes mounts configuration in this way: the file is a link through a directory link that
+    // is replaced.
     let folder = fixture.setup.folder.clone();
-    fs::create_dir(folder.join("v1")).expect("a folder");
-    fs::create_dir(folder.join("v2")).expect("a folder");
+    fs::create_dir(folder.join("v1")).expect("create a folder");
+    fs::create_dir(folder.join("v2")).expect("create a folder");
     fs::write(folder.join("v1/users.toml"), endpoints(&[("127.0.0.1:8001", "")])).expect("write");
     fs::write(folder.join("v2/users.toml"), endpoints(&[("127.0.0.1:8002", "")])).expect("write");
     std::os::unix::fs::symlink("v1", folder.join("current")).expect("link");
@@ -117,7 +121,7 @@ fn a_constantly_rewritten_file_is_never_read_in_part() {
     assert!(names.iter().all(|name| ["b1", "b2", "b3"].contains(name)), "{counts:?}");
 }
 
-/// Ten services with faulty files of the maximum length at the same time.
+/// Ten services have faulty files of the maximum length at the same time.
 #[test]
 fn ten_faulty_files_at_once_take_little_memory() {
     const LONGEST: usize = 4 << 20;
@@ -142,7 +146,11 @@ fn ten_faulty_files_at_once_take_little_memory() {
     let peak = || {
         let status =
             stage::daemon::read(std::path::Path::new(&format!("/proc/{}/status", fixture.daemon().pid())));
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a peak").to_owned();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:"))
+            .expect("the status has VmHWM")
+            .to_owned();
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") >> 10
     };
     let before = peak();
@@ -166,10 +174,10 @@ fn ten_faulty_files_at_once_take_little_memory() {
             replace(&fixture.setup.folder.join(name(service)), &whole[..whole.len().min(LONGEST)]);
         }
         let all = stage::within(6 * stage::patience(), || failures(round), |count| *count == 10);
-        assert_eq!(all, Ok(10), "every file is refused: {toml} {json}");
+        assert_eq!(all, Ok(10), "the daemon refuses all ten files: {toml} {json}");
     }
     let peak = peak();
-    assert!(peak < 200, "{peak} MiB, {before} MiB before");
+    assert!(peak < 200, "peak memory: {peak} MiB, and {before} MiB before the reads");
     for service in 0..10 {
         replace(&fixture.setup.folder.join(name(service)), &good(service));
     }

@@ -44,7 +44,7 @@ fn failed(counts: &BTreeMap<String, u32>) -> u32 {
     counts.iter().filter(|(name, _)| !name.starts_with('b')).map(|(_, count)| count).sum()
 }
 
-/// Dials this many times, holds connected sockets, and closes the others, as applications do.
+/// Dials `count` times, holds connected sockets, and closes failed sockets, as applications do.
 fn connect(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
     let mut counts = BTreeMap::new();
     for _ in 0..count {
@@ -63,7 +63,7 @@ fn connect(probe: &mut Probe, count: u32) -> BTreeMap<String, u32> {
 
 fn service(fixture: &Fixture) -> Service {
     let services: Array<MapData, Raw<Service>> = array(&fixture.setup.map("web", map::SERVICES));
-    services.get(&0, 0).expect("the row").0
+    services.get(&0, 0).expect("read the service's row").0
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_backend_that_fails_fast_does_not_look_idle_without_known_causes() {
         look(active).becomes(3);
         eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
         let counts = connect(&mut fixture.probe(), 200);
-        // The share of this backend would be a third of the connects.
+        // Without a penalty, this backend would get a third of the connects.
         assert!(failed(&counts) <= 67 + 1, "{policy}: {counts:?}");
     }
 }
@@ -164,10 +164,10 @@ fn failures_in_another_network_namespace_eject_no_backend() {
     }
     let fixture = start(&THREE, FOR_LONG);
     let mut probe = fixture.probe();
-    // The oldest process determines which namespace is the client's.
+    // The network namespace of the client's oldest process is the client's namespace.
     probe.dial_many(SERVICE, 3);
     let namespace = || service(&fixture).namespace;
-    eventually("the namespace is known", namespace, |namespace| *namespace != 0);
+    eventually("the service's row has the namespace", namespace, |namespace| *namespace != 0);
     let mut elsewhere = Probe::start_with(&fixture.cgroup, in_a_network_of_its_own);
     let counts = elsewhere.dial_many(SERVICE, 100);
     assert_eq!(counts.values().sum::<u32>(), 100, "{counts:?}");
@@ -193,8 +193,8 @@ fn two_known_processes(fixture: &mut Fixture) -> (Probe, Probe) {
     (first, second)
 }
 
-/// A backend may have a good reason to reset the requests of one process. If it also resets those
-/// of another process, the backend is at fault.
+/// A backend may reset the requests of one process for a good reason. Resets of a second process
+/// count against the backend.
 #[test]
 fn resets_eject_a_backend_only_if_several_processes_receive_them() {
     // Without fetching atomics, flow records do not identify a process.
@@ -232,7 +232,7 @@ fn processes_that_ended_before_a_restart_do_not_count_as_several() {
     look(|| service(&fixture).several_processes).stays(0, Duration::from_secs(1));
 }
 
-/// A listener with a stopped process: the kernel accepts connections for it, but nothing answers.
+/// The kernel completes the handshakes for this listener, but no process accepts or answers.
 #[test]
 fn a_silent_backend_is_ejected_while_others_answer() {
     const HUNG: &str = "127.0.0.1:8010";

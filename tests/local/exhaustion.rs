@@ -47,8 +47,8 @@ fn add_client(fixture: &Fixture, cgroup: &Cgroup) {
     fixture.daemon().signal(Signal::HUP);
 }
 
-/// Takes a resource away, changes the list and the clients, returns the resource, and checks that
-/// the daemon applies the changes by itself.
+/// Removes a resource, changes the endpoint list and the clients, restores the resource, and checks
+/// that the daemon applies the changes.
 #[track_caller]
 fn changes_wait(
     fixture: &Fixture,
@@ -102,8 +102,8 @@ fn a_daemon_without_descriptors_stops_cleanly() {
     all_reached(probe);
 }
 
-/// Whether a daemon has ended for lack of memory. Rust aborts a program if an allocation fails; the
-/// daemon that is started next continues the work with the pinned maps.
+/// Whether a daemon has ended because of a failed allocation. Rust aborts a program if an
+/// allocation fails; the daemon that is started next continues the work with the pinned maps.
 fn is_out_of_memory(ending: ExitStatus, log: &str) -> bool {
     let words = ["memory allocation of ", "Cannot allocate memory", "Resource temporarily unavailable"];
     (ending.signal() == Some(Signal::ABORT.as_raw()) || ending.code() == Some(1))
@@ -111,7 +111,7 @@ fn is_out_of_memory(ending: ExitStatus, log: &str) -> bool {
 }
 
 fn start_again_after_want_of_memory(fixture: &mut Fixture) {
-    let mut daemon = fixture.daemon.take().expect("a daemon");
+    let mut daemon = fixture.daemon.take().expect("a daemon runs");
     match daemon.ending() {
         None => fixture.daemon = Some(daemon),
         Some(ending) => {
@@ -132,8 +132,8 @@ fn connects_succeed_while_the_daemon_lacks_memory() {
         fixture.daemon().leave_memory(Some(free));
         fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
         add_client(&fixture, &second);
-        let look = || (fixture.daemon.as_mut().expect("a daemon").ending().is_some(), status(&fixture));
-        // The remaining memory may also suffice for the change.
+        let look = || (fixture.daemon.as_mut().expect("a daemon runs").ending().is_some(), status(&fixture));
+        // The remaining memory may suffice for the change, too.
         eventually("the daemon reports a fault or ends", look, |(ended, (code, text))| {
             *ended || *code == Some(3) || *code == Some(0) && text.contains("client second")
         });
@@ -185,21 +185,21 @@ fn starts_or_reports(fixture: &Fixture, resource: Resource, amount: u64, words: 
         eventually("the daemon runs or ends", &mut look, |(ending, answers)| ending.is_some() || *answers);
     let code = match ending {
         Some(ending) => {
-            assert!(!ending.success(), "{amount} of {resource:?}: {ending}");
+            assert!(!ending.success(), "the start must fail with {amount} of {resource:?}: {ending}");
             ending.code()
         }
-        // An amount that suffices for an answer may be too small for the next step.
+        // The daemon may still fail after it has answered.
         None => daemon.stop(),
     };
     if code == Some(0) {
         return true;
     }
     let log = stage::daemon::read(&fixture.setup.folder.join("log")).split_off(before);
-    // The dynamic loader and Rust's start-up code report a lack of memory in their own words.
-    assert!(!log.trim().is_empty(), "{amount} of {resource:?}: {code:?}");
+    // The dynamic loader and Rust's start-up code report a lack of memory with other texts.
+    assert!(!log.trim().is_empty(), "the log is empty with {amount} of {resource:?}: {code:?}");
     assert!(
         words.iter().any(|word| log.contains(word)) || code == Some(127),
-        "{amount} of {resource:?}: {code:?}\n{log}"
+        "the log has no error for {amount} of {resource:?}: {code:?}\n{log}"
     );
     false
 }
@@ -248,7 +248,7 @@ fn a_start_with_too_little_memory_reports_it_and_changes_nothing() {
     all_reached(probe);
 }
 
-/// Watches only make the daemon faster: without them it checks files and cgroups once a second.
+/// Without inotify watches, the daemon checks files and cgroups once per second.
 #[test]
 fn a_daemon_without_inotify_polls_once_per_second() {
     let fixture = Fixture::without_daemon();

@@ -1,4 +1,4 @@
-//! Both address families, v4-mapped sockets, getpeername, and addresses that are no service.
+//! Both address families, v4-mapped sockets, getpeername, and addresses without a service.
 
 use stage::{Backend, Cgroup, Daemon, Family, Probe, Setup, Stage, address, look};
 
@@ -58,8 +58,7 @@ fn other_destinations_are_not_rewritten() {
     // backend's address.
     let direct = probe.dial("127.0.0.1:8001");
     assert_eq!((direct.name.as_str(), direct.peer), ("b1", address("127.0.0.1:8001")));
-    // The service's address with another port or protocol is not the service: nothing can be
-    // reached there.
+    // The service's address with another port or protocol is not the service, so the connect fails.
     assert_eq!(probe.try_dial("10.96.0.10:81").map(|dialled| dialled.name), Err(libc::ENETUNREACH));
     let datagrams = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
     assert_eq!(probe.try_connect_datagram(datagrams[0], "10.96.0.10:80"), Err(libc::ENETUNREACH));

@@ -1,5 +1,5 @@
-//! Starts that must fail: each reports the problem, its location and the remedy, with the right
-//! exit code, and changes nothing.
+//! Tests of starts that must fail. Each start reports the problem, its location and the remedy,
+//! exits with the right code, and changes nothing.
 
 use std::fs;
 use std::process::{Command, Output};
@@ -58,7 +58,7 @@ fn a_missing_bpffs_is_reported_with_its_mount_command() {
     let cgroup = Cgroup::new();
     setup.pins = setup.folder.join("not-bpffs");
     check(&start(&setup, &config(&cgroup, "{ static = [] }", "")), 1, &["not-bpffs", "mount -t bpf"]);
-    assert!(!setup.pins.exists(), "no partial result");
+    assert!(!setup.pins.exists(), "no pins remain after the failed start");
 }
 
 #[test]
@@ -67,18 +67,18 @@ fn a_missing_cgroup2_is_reported_with_its_mount_command() {
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
     let text = config(&cgroup, "{ static = [] }", "");
-    // Only this stage's mounts change.
+    // The mounts of this stage's namespace change, and not those of the host.
     rustix::mount::unmount(stage::cgroup::mount(), rustix::mount::UnmountFlags::DETACH)
         .expect("hide cgroup2");
     let output = start(&setup, &text);
     rustix::mount::mount("none", "/sys/fs/cgroup", "tmpfs", rustix::mount::MountFlags::empty(), None)
-        .expect("a folder");
+        .expect("create a folder");
     let again = std::path::Path::new("/sys/fs/cgroup/unified");
-    fs::create_dir_all(again).expect("a folder");
+    fs::create_dir_all(again).expect("create a folder");
     rustix::mount::mount("none", again, "cgroup2", rustix::mount::MountFlags::empty(), None)
         .expect("mount cgroup2 again");
     check(&output, 1, &["no cgroup2", "mount -t cgroup2"]);
-    // The command in the message repairs the fault, wherever it mounts cgroup2.
+    // The mount point of cgroup2 has no effect.
     let daemon = Daemon::start(&setup, &text);
     assert_eq!(daemon.stop(), Some(0));
     // When `cgroup` is dropped, it removes itself by its old path, which is hidden here.
@@ -152,7 +152,7 @@ fn two_capabilities_suffice_or_the_missing_third_is_reported() {
     let knows_mptcp = !enough && kernel::SKC_TO_MPTCP_SOCK.is_here();
     assert_eq!(setup.daemon().features["knows_mptcp"], knows_mptcp);
     let knows_causes = setup.daemon().features["socket_errors"];
-    assert_eq!(knows_causes, !enough, "causes are known only with the third capability");
+    assert_eq!(knows_causes, !enough, "the daemon knows causes only with CAP_PERFMON");
     let expected = if knows_causes { EjectionMode::On } else { EjectionMode::CausesUnknown };
     look(|| setup.service().ejection).becomes(expected);
     let text = String::from_utf8_lossy(&setup.run(&["status"]).stdout).into_owned();
@@ -202,8 +202,8 @@ fn a_small_memlock_limit_suffices_or_is_reported() {
         assert!(daemon.wait().expect("reap the daemon").success());
     } else {
         // The memory of the user's other processes also counts, so the start may fail at any step.
-        // If the limit would suffice for a small client, the exit code is 1, which means that a
-        // retry may succeed.
+        // If the limit suffices for a small client, the exit code is 1, because a retry may
+        // succeed.
         for kibibytes in [0, 4, 8, 12, 16, 24, 32, 64, 1024] {
             let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin", "perfmon"]);
             stage::daemon::lock_little_memory(&mut command, kibibytes << 10);
@@ -277,7 +277,7 @@ fn foreign_and_missing_pins_are_refused() {
     let mut fixture = Fixture::new();
     fixture.stop();
     let maps = fixture.setup.pins_of("web").join("maps");
-    // A foreign pin in a directory of socklb.
+    // A foreign pin is in a directory of socklb.
     fs::rename(maps.join(map::COUNTS), maps.join("theirs")).expect("rename a pin");
     let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
@@ -286,7 +286,7 @@ fn foreign_and_missing_pins_are_refused() {
     fs::remove_file(maps.join("theirs")).expect("remove the pin");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
     check(&output, 1, &["maps/counts", "is missing", "socklb detach web"]);
-    // Meanwhile, connects continue.
+    // Connects continue after the failed start.
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
     // The command in the message repairs the fault.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
@@ -300,7 +300,7 @@ fn maps_of_another_shape_are_not_adopted() {
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 1024\n";
     let output = start(&fixture.setup, &text);
     check(&output, 1, &["datagrams", "131072 entries", "1024 entries", "socklb detach web"]);
-    // A map of another kind under one of our names.
+    // A map of another kind has the name of one of socklb's maps.
     let maps = fixture.setup.pins_of("web").join("maps");
     fs::remove_file(maps.join(map::CURSORS)).expect("remove the pin");
     fs::rename(maps.join(map::OUTCOMES), maps.join(map::CURSORS)).expect("put another map in its place");

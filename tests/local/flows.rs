@@ -53,7 +53,7 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
         assert_eq!((&*flow.phase, &*flow.state), ("established", "healthy"));
         assert_eq!((&*flow.policy, &*flow.reason), ("weighted-round-robin", "picked"));
         assert_eq!(flow.table_generation, 1);
-        let share = flow.table_share.expect("a share of the current table");
+        let share = flow.table_share.expect("the flow has a share of the current table");
         assert!((share - 1.0 / 3.0).abs() < 1e-3, "{flow:?}");
     }
     let ages: Vec<f64> = shown.iter().map(|flow| flow.age_s).collect();
@@ -146,7 +146,11 @@ fn flows_are_filtered_by_client_service_and_backend() {
     }
     assert_eq!(fixture.setup.run(&["flows", "--backend", "users"]).status.code(), Some(2));
     let text = fixture.setup.run(&["flows", "--service", "mail", "--backend", "127.0.0.1:8001"]);
-    assert_eq!(String::from_utf8_lossy(&text.stdout).lines().count(), 2, "a header and a flow");
+    assert_eq!(
+        String::from_utf8_lossy(&text.stdout).lines().count(),
+        2,
+        "the output is a header and one flow"
+    );
 }
 
 /// The command reads flows from the kernel's maps, so no process has to store them.
@@ -162,7 +166,7 @@ fn flows_are_shown_without_a_daemon_and_after_a_restart() {
     let of = |shown: &[ActiveFlow<'_>]| {
         (cookies(shown), shown.iter().map(|flow| flow.backend).collect::<Vec<_>>())
     };
-    assert_eq!(of(&flows(&fixture, &[])), of(&before), "no daemon");
+    assert_eq!(of(&flows(&fixture, &[])), of(&before), "the flows are the same without a daemon");
     // The next daemon publishes no table, so the flows still belong to the current one.
     fixture.start();
     let after = flows(&fixture, &[]);
@@ -190,14 +194,14 @@ fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
     assert_eq!((shown.len(), shown[0].table_generation), (1, 1));
     assert!(shown[0].table_entries >= 341, "{shown:?}");
     assert_eq!(flows(&fixture, &[]).len(), 3);
-    let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one each");
+    let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one connection goes to b3");
     probe.close(leaver.socket);
     // When its last flow has ended, the backend is removed, and requests for it fail.
     let status_code = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
     eventually("the backend's slot is freed", status_code, |code| *code == Some(1));
 }
 
-/// `flows` shows how many flows another version has left, and reads nothing else from that
+/// `flows` shows the number of another version's open flows, and reads nothing else from that
 /// version's maps.
 #[test]
 fn clients_of_another_version_are_shown_with_their_number_of_flows() {
@@ -215,8 +219,9 @@ fn clients_of_another_version_are_shown_with_their_number_of_flows() {
     };
     assert!(output.status.code() == Some(0) && text.contains(&row_text("balancing connects")), "{text}");
     // A daemon of another version first detaches the programs that start flows.
-    for link in std::fs::read_dir(fixture.setup.pins.join(&theirs).join("web/links")).expect("links") {
-        let link = link.expect("a link").path();
+    for link in std::fs::read_dir(fixture.setup.pins.join(&theirs).join("web/links")).expect("list the links")
+    {
+        let link = link.expect("read a directory entry").path();
         let name = link.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if name.starts_with("connect") || name.starts_with("sendmsg") {
             stage::sys::remove_link(&link);
@@ -246,8 +251,7 @@ fn flows_of_several_clients_have_a_client_column() {
     assert_eq!(flows(&fixture, &["--client", "mail"]).len(), 2);
 }
 
-/// The test writes the records of as many flows as a busy host may have, in the form in which the
-/// kernel programs write records.
+/// The test writes the flow records of a busy host into the map.
 #[test]
 fn each_of_a_hundred_thousand_flows_is_shown_once() {
     let mut fixture = Fixture::new();

@@ -1,5 +1,6 @@
 //! Weights follow the load that backends report. A real agent sends the reports, and the test sets
-//! their content. The tables change, and operators see the reason and can stop the changes.
+//! their content. The tests check the tables, the explanation for operators, and the commands that
+//! stop changes.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +73,7 @@ fn a_busy_backend_loses_share_until_an_operator_switches() {
     assert!(share < 0.25, "{share}");
     let counts = fixture.probe().dial_many(SERVICE, 512);
     let got = f64::from(counts["b1"]) / 512.0;
-    assert!((got - share).abs() < 0.01, "{got} of {share}");
+    assert!((got - share).abs() < 0.01, "share of connects: {got}, share of the table: {share}");
     // `explain` and the metrics also show that the weights are frozen.
     let explanations: Vec<Explanation> = fixture.setup.document(&["explain", "users"]);
     assert!(explanations[0].load.as_ref().is_some_and(|load| load.switch == "freeze"));
@@ -83,7 +84,7 @@ fn a_busy_backend_loses_share_until_an_operator_switches() {
     let line =
         format!("socklb_backend_load_factor{{client=\"web\",service=\"users\",backend=\"{}\"}} 0.", ALL[0]);
     assert!(page.contains(&line), "{page}");
-    // An option that would have no effect is refused.
+    // An option without effect is refused.
     let (code, text) = failure(&fixture.setup.run(&["load", "--client", "web", "off", "users"]));
     assert!(code == Some(2) && text.contains("have no effect"), "{text}");
     // While the weights are frozen, they do not change.

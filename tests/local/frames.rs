@@ -25,7 +25,7 @@ struct Twins {
     sender: Sender,
     backend: SocketAddr,
     listener: Listener,
-    /// Grows with each push.
+    /// The counter in the last push. Each push increments it.
     counter: u32,
 }
 
@@ -34,7 +34,7 @@ impl Twins {
     /// to the maps.
     fn new() -> Self {
         let (mut fixture, _agent) = start("round-robin");
-        let [link] = &links(&fixture)[..] else { panic!("one link") };
+        let [link] = &links(&fixture)[..] else { panic!("expected one link") };
         let program = stage::sys::program(stage::sys::link(link).program);
         fixture.stop();
         let port = stage::address(LISTEN).port();
@@ -72,7 +72,7 @@ impl Twins {
         (0..Reception::NAMES.len()).map(|at| values.iter().map(|of| of.0.counts[at]).sum()).collect()
     }
 
-    /// Makes the program also pass rejected datagrams on to the daemon.
+    /// Makes the program pass rejected datagrams to the daemon.
     fn pass_unbelieved(&mut self) {
         self.listener = Listener { passes_unbelieved: 1 };
         let mut listeners = hash::<Address, Listener>(&self.fixture.setup.host_map(map::LISTENERS));
@@ -188,20 +188,23 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     for length_off in [-88, -81, -1, 1, 1000] {
         twins.run(Shape { length_off, ..plain }, false, &fine, usize::MAX);
     }
-    // Every byte of a datagram matters.
+    // A datagram with any changed byte is refused.
     for at in 0..fine.len() {
         let mut changed = fine.clone();
         changed[at] ^= 0x11;
         let received =
-            twins.run(plain, at % 2 == 0, &changed, usize::MAX).expect("a datagram for the daemon");
-        assert_ne!(received.reception, Reception::Believed, "byte {at}");
+            twins.run(plain, at % 2 == 0, &changed, usize::MAX).expect("the daemon receives a datagram");
+        assert_ne!(
+            received.reception,
+            Reception::Believed,
+            "a datagram with a changed byte {at} is not accepted"
+        );
     }
-    // Further single cases.
     let change = |twins: &mut Twins, change: &dyn Fn(&mut Datagram)| {
         let mut datagram = twins.push();
         change(&mut datagram);
         let payload = twins.sealed(datagram);
-        twins.run(plain, false, &payload, usize::MAX).expect("a datagram for the daemon").reception
+        twins.run(plain, false, &payload, usize::MAX).expect("the daemon receives a datagram").reception
     };
     let answer = Kind::Answer as u8;
     let answered = change(&mut twins, &|datagram| (datagram.kind, datagram.nonce) = (answer, 77));
@@ -224,8 +227,12 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     for (id, is_believed) in [(7, true), (twins.sender.keys[0].id, false)] {
         push.key_id = Be16::from_host(id);
         let payload = push.sealed(lb_report::wire::Key::from_bytes(second)).bytes().to_vec();
-        let received = twins.run(plain, false, &payload, usize::MAX).expect("a datagram for the daemon");
-        assert_eq!(received.reception == Reception::Believed, is_believed, "key {id}");
+        let received = twins.run(plain, false, &payload, usize::MAX).expect("the daemon receives a datagram");
+        assert_eq!(
+            received.reception == Reception::Believed,
+            is_believed,
+            "reception of a datagram under key {id}"
+        );
     }
     // If the daemon requests rejected datagrams, the program passes them on. The counts are the
     // same as without this request.

@@ -56,8 +56,8 @@ fn goes_on(fixture: &Fixture, other: &Cgroup) {
     eventually("the other client is attached to the recreated cgroup", reached, |reached| *reached);
 }
 
-/// A daemon that is requested to stop releases its socket, its port and its locks, even if a file
-/// system hangs, and a successor can start.
+/// A stopping daemon releases its socket, port and locks even if a file system hangs. A successor
+/// can start.
 #[test]
 fn a_hung_file_system_does_not_delay_a_stop() {
     let Some((mut fixture, other, directory)) = scene() else { return };
@@ -78,7 +78,7 @@ fn a_hung_file_system_does_not_delay_a_stop() {
         fixture.daemon = Some(daemon);
         manager.expect("READY=1");
     }
-    // A daemon that has only begun to start, and waits for the file, stops as well.
+    // A daemon that still waits for the file at its start stops, too.
     fixture.stop();
     let daemon = Daemon::spawn(&fixture.setup);
     let bound = || fixture.setup.folder.join("run/socklb.sock.new").exists();

@@ -72,11 +72,11 @@ fn links(fixture: &Fixture) -> PathBuf {
     fixture.setup.pins_of("web").join("links")
 }
 
-/// The kernel's ids of the attached programs, by the name of the link.
+/// The kernel's id of each attached program, keyed by the name of its link.
 fn programs(fixture: &Fixture) -> BTreeMap<String, u32> {
-    let links = std::fs::read_dir(links(fixture)).expect("links");
+    let links = std::fs::read_dir(links(fixture)).expect("list the links");
     let program = |entry: std::io::Result<std::fs::DirEntry>| {
-        let entry = entry.expect("a link");
+        let entry = entry.expect("read a directory entry");
         (entry.file_name().to_string_lossy().into_owned(), stage::sys::link(&entry.path()).program)
     };
     links.map(program).collect()
@@ -151,7 +151,7 @@ fn detach_leaves_nothing_behind() {
     let mut probe = fixture.probe();
     let open = probe.dial(SERVICE);
     let refused = fixture.setup.run(&["detach", "web"]);
-    assert_eq!(refused.status.code(), Some(1), "a daemon runs");
+    assert_eq!(refused.status.code(), Some(1), "`detach` fails while a daemon runs");
     fixture.stop();
     let done = fixture.setup.run(&["detach", "web"]);
     assert!(done.status.success(), "{done:?}");
@@ -160,7 +160,7 @@ fn detach_leaves_nothing_behind() {
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(probe.peer(open.socket), fixture.backends[backend(&open.name)].address());
     let again = fixture.setup.run(&["detach", "web"]);
-    assert_eq!(again.status.code(), Some(1), "there is nothing to detach");
+    assert_eq!(again.status.code(), Some(1), "`detach` fails when no pins exist");
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
 }
 
@@ -187,17 +187,22 @@ fn flows_of_the_former_cgroup_of_a_client_still_end() {
     }
     fixture.setup.active_becomes(0);
     let cgroups = || -> BTreeSet<String> {
-        let links = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links");
-        let cgroup = |name: String| name.split_once('@').expect("of a cgroup").1.to_owned();
-        links.map(|link| cgroup(link.expect("a link").file_name().into_string().expect("UTF-8"))).collect()
+        let links = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("list the links");
+        let cgroup =
+            |name: String| name.split_once('@').expect("a link's name contains a cgroup").1.to_owned();
+        links
+            .map(|link| {
+                cgroup(link.expect("read a directory entry").file_name().into_string().expect("UTF-8"))
+            })
+            .collect()
     };
     eventually("the old links are removed", cgroups, |cgroups| cgroups.len() == 1);
 }
 
 #[test]
 fn a_start_succeeds_after_a_kill_at_any_step_of_the_previous_start() {
-    // The kill happens between the first maps and the attached programs, in each round a little
-    // later. In a guest the test kills at fewer steps, because a start takes seconds there.
+    // Each round kills the daemon a little later between the first maps and the attached programs.
+    // In a guest the test kills at fewer steps, because a start takes seconds there.
     let whole = {
         let fixture = Fixture::new();
         progress(&fixture)
@@ -213,7 +218,11 @@ fn a_start_succeeds_after_a_kill_at_any_step_of_the_previous_start() {
         );
         daemon.kill();
         let daemon = Daemon::start_again(&fixture.setup);
-        assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "killed at {wanted} of {whole}");
+        assert_eq!(
+            fixture.probe().dial_many(SERVICE, 30).len(),
+            3,
+            "the start was killed at step {wanted} of {whole}"
+        );
         assert_eq!(daemon.stop(), Some(0));
     }
 }
@@ -232,9 +241,14 @@ fn progress(fixture: &Fixture) -> usize {
 fn a_start_succeeds_under_constant_signals() {
     let fixture = Fixture::without_daemon();
     let daemon = Daemon::spawn(&fixture.setup);
-    let status = || std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("a process");
+    let status = || {
+        std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).expect("read the daemon's status")
+    };
     let catches_hangup = |status: &String| {
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).expect("a mask");
+        let caught = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigCgt:\t"))
+            .expect("the status has a signal mask");
         u64::from_str_radix(caught, 16).expect("a number in hexadecimal") & 1 != 0
     };
     eventually("SIGHUP does not end the daemon any more", status, catches_hangup);
@@ -254,8 +268,8 @@ fn a_start_succeeds_under_constant_signals() {
 #[test]
 fn tables_are_replaced_without_membarrier() {
     let fixture = Fixture::without_daemon();
-    // There is room for one table and its successor, so each publication reuses the room of the
-    // table before the current one.
+    // The arena has room for two tables, so each publication reuses the region of the previous
+    // table.
     let text =
         config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &text);
@@ -272,7 +286,7 @@ fn tables_are_replaced_without_membarrier() {
         let name = ["b1", "b2"][round % 2];
         let mut probe = fixture.probe();
         eventually(
-            "the load moves",
+            "the expected backends answer",
             || probe.dial_many(SERVICE, 5).into_keys().collect::<Vec<_>>(),
             |n| *n == [name],
         );

@@ -1,5 +1,5 @@
-//! Attached programs stay attached: an error proves nothing about a link, and a link is removed
-//! only when its successor exists.
+//! Attached programs remain attached: an error is no reason to replace a link, and a link is
+//! removed only after its successor exists.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -26,8 +26,8 @@ fn link(fixture: &Fixture, hook: &str) -> PathBuf {
     fixture.setup.pins_of("web").join("links").join(name)
 }
 
-/// With one free descriptor the daemon can open the cgroup but not inspect a link: the failed
-/// inspection proves nothing about the link.
+/// With one free descriptor the daemon can open the cgroup but not inspect a link: the daemon must
+/// not replace the link because of this error.
 #[test]
 fn links_that_cannot_be_inspected_are_not_replaced() {
     let fixture = Fixture::new();
@@ -47,7 +47,7 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     fixture.daemon().leave_descriptors(None);
     eventually("status reports no fault", || fixture.setup.faults(), Vec::is_empty);
     assert_eq!(links(&fixture), before);
-    // The daemon retries, and reports it once.
+    // The daemon retries, and logs the fault only once.
     assert_eq!(attach_failures(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 
@@ -80,7 +80,7 @@ fn a_detached_but_pinned_link_is_replaced() {
     assert_eq!(changed, [format!("connect4@{}", fixture.cgroup.id())]);
 }
 
-/// A daemon was killed after it had created a link, and before the link had its final name.
+/// A daemon was killed after it had created a link and before it renamed the link.
 #[test]
 fn a_start_completes_the_interrupted_rename_of_a_link() {
     let mut fixture = Fixture::new();

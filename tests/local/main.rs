@@ -1,5 +1,5 @@
-//! socklb on this kernel: real cgroups, real sockets, the real program. Each test has a stage of
-//! its own.
+//! socklb on this kernel: real cgroups, real sockets, the real program. Each test has its own
+//! stage.
 
 mod verifier;
 

@@ -39,7 +39,7 @@ fn sixty_four_client_tasks_are_balanced_independently() {
     let service = &one[one.find("[[service]]").expect("a service")..];
     let path = setup.write("socklb.toml", &(clients(&cgroups) + service + LIMITS));
     let (code, text) = stage::daemon::failure(&setup.run(&["check", path.to_str().expect("UTF-8")]));
-    assert!(code == Some(1) && text.contains("64"), "past the limit: {text}");
+    assert!(code == Some(1) && text.contains("64"), "`check` reports the limit of 64: {text}");
     let cgroups = &cgroups[..as_many(64)];
     let daemon = Daemon::start(&setup, &(clients(cgroups) + service + LIMITS));
     for cgroup in cgroups {
@@ -55,7 +55,7 @@ fn sixty_four_client_tasks_are_balanced_independently() {
     assert!(setup.run(&["detach", "--all"]).status.success());
 }
 
-/// Compares the documented formula, as the doctor computes it, with the kernel's accounting.
+/// Compares the doctor's estimate of kernel memory with the kernel's accounting.
 #[test]
 fn the_kernel_memory_of_a_client_task_is_as_documented() {
     let stage = Stage::new();
@@ -69,20 +69,28 @@ fn the_kernel_memory_of_a_client_task_is_as_documented() {
             map.or_else(|_| aya::maps::MapData::from_pin(setup.map("web", name))).expect("open the map");
         let info = format!("/proc/self/fdinfo/{}", std::os::fd::AsFd::as_fd(map.fd()).as_raw_fd());
         let info = std::fs::read_to_string(info).expect("read the kernel's description of the map");
-        let line = info.lines().find_map(|line| line.strip_prefix("memlock:")).expect("its memory");
+        let line =
+            info.lines().find_map(|line| line.strip_prefix("memlock:")).expect("the description has memlock");
         bytes += line.trim().parse::<u64>().expect("a number");
     }
     let config = setup.folder.join("socklb.toml");
     let Diagnosis { findings, .. } = setup.document(&["doctor", "--config", config.to_str().expect("UTF-8")]);
-    let memory = findings.iter().find(|finding| finding.check == "memory").expect("memory");
-    let kib: u64 = memory.text.split(' ').next().and_then(|text| text.parse().ok()).expect("KiB");
+    let memory = findings
+        .iter()
+        .find(|finding| finding.check == "memory")
+        .expect("`doctor` has a finding of the check memory");
+    let kib: u64 = memory
+        .text
+        .split(' ')
+        .next()
+        .and_then(|text| text.parse().ok())
+        .expect("the finding begins with a number of KiB");
     let (documented, what) =
         (kib << 10, format!("doctor shows {kib} KiB, the kernel accounts {bytes} bytes"));
     if stage::kernel::MAPS_REPORT_THEIR_MEMORY.is_here() {
         assert!(documented.abs_diff(bytes) * 50 < bytes, "{what}");
     } else {
-        // For a hash, older kernels report the size that it would have with the maximum number of
-        // entries.
+        // Older kernels report the size of a full hash map.
         assert!(documented < 2 * bytes, "{what}");
     }
 }

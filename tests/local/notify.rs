@@ -19,7 +19,7 @@ fn ready_means_that_the_tables_are_in_the_kernel() {
     let mut probe = fixture.probe();
     let (manager, daemon) = started(&fixture, Duration::from_secs(60));
     let ready = manager.expect("READY=1");
-    // Connects are balanced at once, without another check in between.
+    // Connects are balanced as soon as the daemon has sent `READY=1`.
     assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
     assert!(ready.contains(&"STATUS=1 of 1 clients attached".to_owned()), "{ready:?}");
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
@@ -27,7 +27,7 @@ fn ready_means_that_the_tables_are_in_the_kernel() {
     manager.expect("STOPPING=1");
 }
 
-/// A manager that does not read blocks its senders.
+/// The socket of a manager that does not read blocks its senders.
 #[test]
 fn a_manager_that_does_not_read_does_not_block_the_daemon() {
     let fixture = Fixture::without_daemon();

@@ -1,4 +1,4 @@
-//! Unusual ways to dial: each is balanced, and each is accounted for.
+//! Unusual ways to dial are balanced, and their flows are counted.
 
 use lb_view::backend::BackendStatus;
 use lb_view::flows::FlowsDocument;
@@ -16,8 +16,8 @@ fn ended(fixture: &Fixture, ending: &str) -> u64 {
     sum(fixture, |backend| backend.endings[ending])
 }
 
-/// A process mounts a network file system: the kernel dials for this process, in its cgroup, and is
-/// no client of the service.
+/// A process mounts a network file system: the kernel dials in the cgroup of this process. It must
+/// not be balanced, because it is not a client of the service.
 #[test]
 fn sockets_opened_by_the_kernel_are_not_balanced() {
     // Without this helper the programs cannot distinguish MPTCP sockets from the kernel's own.
@@ -143,12 +143,16 @@ fn a_connect_timeout_is_set_unless_the_application_has_set_one() {
     let direct = probe.start_connect("127.0.0.1:8010");
     let usual = probe.syn_retries(direct);
     let balanced = probe.start_connect(SERVICE);
-    assert_eq!((usual, probe.syn_retries(balanced)), (6, 2), "7 s are two SYNs more than the first");
+    assert_eq!(
+        (usual, probe.syn_retries(balanced)),
+        (6, 2),
+        "a limit of 7 s permits two retransmissions of the SYN"
+    );
     for own in [1, 4] {
         let socket = probe.start_connect_with_retries(SERVICE, own);
-        assert_eq!(probe.syn_retries(socket), own, "the application's own value stays");
+        assert_eq!(probe.syn_retries(socket), own, "the application's own value is unchanged");
     }
-    // A change acts on the next connect.
+    // A change affects the next connect.
     fixture.setup.write("socklb.toml", &text.replace("7s", "3s"));
     fixture.daemon().signal(rustix::process::Signal::HUP);
     eventually(

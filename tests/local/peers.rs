@@ -1,9 +1,9 @@
-//! Bugs of other balancers, as tests. Each test has the name of the effect, and its number in
-//! docs/design/bugs-of-others.md.
+//! Tests for bugs of other balancers. Each test has the name of the effect, and the number of the
+//! bug in docs/design/bugs-of-others.md.
 //!
 //! R9 (a cgroup that is created again), R10 (cgroup namespaces), R24 (daemons that stop and start),
-//! R25 (the verifier) and R29 (services that restart) have longer tests elsewhere; the tests here
-//! show the bug itself.
+//! R25 (the verifier) and R29 (services that restart) have longer tests elsewhere; the tests in
+//! this file show the bugs themselves.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,10 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
         probe.dial(SERVICE);
     }
     let outcomes = fixture.setup.service().outcomes;
-    assert!(outcomes["untracked"] > 0, "flow table and overflow are full: {outcomes:?}");
+    assert!(
+        outcomes["untracked"] > 0,
+        "connects are untracked when flow table and overflow table are full: {outcomes:?}"
+    );
     // A list that needs more slots than the client has is refused and counted, and the previous
     // list stays in force.
     let more: Vec<String> = (0..70).map(|n| format!("127.0.2.{n}:9")).collect();
@@ -82,7 +85,7 @@ fn r9_a_recreated_cgroup_is_covered_before_status_shows_it() {
     std::fs::write(refuge.path().join("cgroup.procs"), old.pid().to_string()).expect("move the process");
     std::fs::remove_dir(fixture.cgroup.path()).expect("remove the empty cgroup");
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
-    assert_eq!(ids(&fixture), None, "attached is not effective");
+    assert_eq!(ids(&fixture), None, "a client without its cgroup has no effective cgroup ID");
     fixture.cgroup.create();
     eventually("the recreated cgroup is covered", || ids(&fixture), |id| *id == Some(fixture.cgroup.id()));
     assert_ne!(ids(&fixture), before);
@@ -112,7 +115,7 @@ fn r11_neighbouring_programs_are_listed_and_later_rewrites_are_detected() {
     let _after = other("after", &cgroup, "10.96.0.12:80");
     let _above = other("above", &parent, "10.96.0.13:80");
     let mut probe = Probe::start(&cgroup);
-    // All programs run.
+    // The kernel runs the programs of both balancers.
     assert_eq!(probe.dial(SERVICE).name, "ours");
     for service in ["10.96.0.11:80", "10.96.0.12:80", "10.96.0.13:80"] {
         assert_eq!(probe.dial(service).name, "theirs");

@@ -1,6 +1,5 @@
-//! Bugs of other balancers with backends that fail, return or leave, as tests. Each test has the
-//! name of the effect, and its number in docs/design/bugs-of-others.md, which lists the tests of
-//! all other bugs.
+//! Tests for bugs of other balancers with backends that fail, return or leave. Each test has the
+//! name of the effect, and the number of the bug in docs/design/bugs-of-others.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -76,7 +75,7 @@ impl Crowd {
         backends.filter(|backend| backend.address == stage::address(address)).cloned().collect()
     }
 
-    /// Open flows by client task and backend.
+    /// Number of open flows, keyed by client task and backend.
     fn active(&self) -> BTreeMap<(String, SocketAddr), u64> {
         let mut active = BTreeMap::new();
         for client in self.fixture.setup.status().clients {
@@ -87,8 +86,8 @@ impl Crowd {
         active
     }
 
-    /// Renames the pins of the maps with flow records, so that no process can read a record; or
-    /// restores the names.
+    /// Renames the pins of the maps with flow records, so that no process can read a record. With
+    /// `hide` false, restores the names.
     fn hide_records(&self, hide: bool) {
         for client in CLIENTS {
             for name in [map::FLOW_BUCKETS, map::FLOWS, map::FLOW_OVERFLOW, map::DATAGRAMS] {
@@ -173,7 +172,7 @@ fn r22_changes_of_the_list_read_and_change_no_open_flow() {
     );
     // A backend that had left returns.
     change(&list[0], Some(""), "healthy");
-    // An ejection becomes a fault within a minute, and the connects may take that long.
+    // The fault of an ejection appears after up to a minute, and the connects may take as long.
     let missed: Vec<_> =
         crowd.fixture.setup.faults().into_iter().filter(|fault| !fault.contains(FAILS)).collect();
     assert_eq!(missed, [""; 0], "no read of a flow record has failed");

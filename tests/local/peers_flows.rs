@@ -1,5 +1,5 @@
-//! Bugs of other balancers that concern flows, as tests. Each test has the name of the effect, and
-//! its number in docs/design/bugs-of-others.md, which lists the tests of all other bugs.
+//! Tests for bugs of other balancers that concern flows. Each test has the name of the effect, and
+//! the number of the bug in docs/design/bugs-of-others.md.
 
 use lb_view::flows::FlowsDocument;
 use stage::backend::with_a_full_queue;
@@ -23,7 +23,7 @@ fn ended(fixture: &Fixture, service: &str, ending: &str) -> u64 {
     sum(fixture, service, |backend| backend.endings[ending])
 }
 
-/// Two services, each with one backend of the three.
+/// Two services, each with one of the fixture's three backends.
 fn two_services() -> (Fixture, Daemon) {
     let fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, "")
@@ -80,7 +80,7 @@ fn r4_v4_mapped_sockets_of_a_dead_backend_behave_like_ipv4_sockets() {
     for service in [SERVICE, MAPPED] {
         let reached = || probe.try_dial(service).map(|dialled| (dialled.name, dialled.peer));
         let other = Ok(("b2".to_owned(), address(service)));
-        let _ = eventually("another backend", reached, |reached| *reached == other);
+        let _ = eventually("a connect reaches the other backend", reached, |reached| *reached == other);
     }
 }
 

@@ -37,7 +37,7 @@ fn change(fixture: &Fixture, policy: Policy, lines: &str, limit: u32) {
     replace(&fixture.setup.folder.join("socklb.toml"), &text(fixture, &lines));
     let rules = || {
         let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
-        services.get(&0, 0).expect("the service").0.rules
+        services.get(&0, 0).expect("read the service's row").0.rules
     };
     eventually("the kernel has the rules", rules, |rules| {
         rules.policy == policy as u8 && rules.active_limit == limit
@@ -66,8 +66,8 @@ fn connects_at_the_active_limit_follow_the_overflow_rule() {
     let fixture = start("policy = \"round-robin\"", [1, 1, 1]);
     let mut overflowed = 0;
     let mut limited = 0;
-    // Three kinds of policies: the first takes entries in a row, the second samples, and the third
-    // scans.
+    // The three kinds of policies: the first uses consecutive entries, the second samples, the
+    // third scans.
     for policy in [Policy::WeightedRoundRobin, Policy::P2c, Policy::LeastLoaded] {
         change(&fixture, policy, "active_limit = 4\noverflow = \"refuse\"", 4);
         let mut probe = fixture.probe();
@@ -76,12 +76,15 @@ fn connects_at_the_active_limit_follow_the_overflow_rule() {
         let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
         assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(refused), "{policy:?}");
         limited += 1;
-        // The end of a flow makes room at its backend.
+        // After the end of a flow, its backend is below the limit.
         probe.close(sockets[5].0);
         fixture.setup.active_becomes(11);
         assert_eq!(probe.dial(SERVICE).name, sockets[5].1, "{policy:?}");
         let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
-        assert_eq!(services.get(&0, 0).expect("the service").0.rules.overflow, Overflow::Refuse as u8);
+        assert_eq!(
+            services.get(&0, 0).expect("read the service's row").0.rules.overflow,
+            Overflow::Refuse as u8
+        );
         // The opposite change while all flows are open: the flows remain, and more connects
         // succeed.
         change(&fixture, policy, "active_limit = 3", 3);

@@ -1,4 +1,4 @@
-//! TCP and HTTP probes: a backend that fails its probes gets no connects, even before a connect has
+//! TCP and HTTP probes: a backend that fails its probes gets no connects, even if no connect has
 //! failed.
 
 use std::net::TcpListener;
@@ -29,7 +29,7 @@ fn prepare(health: &str, lines: &str) -> Fixture {
 }
 
 fn state(fixture: &Fixture, address: &str) -> String {
-    fixture.setup.backend(address).expect("the backend").state
+    fixture.setup.backend(address).expect("the backend has a slot").state
 }
 
 /// A connect without a route fails at once, with an error that depends on the kind of the route.
@@ -94,7 +94,7 @@ fn connects_refute_a_failed_probe_for_a_client_in_another_network_namespace() {
             || state(&fixture, &address),
             |state| state == "ejected",
         );
-        // One of these connects is the trial of the backend that the daemon cannot reach.
+        // One of these connects is a trial at the backend that the daemon cannot reach.
         let dial = || client.dial_many(SERVICE, 30).contains_key(&address);
         eventually("the backend is tried", dial, |is_tried| *is_tried);
         eventually("the trial refutes the guess", || state(&fixture, &address), |state| state == "healthy");

@@ -70,7 +70,7 @@ fn building_a_large_status_does_not_block_the_loop() {
             && slots.iter().any(|slot| *slot as usize >= 2 * SERVICES)
     };
     eventually("one backend of each service was replaced", || setup.status(), replaced);
-    // Other load on the host may delay one answer, but not all of them.
+    // Other load on the host may delay some of the answers.
     let held_up: Vec<_> = (0..5).map(|_| held_up_by_a_status(&setup)).collect();
     assert!(
         held_up.iter().any(|(longest, took)| 2 * *longest < *took),
@@ -78,8 +78,8 @@ fn building_a_large_status_does_not_block_the_loop() {
     );
 }
 
-/// The longest time in which the loop answered while a status was built, and the time that the
-/// status took.
+/// The longest response time of the event loop while a status was built, and the time to build the
+/// status.
 fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
     let status = request(setup, "/v1/status");
     let began = Instant::now();
@@ -89,12 +89,12 @@ fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
     });
     let mut longest = Duration::ZERO;
     while !took.is_finished() {
-        // The loop itself answers that there is no such client.
+        // The event loop itself answers a request for an unknown client.
         let began = Instant::now();
         assert_eq!(answer(request(setup, "/v1/cover/nobody?cgroups=1")).0, 200);
         longest = longest.max(began.elapsed());
     }
-    (longest, took.join().expect("the status"))
+    (longest, took.join().expect("the thread measures the status request"))
 }
 
 /// Requests that wait for a cgroup use at most half of the connections, and release them when they
@@ -106,7 +106,7 @@ fn at_most_half_of_the_connections_may_wait() {
     fixture.cgroup.remove();
     let files = || {
         let files = std::fs::read_dir(format!("/proc/{}/fd", fixture.daemon().pid()));
-        files.expect("its descriptors").count()
+        files.expect("list the daemon's descriptors").count()
     };
     let before = eventually("the client's cgroup is gone", files, |_| !fixture.cgroup.path().exists());
     let waiting: Vec<UnixStream> =
@@ -127,8 +127,8 @@ fn at_most_half_of_the_connections_may_wait() {
     assert!(code == 200 && body.contains("elsewhere"), "{code} {body}");
 }
 
-/// A stopped daemon accepts nothing any more, and a connect that waits for room in its queue would
-/// wait forever.
+/// A stopped daemon accepts no connection. When its queue is full, a blocking connect would never
+/// return.
 #[test]
 fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     let mut fixture = Fixture::without_daemon();

@@ -13,12 +13,11 @@ const POOLS: usize = 20;
 const CONNECTIONS: usize = 50;
 const BACKENDS: usize = 8;
 
-/// The planner's bound for these pools (`Pools::bound`; a test of lb-sim checks it). The planner's
-/// runs reach the goal after 60 s at most, and connections must be a minute old before they are
-/// closed.
+/// The planner's bound for these pools (`Pools::bound`; a test of lb-sim checks it). The planner
+/// reaches its goal after at most 60 s, and only connections older than a minute are closed.
 const BOUND: Duration = Duration::from_secs(240);
 
-/// No younger connection is closed.
+/// Connections younger than this are not closed.
 const MIN_AGE: Duration = Duration::from_secs(60);
 
 /// With these limits, the tables of 20 client tasks need less memory.
@@ -36,11 +35,11 @@ fn listen(address: &str) -> TcpListener {
     listener
 }
 
-/// A task that holds connections, and dials again when one has ended.
+/// A client task that holds connections, and replaces each connection that ends.
 struct Pool {
     probe: Probe,
-    /// Each connection, with the time just before its start; `None` if a backend has refused it at
-    /// once.
+    /// Each connection, with the time just before its start; `None` if a backend refused the
+    /// connection at once.
     connections: Vec<Option<(SocketId, Instant)>>,
 }
 
@@ -155,8 +154,9 @@ fn a_restarted_backend_gets_three_quarters_of_its_share_again_within_the_planner
     listeners.push(listen(&backend(0)));
     let returned = Instant::now();
     let goal = |open: &Vec<u64>| is_complete(open) && open[0] * 4 >= share * 3;
-    let open = within(BOUND, || look(&mut pools), goal)
-        .unwrap_or_else(|open| panic!("{open:?} after {:?}: {}", returned.elapsed(), daemon.log()));
+    let open = within(BOUND, || look(&mut pools), goal).unwrap_or_else(|open| {
+        panic!("open connections: {open:?} after {:?}: {}", returned.elapsed(), daemon.log())
+    });
     let reached = returned.elapsed();
 
     let others = &open[1..];
@@ -164,14 +164,18 @@ fn a_restarted_backend_gets_three_quarters_of_its_share_again_within_the_planner
     // Only the rebalancing aborts connections on this host. Each closed connection was old enough.
     assert!(aborted.iter().all(|age| *age >= MIN_AGE), "{aborted:?}");
     let closed = aborted.len() as u64;
-    assert!((share * 3 / 4..=all).contains(&closed), "{closed} closed in {reached:?}");
+    assert!((share * 3 / 4..=all).contains(&closed), "{closed} connections closed in {reached:?}");
     // The connections of a close job are counted when the job ends.
     let counted = || -> u64 {
         let metrics = setup.metrics();
         let counted = metrics.lines().filter(|line| {
             line.starts_with("socklb_closed_connections_total{") && line.contains("cause=\"rebalance\"")
         });
-        counted.map(|line| line.rsplit_once(' ').expect("a value").1.parse::<u64>().expect("a number")).sum()
+        counted
+            .map(|line| {
+                line.rsplit_once(' ').expect("the line has a value").1.parse::<u64>().expect("a number")
+            })
+            .sum()
     };
     eventually("the closings are counted", counted, |counted| *counted >= closed);
     let status = setup.status();

@@ -1,5 +1,5 @@
-//! Flow records with an end that no program saw: a comparison with the kernel's lists of sockets
-//! finds them, and changes nothing else.
+//! If no program saw the end of a flow, a comparison with the kernel's lists of sockets reclaims
+//! its record. All other records remain.
 
 use lb_common::abi::{Flow, map};
 use stage::maps::hash;
@@ -8,11 +8,11 @@ use stage::{Backend, Dialled, Family, Manner, Probe, address, eventually, kernel
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_passes};
 
-/// The reason why a single read of a count is right after an end that no program saw.
+/// The reason for a single read of a count after an unseen end of a flow.
 const UNSEEN: &str = "no daemon runs, and the programs that see ends are gone";
 
-/// The results of the passes over the records: the number of flows reclaimed since the start, and
-/// the numbers of flows that the last pass found suspected, open, and elsewhere.
+/// The results of the passes over the records: the number of flows reclaimed since the start, then
+/// the numbers of suspected, open and elsewhere flows in the last pass.
 fn passes_found(fixture: &Fixture) -> [u64; 4] {
     let found = fixture.setup.reclaim();
     [found.reclaimed, found.suspected, found.kept_open, found.kept_elsewhere]
@@ -37,8 +37,8 @@ fn without_ends(fixture: &Fixture) {
 }
 
 fn without_hooks(fixture: &Fixture, hooks: &[&str]) {
-    for link in std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links") {
-        let link = link.expect("a link").path();
+    for link in std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("list the links") {
+        let link = link.expect("read a directory entry").path();
         let name = link.to_string_lossy().into_owned();
         if hooks.iter().any(|hook| name.contains(hook)) {
             stage::sys::remove_link(&link);
@@ -59,7 +59,7 @@ fn four_of_six_end_unseen(fixture: &mut Fixture) {
     }
     assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 6);
     fixture.start();
-    eventually("four are ended", || fixture.setup.active(), |active| *active == 2);
+    eventually("four flows are ended", || fixture.setup.active(), |active| *active == 2);
     eventually(
         "the passes have reclaimed four records",
         || passes_found(fixture),
@@ -119,8 +119,8 @@ fn flows_between_two_passes_are_reclaimed_and_their_number_is_a_fault() {
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
 }
 
-/// A connection ended unseen while its socket is still open: the release of the socket ends the
-/// flow.
+/// No program saw the end of the connection, and its socket is still open. The release of the
+/// socket ends the flow.
 #[test]
 fn a_flow_with_a_missed_end_ends_with_its_socket() {
     let mut fixture = Fixture::without_daemon();
@@ -157,7 +157,7 @@ fn flows_in_the_overflow_table_are_reclaimed() {
     let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
     let open: Vec<_> = (0..90).map(|i| (i % 2, probes[i % 2].dial(SERVICE).socket)).collect();
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
-    assert!(overflow.keys().count() >= 26, "90 sockets in 64 buckets");
+    assert!(overflow.keys().count() >= 26, "90 sockets in 64 buckets have at least 26 overflow records");
     // The records of the first sockets found room in the table, unless two of them had the same
     // bucket. Most records of the sockets that stay open are in the overflow table.
     for (probe, socket) in &open[..30] {
@@ -170,7 +170,7 @@ fn flows_in_the_overflow_table_are_reclaimed() {
         probes[*probe].close(*socket);
     }
     fixture.start();
-    eventually("forty are ended", || fixture.setup.active(), |active| *active == 20);
+    eventually("forty flows are ended", || fixture.setup.active(), |active| *active == 20);
     for (probe, socket) in &open[70..] {
         probes[*probe].close(*socket);
     }
@@ -201,8 +201,8 @@ fn the_flow_of_an_open_unconnected_socket_is_not_reclaimed() {
     fixture.setup.active_becomes(0);
 }
 
-/// The process with an unconnected socket ends, and no program sees this, as after the loss of a
-/// link. Then no process holds the socket.
+/// The process with the unconnected socket ends, and no program sees the end of the flow, as after
+/// the loss of a link.
 #[test]
 fn a_retained_flow_is_reclaimed_once_no_process_holds_its_socket() {
     if kernel::NAMESPACE_COOKIES.skips() {
@@ -259,7 +259,7 @@ fn flows_of_a_removed_namespace_are_reclaimed() {
     assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 1);
     fixture.start();
     eventually("the flow is counted as elsewhere", || passes_found(&fixture), |found| *found == [0, 0, 0, 1]);
-    // Ten passes, a second apart.
+    // The daemon makes ten passes, one per second.
     let given_back = || fixture.setup.active();
     stage::within(4 * stage::patience(), given_back, |active| *active == 0)
         .expect("the flow is no longer active");

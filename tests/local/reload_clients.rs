@@ -1,11 +1,12 @@
 //! Client tasks that a new configuration adds, removes, moves or renames while the daemon runs:
-//! each is balanced without a gap, and removed clients leave nothing.
+//! each client is balanced without interruption, and removed clients leave no pins.
 
 use stage::{Cgroup, Daemon, Probe, Setup, eventually, look, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-/// The configuration of the fixture, with lines for its client and more tables.
+/// The fixture's configuration with more lines for the client and the service, and with more
+/// sections.
 fn text(fixture: &Fixture, client: &str, service: &str, more: &str) -> String {
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, service);
     text.replacen("\n\n", &format!("\n{client}\n\n"), 1) + more
@@ -55,8 +56,9 @@ fn clients_that_swap_cgroups_are_always_balanced() {
         assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
     }
     let log = fixture.daemon().log();
-    let message =
-        |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("an object")["message"].clone();
+    let message = |line: &str| {
+        serde_json::from_str::<serde_json::Value>(line).expect("a line of the log is JSON")["message"].clone()
+    };
     assert!(log.lines().map(message).all(|message| message.is_string()), "{log}");
 }
 
@@ -65,7 +67,7 @@ fn clients_that_swap_cgroups_are_always_balanced() {
 fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
     let mut fixture = Fixture::without_daemon();
     let limits = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";
-    // A guest loads programs thirty times slower.
+    // A guest needs thirty times longer to load programs.
     let more = if stage::in_a_guest() { 5 } else { 40 };
     let cgroups: Vec<Cgroup> = (0..more).map(|_| Cgroup::new()).collect();
     let all = |count: usize| -> String {
@@ -86,7 +88,7 @@ fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
     let reloading = manager.expect("RELOADING=1");
     assert!(reloading.iter().any(|line| line.starts_with("MONOTONIC_USEC=")), "{reloading:?}");
     let fed = manager.count_until("READY=1", "WATCHDOG=1");
-    assert!(fed >= 3, "the loop has turned {fed} times while {more} clients were started");
+    assert!(fed >= 3, "the daemon fed the watchdog {fed} times while {more} clients were started");
     let attached = || fixture.setup.status().clients.len();
     eventually("all clients are attached", attached, |count| *count == more + 1);
     look(|| fixture.setup.faults()).becomes(Vec::<String>::new());

@@ -1,5 +1,6 @@
-//! Replays recorded picks: with the flow records of open sockets and the tables in the maps, the
-//! same function on the host chooses the same backends.
+//! Replays recorded picks: the picking function, compiled for the host, gets the flow records of
+//! open sockets and the tables in the maps. It must choose the same backends as the kernel
+//! programs.
 
 use lb_common::abi::{
     Backend, BackendState, ENTRIES_PER_CELL, EjectionState, Flow, FlowBucket, MAX_SERVICES, Members, Policy,
@@ -23,16 +24,17 @@ struct Maps {
 impl Maps {
     fn read(fixture: &Fixture) -> Self {
         let pin = |name| fixture.setup.map("web", name);
-        let service = array::<Service>(&pin(map::SERVICES)).get(&0, 0).expect("the service").0;
+        let service = array::<Service>(&pin(map::SERVICES)).get(&0, 0).expect("read the service's row").0;
         let cells = array::<ScheduleCell>(&pin(map::SCHEDULE));
         let base = service.table.base / ENTRIES_PER_CELL;
         let cells = (base..base + service.table.len() / ENTRIES_PER_CELL)
-            .map(|at| cells.get(&at, 0).expect("a cell"));
-        let at = service.table.members_of(0).expect("three can be listed");
+            .map(|at| cells.get(&at, 0).expect("read a cell of the schedule"));
+        let at = service.table.members_of(0).expect("a table with three members lists them");
         assert!(at < 2 * MAX_SERVICES);
-        let members = array::<Members>(&pin(map::MEMBERS)).get(&at, 0).expect("members").0;
+        let members = array::<Members>(&pin(map::MEMBERS)).get(&at, 0).expect("read the members").0;
         let backends = array::<Backend>(&pin(map::BACKENDS));
-        let backends = (0..3).map(|slot| backends.get(&slot, 0).expect("a slot").0).collect();
+        let backends =
+            (0..3).map(|slot| backends.get(&slot, 0).expect("read the row of the slot").0).collect();
         Self {
             service,
             schedule: cells.flat_map(|cell| cell.0.slots).collect(),
@@ -82,7 +84,7 @@ impl Tables for Maps {
     }
 
     fn list(&self, (): ()) -> Option<(u32, u32, usize)> {
-        let count = u32::try_from(self.members.len()).expect("three");
+        let count = u32::try_from(self.members.len()).expect("there are three members");
         Some((count, count, 0))
     }
 

@@ -12,7 +12,7 @@ use stage::eventually;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::maps::hash;
 
-/// The backends.
+/// The addresses of the backends.
 pub const ALL: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
 
 /// Policies, each of which must skip a lame duck.
@@ -76,7 +76,7 @@ fn a_key_is_replaced_without_a_gap() {
         let backends = status["backends"].as_array().expect("a list");
         backends.iter().map(|backend| backend["keys"].to_string()).collect::<Vec<_>>()
     };
-    // First, agents and clients get both keys. Then clients send under the new key, and finally all
+    // First, agents and daemons get both keys. Then daemons send under the new key. Finally, all
     // drop the old key.
     for (keys, ids) in [(old.clone() + &new, [1, 2]), (new.clone() + &old, [2, 1]), (new, [2, 0])] {
         std::fs::write(fixture.setup.folder.join("service.key"), &keys).expect("write the keys");
@@ -108,7 +108,7 @@ fn datagrams(fixture: &Fixture, what: &str) -> u64 {
     let page = fixture.setup.metrics();
     let name = format!("socklb_report_datagrams_total{{result=\"{what}\"}} ");
     let line = page.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned));
-    line.expect("a series").parse().expect("a number")
+    line.expect("the page has the series").parse().expect("a number")
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
             "--backend",
             ALL[0],
         ]);
-        // Another process serves the port, so the backend is ready at once.
+        // Another process listens at the backend's port, so the backend is ready at once.
         command.args(more).args(["--", "/usr/bin/sleep", "120"]);
         command.stderr(std::fs::File::create(fixture.setup.folder.join("run.log")).expect("open the log"));
         stage::daemon::ChildGuard::of(command.spawn().expect("start it"))
@@ -142,7 +142,7 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
     end(&mut child);
     eventually("the backend is a lame duck", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
     let status = child.wait().expect("the run ends");
-    assert_eq!(status.signal(), Some(15), "as the command did: {}", log());
+    assert_eq!(status.signal(), Some(15), "the run ends by the same signal as its command: {}", log());
     assert!(is_lame(&fixture, ALL[0]), "the lame duck remains, because a restart follows");
     // Without keys and an agent the run cannot report the application, and waits. A signal ends the
     // run at once.
@@ -172,7 +172,7 @@ fn datagrams_of_strangers_are_counted_and_change_nothing() {
         .lines()
         .find_map(|line| line.split("address=").nth(1).filter(|_| line.contains("polling agents")));
     let daemon: std::net::SocketAddr =
-        at.expect("the log has the address").trim().parse().expect("an address");
+        at.expect("the log contains the address").trim().parse().expect("an address");
     let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     let forged = forged_push();
     for _ in 0..1_000 {

@@ -34,7 +34,7 @@ pub fn configure(setup: &Setup, listen: &str, interface: &str, check: &str) -> [
         window("5s")
     );
     setup.write("agent.toml", &text);
-    key_in(&file).1.try_into().expect("sixteen bytes")
+    key_in(&file).1.try_into().expect("a key has sixteen bytes")
 }
 
 /// A request for the report of the first backend.
@@ -65,8 +65,8 @@ impl UdpRequester {
     #[track_caller]
     fn receive(&self) -> Datagram {
         let mut bytes = [0; 2 * BYTES];
-        let length = self.socket.recv(&mut bytes).expect("a datagram");
-        let report = Datagram::parse(&bytes[..length]).expect("a report");
+        let length = self.socket.recv(&mut bytes).expect("receive a datagram");
+        let report = Datagram::parse(&bytes[..length]).expect("the datagram is a report");
         assert!(report.is_authentic(self.key));
         report
     }
@@ -86,7 +86,7 @@ impl UdpRequester {
     }
 }
 
-/// How requests on the one interface of the configuration are answered.
+/// The mode of the only interface in the configuration: how its requests are answered.
 fn mode(agent: &Agent) -> String {
     agent.status()["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned()
 }
@@ -105,7 +105,7 @@ fn answered(agent: &Agent) -> (u64, u64) {
     (count("answered"), count("answered") - count("answered_by_kernel"))
 }
 
-/// An agent behind a link, and a requester on this side of the link.
+/// An agent behind a virtual link, and a client that sends requests over the link.
 fn behind_a_link(setup: &Setup, router: &Router) -> (Agent, UdpRequester) {
     let key = Key::from_bytes(configure(setup, BEHIND, "far", &format!("{{ tcp = \"{BEHIND}\" }}")));
     let agent = Agent::start_with(setup, |command| router.place(command));
@@ -132,7 +132,8 @@ fn the_kernel_answers_for_a_stopped_agent_until_its_readiness_expires() {
         || requester.readiness(),
         |readiness| *readiness == Some(Readiness::Ready),
     );
-    // A client that returns a cookie is a subscriber, though the agent has not seen its requests.
+    // A client that returns a cookie becomes a subscriber, even if the kernel answered all its
+    // requests.
     let before = requester.exchange(0);
     let cookie = requester.exchange(before.cookie).cookie;
     let subscribers = || agent.status()["backends"][0]["subscribers"].as_u64();
@@ -171,14 +172,13 @@ fn the_kernel_answers_for_a_stopped_agent_until_its_readiness_expires() {
         received.find(|push| push.readiness() == Some(Readiness::LameDuck)).expect("the change is pushed");
     assert_eq!(push.kind(), Some(Kind::Push));
     let unheard = || agent.status()["backends"][0]["unheard"].as_u64();
-    eventually("the daemon has acknowledged it, and we have not", unheard, |unheard| *unheard == Some(1));
+    eventually("only the daemon has acknowledged the change", unheard, |unheard| *unheard == Some(1));
     let answer = requester.exchange(push.cookie);
     assert_eq!((answer.readiness(), answer.cookie), (Some(Readiness::LameDuck), push.cookie));
-    eventually("we have", unheard, |unheard| *unheard == Some(0));
+    eventually("the test has acknowledged the change", unheard, |unheard| *unheard == Some(0));
     assert_eq!(look(|| answered(&agent).1).now("requests are counted before they are answered"), 0);
 }
 
-/// This kernel's own stack receives the answers.
 #[test]
 fn requests_of_both_families_are_answered_on_loopback_and_invalid_ones_are_counted() {
     let fixture = Fixture::without_daemon();
@@ -254,7 +254,8 @@ fn the_kernel_answers_for_the_backends_of_a_reloaded_configuration() {
     eventually("the fault is reported", takes_a_restart, |faults| faults.contains("need a restart: xdp"));
 }
 
-/// Agents learn a new key, clients send requests under it, agents drop the old one.
+/// The agent loads a new key, clients send requests under the new key, and the agent drops the old
+/// key.
 #[test]
 fn a_key_is_replaced_while_the_kernel_answers() {
     let fixture = Fixture::without_daemon();
@@ -273,9 +274,10 @@ fn a_key_is_replaced_while_the_kernel_answers() {
         std::fs::read_to_string(file).expect("the backend's keys")
     };
     let of_both = reread(&(old_line + &new_line), "[1,2]");
-    let line = of_both.lines().find(|line| line.starts_with("2 ")).expect("a line of the new key");
+    let line =
+        of_both.lines().find(|line| line.starts_with("2 ")).expect("the file has a line for the new key");
     let file = fixture.setup.write("2.key", line);
-    let new = Key::from_bytes(key_in(&file).1.try_into().expect("sixteen bytes"));
+    let new = Key::from_bytes(key_in(&file).1.try_into().expect("a key has sixteen bytes"));
     let first = UdpRequester::new("127.0.0.1", "127.0.0.1:9465", old);
     let second = UdpRequester { key_id: 2, ..UdpRequester::new("127.0.0.1", "127.0.0.1:9465", new) };
     for requester in [&first, &second] {
@@ -335,8 +337,7 @@ fn the_socket_answers_if_the_kernel_cannot_and_the_reason_is_reported() {
     look(|| (mode(&agent), datagrams(&agent, "answered_by_kernel"))).becomes(("socket".to_owned(), 0));
 }
 
-/// The command of a health check must not inherit these capabilities, because it need not be
-/// trusted with them.
+/// The command of a health check must not inherit the capabilities for the responder.
 #[test]
 fn children_do_not_inherit_the_capabilities_for_the_responder() {
     let fixture = Fixture::without_daemon();
@@ -348,7 +349,8 @@ fn children_do_not_inherit_the_capabilities_for_the_responder() {
     eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
     let threads = std::fs::read_dir(format!("/proc/{}/task", agent.id())).expect("the agent's threads");
     for thread in threads {
-        let status = std::fs::read_to_string(thread.expect("one").path().join("status")).expect("read it");
+        let status = std::fs::read_to_string(thread.expect("read a directory entry").path().join("status"))
+            .expect("read it");
         let ambient = status.lines().find_map(|line| line.strip_prefix("CapAmb:")).expect("a line");
         let ambient = u64::from_str_radix(ambient.trim(), 16).expect("hexadecimal");
         assert_eq!(ambient, CapabilitySet::CHOWN.bits(), "{status}");

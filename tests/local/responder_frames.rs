@@ -38,7 +38,7 @@ impl Twins {
         let agent = Agent::start_again(&fixture.setup);
         let mode = || agent.status()["interfaces"][0]["mode"] == "generic";
         eventually("the kernel answers", mode, |is_attached| *is_attached);
-        let [id] = stage::sys::xdp_programs("lo")[..] else { panic!("one program") };
+        let [id] = stage::sys::xdp_programs("lo")[..] else { panic!("expected one XDP program on lo") };
         Self {
             agent,
             program: stage::sys::program(id),
@@ -63,7 +63,7 @@ impl Twins {
         self.run_to([0; 6], shape, is_v6, payload, cut)
     }
 
-    /// As `run`, for a frame to this hardware address.
+    /// As `run`, for a frame to the hardware address `to`.
     #[track_caller]
     fn run_to(
         &self,
@@ -93,12 +93,12 @@ impl Twins {
             Some(Response::Answered) => {
                 assert_eq!((action, after.len()), (TRANSMIT, before.len()), "{what}");
                 let payload = PAYLOAD[usize::from(is_v6)] + 4 * usize::from(shape.tags[0] != 0);
-                // The headers are the same, except for the checksum of UDP: the twin belongs to
-                // another agent, so its answer has another checksum.
+                // The headers are equal except for the UDP checksum: the twin belongs to another
+                // agent, so its answer differs.
                 assert_eq!(after[..payload - 2], expected[..payload - 2], "{what}");
                 let addresses = if is_v6 { payload - 40..payload - 8 } else { payload - 16..payload - 8 };
                 let pseudo = [&after[addresses], &[0, 17, 0, 88], &after[payload - 8..]].concat();
-                assert_eq!(checksum(&pseudo), 0, "the checksum of UDP is right: {what}");
+                assert_eq!(checksum(&pseudo), 0, "the UDP checksum is right: {what}");
                 let answer = Datagram::parse(&after[payload..]).expect("a datagram");
                 assert!(answer.is_authentic(self.key), "{what}");
                 assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 0x1234), "{what}");
@@ -143,12 +143,15 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
         for length in [0, 1, 79, 81, 150] {
             count(twins.run(plain, is_v6, &long[..length], usize::MAX));
         }
-        // Every byte of a datagram matters.
+        // A request with any changed byte is refused.
         for at in 0..BYTES {
             let mut changed = fine.bytes().to_vec();
             changed[at] ^= 0x11;
             let response = twins.run(plain, is_v6, &changed, usize::MAX);
-            assert!(matches!(response, Some((Response::Refused(_), _))), "byte {at}");
+            assert!(
+                matches!(response, Some((Response::Refused(_), _))),
+                "a request with a changed byte {at} is refused"
+            );
             count(response);
         }
     }
@@ -165,13 +168,13 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     // program must not answer these in place of the other hosts.
     assert!(twins.run_to([2, 0, 0, 0, 0, 9], plain, false, fine.bytes(), usize::MAX).is_none());
     // A client that returns the cookie becomes a subscriber.
-    let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("an answer");
+    let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("the kernel answers");
     let answer = Datagram::parse(&after[PAYLOAD[0]..]).expect("a datagram");
     count(Some((Response::Answered, after)));
     let subscribers = || twins.agent.status()["backends"][0]["subscribers"].as_u64();
     assert_eq!(subscribers(), Some(0));
     count(twins.run(plain, false, request(1, twins.key, answer.cookie ^ 1).bytes(), usize::MAX));
-    assert_eq!(subscribers(), Some(0), "a cookie that no client received");
+    assert_eq!(subscribers(), Some(0), "a request with an unknown cookie creates no subscriber");
     count(twins.run(plain, false, request(1, twins.key, answer.cookie).bytes(), usize::MAX));
     eventually("the client is a subscriber", subscribers, |count| *count == Some(1));
     look(|| twins.counts()).has(|after| (after.0 - before.0, after.1 - before.1), (answered, refused));

@@ -26,7 +26,7 @@ fn a_cgroup_created_later_is_attached_at_once() {
         "client web: cgroup {} does not exist; the daemon attaches the client when the cgroup appears",
         path.display()
     );
-    assert_eq!(stage::faults_of(&status), [fault], "one fault, one line");
+    assert_eq!(stage::faults_of(&status), [fault], "the fault is reported once");
     cgroup.create();
     eventually("the cgroup is attached", || degraded(&setup), |code| *code == Some(0));
     look(|| setup.client().cgroup_id).becomes(Some(cgroup.id()));
@@ -52,7 +52,7 @@ fn a_cgroup_created_with_its_parents_is_attached() {
         assert_eq!(probe.dial(SERVICE).name, "b1");
         drop((probe, service));
         outer.remove();
-        assert_eq!(degraded(&setup), Some(3), "attached is not effective");
+        assert_eq!(degraded(&setup), Some(3), "a client without its cgroup is degraded");
     }
 }
 
@@ -69,7 +69,7 @@ fn wait_returns_when_the_cgroup_is_covered() {
         assert_eq!(probe.socklb(&fixture.setup, &["wait", "web"]), 0);
         assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
     }
-    // A cgroup inside is covered as well.
+    // A child of the client's cgroup is covered, too.
     let inside = fixture.cgroup.child("inside");
     assert_eq!(Probe::start(&inside).socklb(&fixture.setup, &["wait", "web"]), 0);
 }
@@ -138,7 +138,7 @@ fn exec_for_an_unknown_client_lists_the_known_ones() {
     assert!(code == Some(1) && text.contains("clients here are: web"), "{text}");
 }
 
-/// A covered cgroup stays covered while the daemon does not answer, and a time limit works.
+/// A cgroup remains covered while the daemon hangs, and the commands respect their time limit.
 #[test]
 fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs() {
     let fixture = Fixture::new();

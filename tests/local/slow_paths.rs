@@ -49,16 +49,16 @@ fn every_slow_path_of_a_connect_works_without_a_daemon() {
             );
         }
 
-        // Diversion from a lame duck.
+        // Connects are diverted from a lame duck.
         identify(&fixture.setup, "web", THREE[0], ID);
         judge(&fixture.setup, ID, for_an_hour());
         let counts = dial(&mut probe, 60);
         assert!(!counts.contains_key("b1"), "followed {is_followed}: {counts:?}");
         judge(&fixture.setup, ID, 0);
 
-        // One socket connects elsewhere, and one connects again: the end of the previous flow is
-        // counted, and so is the new flow. A trial of the dead backend may happen at any time, and
-        // is refused.
+        // One socket connects to another address, and one dials the service again. The programs
+        // count the end of the previous flow and the new flow. A connect may be refused, because it
+        // may be a trial at the dead backend.
         let answers = "a server answers";
         fixture.setup.active_becomes(0);
         let mut connected = || eventually(answers, || probe.try_dial(SERVICE), Result::is_ok).expect(answers);

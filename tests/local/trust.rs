@@ -1,5 +1,5 @@
 //! Which processes socklb trusts: it refuses files and sockets of other users, and names the
-//! remedy. Root's commands do nothing on behalf of other users.
+//! remedy. Commands of root do not follow paths and links that other users control.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,8 @@ use stage::{Cgroup, Daemon, Setup, Stage, look};
 /// A user without any privilege.
 const NOBODY: u32 = 65534;
 
-/// A foreign daemon that answers every request with this text. It ends with the test's process.
+/// Starts a foreign daemon that answers every request with `answer`. It ends with the test's
+/// process.
 fn lies(socket: &Path, user: u32, answer: String) {
     let listening = {
         let socket = socket.to_owned();
@@ -55,8 +56,10 @@ fn taken_over(fixture: &mut Fixture, path: &Path) {
     status.clients[0].configured_cgroup = Some(path.to_owned());
     let run = fixture.setup.folder.join("run");
     fs::remove_dir_all(&run).expect("remove the daemon's directory");
-    fs::create_dir(&run).expect("make another");
-    for directory in [fixture.setup.folder.parent().expect("the stage's"), &fixture.setup.folder, &run] {
+    fs::create_dir(&run).expect("create a directory in its place");
+    for directory in
+        [fixture.setup.folder.parent().expect("the setup's folder has a parent"), &fixture.setup.folder, &run]
+    {
         chown(directory, Some(NOBODY), Some(NOBODY)).expect("change the owner");
     }
     lies(&run.join("socklb.sock"), NOBODY, json(&status));
@@ -87,14 +90,13 @@ fn exec_refuses_paths_outside_cgroup2_even_from_the_daemon() {
     for path in &paths {
         if fixture.daemon.is_some() {
             taken_over(&mut fixture, path);
-            // The pins belong to that user as well. This is the case if the daemon runs as a user
-            // of its own.
+            // The pins belong to the foreign daemon's user, as if socklb ran as a separate user.
             chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
         } else {
             let mut status = status.clone();
             status.clients[0].configured_cgroup = Some(path.clone());
             let socket = fixture.setup.folder.join("run/socklb.sock");
-            fs::remove_file(&socket).expect("remove the socket before");
+            fs::remove_file(&socket).expect("remove the daemon's socket");
             lies(&socket, NOBODY, json(&status));
         }
         let (code, text) = failure(&exec(&fixture.setup));
@@ -107,7 +109,7 @@ fn exec_refuses_paths_outside_cgroup2_even_from_the_daemon() {
     assert!(!folder.join("made").exists());
 }
 
-/// A process that can replace the daemon's socket need not be the daemon.
+/// Another process may replace the daemon's socket.
 #[test]
 fn root_refuses_a_daemon_of_a_user_that_does_not_own_the_pins() {
     let mut fixture = Fixture::new();
@@ -133,7 +135,7 @@ fn as_member_of(group: u32, fixture: &Fixture, arguments: &[&str]) -> Output {
 /// Runs socklb as a user of the groups that these options of setpriv(1) set.
 fn as_user(groups: &[&str], fixture: &Fixture, arguments: &[&str]) -> Output {
     let setup = &fixture.setup;
-    let stage = setup.folder.parent().expect("the stage's");
+    let stage = setup.folder.parent().expect("the setup's folder has a parent");
     for directory in [stage, &setup.folder] {
         fs::set_permissions(directory, fs::Permissions::from_mode(0o755))
             .expect("open the folder to other users");
@@ -207,7 +209,7 @@ fn members_of_the_admin_group_may_lift_ejections() {
     const OTHERS: &str = "65532";
     let mut fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
-    let text = fs::read_to_string(&path).expect("a configuration");
+    let text = fs::read_to_string(&path).expect("read the configuration");
     fs::write(&path, format!("{text}\n[admin]\ngroup = \"{NOBODY}\"\n")).expect("name a group");
     fixture.start();
     let nobody = NOBODY.to_string();
@@ -262,7 +264,7 @@ fn a_start_with_a_nonexistent_group_fails_and_names_the_group() {
         rustix::mount::mount_bind(&files, services).expect("replace the list of name services");
     }
     let path = fixture.setup.folder.join("socklb.toml");
-    let text = fs::read_to_string(&path).expect("a configuration");
+    let text = fs::read_to_string(&path).expect("read the configuration");
     fs::write(&path, format!("{text}\n[admin]\ngroup = \"no-such-group\"\n")).expect("name a group");
     let (code, text) = start(&fixture.setup);
     assert!(
@@ -295,7 +297,7 @@ fn unsafe_directories_are_refused_with_their_remedy() {
     let daemon = Daemon::start_again(&setup);
     assert_eq!(daemon.stop(), Some(0));
     let client = setup.pins_of("web");
-    let version = client.parent().expect("the version's").to_owned();
+    let version = client.parent().expect("the pins have a parent directory").to_owned();
     let (run, state) = (setup.folder.join("run"), setup.folder.join("state"));
     let directories = [
         (&setup.pins, "--pins"),
@@ -320,7 +322,7 @@ fn unsafe_directories_are_refused_with_their_remedy() {
         assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
         run_instructions(&text);
     }
-    // All pins are still there, and everything works as soon as the directories are ours.
+    // All pins remain, and the daemon starts as soon as root owns the directories.
     let daemon = Daemon::start_again(&setup);
     look(|| setup.status().faults).becomes([]);
     assert_eq!(daemon.stop(), Some(0));
@@ -335,14 +337,14 @@ fn a_symbolic_link_in_place_of_the_pins_is_refused() {
     let setup = Setup::new(&stage, "a");
     setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
     fs::create_dir(stage.bpffs().join("other")).expect("make a directory");
-    symlink(stage.bpffs().join("other"), &setup.pins).expect("take the name");
+    symlink(stage.bpffs().join("other"), &setup.pins).expect("replace the pin directory with a link");
     let (code, text) = start(&setup);
     let expected = format!("{} is a symbolic link", setup.pins.display());
     assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
 }
 
-/// Root runs `detach` on directories of the daemon's user. No symbolic link of this user there
-/// makes `detach` remove a file elsewhere.
+/// Root runs `detach` on directories of the daemon's user. A symbolic link in them must not make
+/// `detach` remove a file elsewhere.
 #[test]
 fn detach_removes_pins_of_this_directory_and_nothing_else() {
     let mut fixture = Fixture::new();
@@ -373,12 +375,14 @@ fn detach_removes_pins_of_this_directory_and_nothing_else() {
     assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3, "web is still attached");
     fs::remove_dir_all(&trap).expect("remove the trap");
     // Root may remove files that the daemon's user owns.
-    for directory in
-        [&setup.pins, setup.pins_of("web").parent().expect("the version's"), &setup.pins_of("web")]
-    {
+    for directory in [
+        &setup.pins,
+        setup.pins_of("web").parent().expect("the pins have a parent directory"),
+        &setup.pins_of("web"),
+    ] {
         chown(directory, Some(NOBODY), Some(NOBODY)).expect("change the owner");
     }
     let (code, text) = failure(&setup.run(&["detach", "--all"]));
     assert_eq!((code, text.as_str()), (Some(0), ""));
-    assert!(!setup.pins.exists(), "nothing is left");
+    assert!(!setup.pins.exists(), "the directory of the pins is removed");
 }

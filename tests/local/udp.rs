@@ -1,5 +1,5 @@
-//! Services over UDP: sockets that are connected, and sockets that name the service with each
-//! datagram. A socket receives answers from the service's address, even if backends change.
+//! Services over UDP: connected sockets, and sockets that send each datagram to the service's
+//! address. A socket receives answers from the service's address, even if backends change.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -145,7 +145,7 @@ fn ipv6_is_balanced_like_ipv4() {
     eventually("active counts return to 0", || setup.active(), |active| *active == 0);
 }
 
-/// A socket that uses two services, and everything that must stay the same when its backend of the
+/// A socket that uses two services, and the values that must not change when its backend of the
 /// first service becomes unusable.
 struct Concerned {
     scene: Scene,
@@ -157,7 +157,7 @@ struct Concerned {
     other: String,
     /// A socket with another backend of the first service.
     bystander: SocketId,
-    /// The first service's backends by their numbers: the socket's, the bystander's, and the third.
+    /// The numbers of the first service's backends: the socket's, the bystander's, and the third.
     backends: [u16; 3],
 }
 
@@ -168,19 +168,22 @@ impl Concerned {
         let [socket, bystander] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
         let other = probe.query(socket, &address_of(1));
         let local = probe.local_address(socket);
-        let number = |name: String| name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");
+        let number = |name: String| {
+            name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("the name has the form s0bN")
+        };
         let [own, beside]: [u16; 2] = [socket, bystander].map(|socket| number(probe.query(socket, SERVICE)));
         assert_ne!(own, beside);
         Self { scene, probe, socket, local, other, bystander, backends: [own, beside, 6 - own - beside] }
     }
 
-    /// Delays the next answer of the socket's backend until [`Concerned::receives_late_answer`].
+    /// Makes the socket's backend delay its next answer until [`Concerned::receives_late_answer`].
     fn hold_answer(&mut self) {
         self.scene.backends[usize::from(self.backends[0]) - 1].hold();
         assert_eq!(self.probe.send_datagram(self.socket, SERVICE), Ok(()));
     }
 
-    /// Asserts that the late answer comes from the service's address, even if the backend has left.
+    /// Asserts that the delayed answer comes from the service's address, even if the backend has
+    /// left.
     #[track_caller]
     fn receives_late_answer(&mut self) {
         let own = self.backends[0];
@@ -270,7 +273,7 @@ fn make_both_lame_ducks(scene: &Scene) {
     eventually("both backends are lame ducks", states, |states| *states == ["lame-duck", "lame-duck"]);
 }
 
-/// If no other backend may be chosen, the fallback retains the flow, and no datagram begins another
+/// If no other backend is usable, the flow remains at its backend, and no datagram starts another
 /// flow.
 #[test]
 fn a_flow_stays_if_no_better_backend_exists() {
@@ -336,8 +339,7 @@ fn a_failed_reconnect_leaves_the_connection_unchanged() {
     assert_eq!(probe.try_connect_datagram(socket, SERVICE), Err(refused));
     assert_eq!(probe.query_connected(socket, SERVICE), peer);
     scene.setup.active_becomes(2);
-    // A backend of weight 0 releases its slot when its last flow ends. After that, its counts are
-    // not shown.
+    // A backend of weight 0 releases its slot, and so its counts, when its last flow ends.
     scene.list(&[(&all[0], ""), (&all[1], "")]);
     eventually(
         "a datagram can be sent again",
@@ -348,12 +350,12 @@ fn a_failed_reconnect_leaves_the_connection_unchanged() {
     scene.all_gone();
 }
 
-/// Stores a `rebind` that is shorter than a configuration may set.
+/// Stores a rebind time that is shorter than the minimum in configurations.
 fn rebind_each_tenth_of_a_second(scene: &Scene) {
     let mut services = array::<Service>(&scene.setup.map("web", map::SERVICES));
-    let mut service = services.get(&0, 0).expect("the service");
+    let mut service = services.get(&0, 0).expect("read the service's row");
     service.0.rules = Rules { rebind: 100_000_000 >> TICK_LOG2, ..service.0.rules };
-    services.set(0, service, 0).expect("set its rules");
+    services.set(0, service, 0).expect("store the service's row");
 }
 
 /// The only backend is at its limit, and its one flow continues with it.
@@ -368,7 +370,7 @@ fn a_flow_that_cannot_be_rebound_continues() {
         assert_eq!(probe.query(socket, SERVICE), "s0b1");
         begin.elapsed()
     };
-    eventually("three times the age", age, |age| *age > Duration::from_millis(300));
+    eventually("queries have continued for three rebind times", age, |age| *age > Duration::from_millis(300));
     // Meanwhile, datagrams of another socket are refused.
     let other = probe.open_datagram(Family::V4);
     let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
@@ -397,7 +399,7 @@ fn a_flow_changes_its_backend_after_the_rebind_time() {
         |names| *names == 3,
     );
     let reused = scene.outcome(0, "reused");
-    assert!(reused > 1, "most datagrams go to the backend of the one before: {reused}");
+    assert!(reused > 1, "datagrams reuse the backend of the previous datagram: {reused}");
     scene.setup.active_becomes(1);
     probe.close(socket);
     scene.all_gone();

@@ -143,7 +143,8 @@ fn a_full_datagram_table_refuses_no_datagram() {
     // A socket without a record still receives answers: from the chosen backend, under the
     // backend's own address.
     let answer = probe.receive_datagram(sockets[79]);
-    let number = answer.name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("a backend");
+    let number =
+        answer.name.strip_prefix("s0b").and_then(|n| n.parse().ok()).expect("the name has the form s0bN");
     assert_eq!(answer.source, address(&backend_of(0, number)));
     for socket in sockets {
         probe.close(socket);
@@ -151,8 +152,8 @@ fn a_full_datagram_table_refuses_no_datagram() {
     scene.all_gone();
 }
 
-/// No program has seen the ends of these sockets, connected and unconnected. The daemon finds them
-/// by the kernel's lists.
+/// No program has seen the ends of these sockets, connected and unconnected. The daemon detects the
+/// ends with the kernel's lists of sockets.
 #[test]
 fn flows_with_an_unseen_end_are_reclaimed() {
     if stage::kernel::NAMESPACE_COOKIES.skips() {
@@ -176,8 +177,8 @@ fn flows_with_an_unseen_end_are_reclaimed() {
     }
     look(|| scene.setup.active()).becomes(16);
     assert_eq!(scene.daemon.take().expect("a daemon runs").stop(), Some(0));
-    for link in std::fs::read_dir(scene.setup.pins_of("web").join("links")).expect("links") {
-        let link = link.expect("a link").path();
+    for link in std::fs::read_dir(scene.setup.pins_of("web").join("links")).expect("list the links") {
+        let link = link.expect("read a directory entry").path();
         if link.to_string_lossy().contains("sock_release") {
             stage::sys::remove_link(&link);
         }

@@ -1,5 +1,5 @@
-//! Connects that the application cancels. Whether they count against the backend depends on what
-//! has happened to the SYN by then.
+//! Connects that the application cancels. The state of the SYN determines whether a cancelled
+//! connect counts against the backend.
 
 use lb_view::backend::BackendStatus;
 use lb_view::flows::FlowsDocument;
@@ -48,7 +48,7 @@ fn a_connect_cancelled_after_an_answer_was_due_counts_against_the_backend() {
         let _listener = unanswering();
         let mut probe = fixture.probe();
         let socket = probe.start_connect(SERVICE);
-        // Two ticks of the slowest clock, 10 ms each, after the 10 ms until an answer is due.
+        // An answer is due after 10 ms. The slowest kernel clock adds up to two ticks of 10 ms.
         eventually("an answer was due", || age(&fixture), |age| *age > 0.030);
         probe.close(socket);
         fixture.setup.active_becomes(0);

@@ -22,20 +22,20 @@ use crate::ejection::{THREE, dial, start};
 /// Report ids above those that a daemon assigns to a few backends.
 const IDS: [u32; 3] = [1_000, 65_535, 7];
 
-/// Later than the end of any test.
+/// A time after the end of any test.
 pub fn for_an_hour() -> u64 {
     monotonic_ns() + 3_600_000_000_000
 }
 
-/// A time that the programs' clock has passed as well. That clock lags by a few ticks of the
-/// kernel, of 10 ms at most.
+/// A time in the past of the programs' clock, which lags behind by a few kernel ticks of at most 10
+/// ms.
 fn just_over() -> u64 {
     monotonic_ns() - 100_000_000
 }
 
 fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
-    u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("after the start")
+    u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("the clock is positive")
 }
 
 /// Stores the report id of the backend at an address, in all services of a client.
@@ -45,7 +45,7 @@ pub fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
     let (ip, port) = (Address::from(address.ip()), Be16::from_host(address.port()));
     let mut found = 0;
     for slot in 0..64 {
-        let Raw(mut row) = backends.get(&slot, 0).expect("a slot");
+        let Raw(mut row) = backends.get(&slot, 0).expect("read the row of the slot");
         if (row.endpoint.address, row.endpoint.port) == (ip, port) {
             row.endpoint.report = id;
             backends.set(slot, Raw(row), 0).expect("store the row");
@@ -74,7 +74,7 @@ fn three(lines: &str) -> Fixture {
 /// Makes a policy choose for the next connects, as the daemon does when the configuration changes.
 fn set_policy(fixture: &Fixture, policy: Policy) {
     let mut services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
-    let Raw(mut row) = services.get(&0, 0).expect("the service");
+    let Raw(mut row) = services.get(&0, 0).expect("read the service's row");
     row.rules.policy = policy as u8;
     services.set(0, Raw(row), 0).expect("store the service");
 }
@@ -125,7 +125,7 @@ fn diverted_flows_are_shown_with_that_reason() {
     let flows: Vec<_> = (0..12).map(|_| probe.dial(SERVICE)).collect();
     assert!(flows.iter().all(|dialled| dialled.name == "b3"));
     let text = fixture.setup.run(&["flows", "--json"]).stdout;
-    let text = String::from_utf8(text).expect("text");
+    let text = String::from_utf8(text).expect("the output is UTF-8");
     let diverted = text.matches(&format!("\"reason\": \"{}\"", Reason::Diverted.name())).count();
     // A connect is diverted if the policy has chosen a lame duck. Least-loaded chooses the lame
     // duck whenever it has fewer flows than the other backends.
@@ -137,7 +137,7 @@ fn host_maps_outlive_the_daemon_and_services_without_reports_ignore_verdicts() {
     let mut fixture = three("");
     let id_of_map = |setup: &Setup| {
         let map = array::<Verdict>(&setup.host_map(abi::host::map::VERDICTS));
-        map.map().info().expect("a map").id()
+        map.map().info().expect("read the map's description").id()
     };
     let name = SenderName {
         address: Address::from(stage::address(THREE[0]).ip()),
@@ -172,7 +172,7 @@ fn host_maps_outlive_the_daemon_and_services_without_reports_ignore_verdicts() {
     fixture.daemon().signal(Signal::HUP);
     let errno = || {
         let services = array::<Service>(&fixture.setup.map("web", map::SERVICES));
-        services.get(&0, 0).expect("the service").0.errno
+        services.get(&0, 0).expect("read the service's row").0.errno
     };
     eventually("the reload is in the kernel", errno, |errno| *errno == 111);
     assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("the backend is registered").0, sender);
@@ -196,7 +196,7 @@ fn unconnected_sockets_are_diverted_from_a_lame_duck() {
             probe.connect_datagram(connected, service);
             assert_eq!(probe.query_connected(connected, service), "s0b3");
             // A connected socket continues with its backend. Datagrams of an unconnected socket go
-            // to another backend, as with a lame duck of the list.
+            // to another backend, as for an endpoint that the list marks as a lame duck.
             judge(&scene.setup, IDS[2], for_an_hour());
             judge(&scene.setup, IDS[1], 0);
             assert_eq!(probe.query(addressed, service), "s0b2");

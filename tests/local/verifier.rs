@@ -2,9 +2,9 @@
 //! of the maps, and at no higher cost than recorded.
 //!
 //! The count comes from the verifier's log on every kernel. The program's properties (`struct
-//! bpf_prog_info`) contain the same number, but only since Linux 5.16. The object is the committed
-//! one. The test loads the object in the same way as the daemon, but with code of its own, because
-//! tests never link the daemon.
+//! bpf_prog_info`) contain the same number, but only since Linux 5.16. The test loads the committed
+//! object. It loads the object as the daemon does, but with separate code, because tests never link
+//! the daemon.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -33,7 +33,7 @@ static RECORD: &str = include_str!("../vm/verifier.toml");
 #[derive(Clone, Copy)]
 struct Configuration {
     name: &'static str,
-    /// Its limits: schedule entries, slots, flow records.
+    /// The configured limits: schedule entries, slots, flow records.
     limits: [u32; 3],
     /// Whether backends may be scanned, which `least-loaded` and limits require.
     scans: bool,
@@ -45,7 +45,7 @@ const CONFIGURATIONS: [Configuration; 3] = [
     // The configuration of most clients.
     Configuration { name: "without_scans", limits: DEFAULTS, scans: false },
     Configuration { name: "default", limits: DEFAULTS, scans: true },
-    // The maximum of [limits].
+    // The maximum of the section `[limits]`.
     Configuration { name: "maximum", limits: [4_194_304, abi::MAX_SLOTS, 4_194_304], scans: true },
 ];
 
@@ -98,7 +98,7 @@ fn no_program_costs_the_verifier_much_more_than_recorded() {
     );
 }
 
-/// The constant for the port, in programs of network interfaces, with its value in this test.
+/// The constant for the port in XDP programs, and its value in this test.
 const PORT: (&str, u32) = ("PORT", 9467);
 
 /// No kernel function for casts: for programs that cast nothing, and for kernels that lack the
@@ -141,7 +141,10 @@ fn programs_with_log_lines_are_accepted() {
     let all: Vec<(String, u64)> = of_client.into_iter().chain(others.into_iter().flatten()).collect();
     let shipped = verified(RESPONDER_OBJECT, &[], &[PORT], NO_CASTS);
     let with_lines = all.iter().find(|(name, _)| *name == shipped[0].0).expect("the same program");
-    assert!(with_lines.1 > shipped[0].1, "the program with log lines is longer: {with_lines:?}, {shipped:?}");
+    assert!(
+        with_lines.1 > shipped[0].1,
+        "the verifier processes more with log lines: {with_lines:?}, {shipped:?}"
+    );
 }
 
 /// Instructions of each program of client tasks that this kernel can load, with maps of these
@@ -169,7 +172,7 @@ fn verified_of_client(
         (map::FLOW_OVERFLOW, flow_records),
         (map::DATAGRAMS, flow_records),
     ];
-    // Not every kernel has the function for casts.
+    // Some kernels lack the function for casts.
     let of_casts = |name: &str| if is_on("kernel_casts") == 1 { offset(name) } else { 0 };
     let globals = [
         ("FLOW_MASK", flow_records - 1),
@@ -265,7 +268,10 @@ fn data(map: &Map) -> &MapData {
 /// Loads the description of the object's types, without parts that Linux 5.10 does not support.
 fn load_types(object: &mut Object) -> OwnedFd {
     let features = BtfFeatures::new(true, true, true, true, false, false, false, false);
-    let types = object.fixup_and_sanitize_btf(&features).expect("types").expect("the object has types");
+    let types = object
+        .fixup_and_sanitize_btf(&features)
+        .expect("the kernel accepts the types")
+        .expect("the object has types");
     let bytes = types.to_bytes();
     let mut attr = attributes();
     // SAFETY: this member is the one that the command below reads; nothing else was written.
@@ -295,7 +301,7 @@ fn load(
         ProgramSection::SockOps => {
             (bpf_prog_type::BPF_PROG_TYPE_SOCK_OPS, bpf_attach_type::BPF_CGROUP_SOCK_OPS)
         }
-        // An iterator over open files. The kernel's BTF identifies it.
+        // This program is an iterator over open files. The kernel's BTF identifies it.
         ProgramSection::Iter { .. } => {
             (bpf_prog_type::BPF_PROG_TYPE_TRACING, bpf_attach_type::BPF_TRACE_ITER)
         }

@@ -1,5 +1,5 @@
-//! `status --watch` on a terminal: the view fits, keys and signals work, and the terminal is
-//! restored.
+//! `status --watch` on a terminal: the view fits the screen, keys and signals work, and the
+//! terminal is restored.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -55,10 +55,10 @@ fn the_view_fits_every_size_of_the_terminal() {
     terminal.types("\x1b[B");
     let last = format!("... {} more lines, 1 above", whole.len() - 4);
     let expected = [&whole[1..4], &[last]].concat();
-    terminal.shows("a row further", |rows| rows == expected);
+    terminal.shows("the rows after scrolling by one", |rows| rows == expected);
     terminal.types("G");
     let last = format!("... the end, {} above", whole.len() - 3);
-    terminal.shows("the end", |rows| rows.last() == Some(&last));
+    terminal.shows("the last rows", |rows| rows.last() == Some(&last));
     terminal.resize(120, 24);
     terminal.shows("the whole status again", |rows| rows.len() == whole.len());
     terminal.types("q");
@@ -70,14 +70,18 @@ fn a_failed_read_is_reported_and_retried() {
     let mut fixture = Fixture::new();
     let mut terminal = watching(&fixture, 100, 24);
     fixture.stop();
-    terminal.shows("that there is no daemon", |rows| rows[0].starts_with("no daemon answers"));
+    terminal.shows("the row that reports a missing daemon", |rows| rows[0].starts_with("no daemon answers"));
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     let error = "not up to date, retrying: there is no client \"web\" here";
-    let rows = terminal
-        .shows("why it is not up to date", |rows| rows.last().is_some_and(|row| row.starts_with(error)));
-    assert!(rows.iter().any(|row| row.contains("127.0.0.1:8001")), "what was seen stays: {rows:#?}");
+    let rows = terminal.shows("the error below the last status", |rows| {
+        rows.last().is_some_and(|row| row.starts_with(error))
+    });
+    assert!(
+        rows.iter().any(|row| row.contains("127.0.0.1:8001")),
+        "the last status remains on the screen: {rows:#?}"
+    );
     fixture.start();
-    terminal.shows("the daemon is there again", |rows| {
+    terminal.shows("the status of the restarted daemon", |rows| {
         rows[0].starts_with("socklb ") && !rows.iter().any(|row| row.contains("not up to date"))
     });
     terminal.types("q");
@@ -105,7 +109,7 @@ fn watch_can_be_stopped_and_continued() {
     assert!(!terminal.is_raw());
 }
 
-/// A misspelt name is reported before the command switches the screen.
+/// The command reports a misspelt name before it switches to the alternate screen.
 #[test]
 fn a_failed_first_read_is_an_error() {
     let fixture = Fixture::new();

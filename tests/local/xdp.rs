@@ -1,5 +1,5 @@
-//! Reports that the kernel processes on a network interface: the next connects follow them, even
-//! while the daemon does not run.
+//! Reports that the kernel processes on a network interface: the reports affect the next connects,
+//! even while the daemon does not run.
 
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -51,7 +51,7 @@ pub fn start(policy: &str) -> (Fixture, Agent) {
     (fixture, agent)
 }
 
-/// How reports are received, by interface.
+/// The mode in which reports are received, keyed by interface.
 fn modes(fixture: &Fixture) -> BTreeMap<String, String> {
     let interfaces = fixture.setup.status().interfaces.into_iter();
     let mut modes: BTreeMap<String, String> = interfaces.map(|one| (one.name, one.mode)).collect();
@@ -66,7 +66,7 @@ fn subscribers(agent: &Agent) -> Vec<u64> {
     backends.iter().map(|backend| backend["subscribers"].as_u64().unwrap_or_default()).collect()
 }
 
-/// The kernel's count of reports, by reception.
+/// Number of datagrams that the kernel has processed, for each kind of reception.
 fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
     let page = fixture.setup.metrics();
     let of = |line: &str| {
@@ -88,8 +88,10 @@ fn not_believed_by_the_daemon(fixture: &Fixture) -> Vec<String> {
 /// The pins of the program on interfaces.
 pub fn links(fixture: &Fixture) -> Vec<PathBuf> {
     let folder = fixture.setup.host_map("");
-    let entries =
-        std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.expect("an entry").path());
+    let entries = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.expect("read a directory entry").path());
     entries.filter(|path| path.to_string_lossy().contains("receive-")).collect()
 }
 
@@ -110,7 +112,7 @@ fn a_lame_duck_is_skipped_without_a_running_daemon_until_it_is_ready() {
         eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
         agent.run_checked(&["ready", ALL[0]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
-        fixture.daemon.take().expect("a daemon").kill();
+        fixture.daemon.take().expect("a daemon runs").kill();
         agent.run_checked(&["lame-duck", ALL[1]]);
         eventually("the report affects connects", || is_chosen(&mut probe, "b2"), |chosen| !*chosen);
         assert!(is_lame(&fixture, ALL[1]), "status shows the report without a daemon");
@@ -129,7 +131,7 @@ fn a_lame_duck_is_skipped_without_a_running_daemon_until_it_is_ready() {
 #[test]
 fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     let (mut fixture, _agent) = start("round-robin");
-    let [link] = &links(&fixture)[..] else { panic!("one link: {:?}", links(&fixture)) };
+    let [link] = &links(&fixture)[..] else { panic!("expected one link: {:?}", links(&fixture)) };
     let before = stage::sys::link(link);
     fixture.stop();
     assert_eq!(stage::sys::link(link), before, "the link is unchanged");
@@ -200,7 +202,7 @@ fn doctor_output(fixture: &Fixture) -> String {
 #[test]
 fn a_start_detaches_receivers_that_are_no_longer_configured() {
     let (mut fixture, _agent) = start("round-robin");
-    fixture.daemon.take().expect("a daemon").kill();
+    fixture.daemon.take().expect("a daemon runs").kill();
     assert_eq!(links(&fixture).len(), 1);
     replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "round-robin", ""));
     fixture.start();
@@ -226,7 +228,10 @@ fn a_foreign_program_is_reported_and_never_replaced() {
     );
     fixture.stop();
     let shown = doctor_output(&fixture);
-    assert!(shown.contains("and an interface accepts only one"), "also before a start: {shown}");
+    assert!(
+        shown.contains("and an interface accepts only one"),
+        "`doctor` reports the limit before a start: {shown}"
+    );
     fixture.start();
     // The daemon's socket receives the reports.
     agent.run_checked(&["lame-duck", ALL[0]]);
@@ -275,7 +280,7 @@ fn datagrams_of_strangers_are_dropped_and_counted() {
     }
     assert!(taken_in(&fixture)["believed"] > 0);
     assert_eq!(not_believed_by_the_daemon(&fixture), by_daemon, "the daemon has received none of them");
-    // Two ticks of the daemon, one second each, change nothing.
+    // The state does not change during two ticks of the daemon, which are one second apart.
     look(|| is_lame(&fixture, ALL[0])).stays(false, Duration::from_secs(2));
     assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
 }
@@ -300,7 +305,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     let router = Router::new();
     let service = make_key(&fixture.setup, "service.key", 1);
     let key = derive_key(&fixture.setup, &service, ALL[0]);
-    // Behind the link, the agent's own port is the only one that the agent can check.
+    // Behind the link, the agent can check only its own port.
     let text_of_agent = format!(
         "listen = [\"{AGENT}\"]\n[[backend]]\naddress = \"{}\"\nkey = \"{}\"\ncheck = {{ tcp = \"{AGENT}\" }}\n",
         ALL[0],
@@ -363,7 +368,8 @@ fn changes_of_interfaces_and_addresses_are_applied() {
 #[test]
 fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
-        // On this kernel, no daemon starts without CAP_PERFMON. The module `faults` tests that.
+        // On this kernel, no daemon starts without CAP_PERFMON. The module `faults` tests these
+        // starts.
         return stage::kernel::print_line("before Linux 6.17 no program is accepted without CAP_PERFMON");
     }
     let stage = stage::Stage::new();
@@ -394,7 +400,7 @@ fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     }
     let (mut fixture, agent) = start("round-robin");
     fixture.stop();
-    let [link] = &links(&fixture)[..] else { panic!("one link") };
+    let [link] = &links(&fixture)[..] else { panic!("expected one link") };
     let other = fixture.setup.pins.join("host-v1");
     std::fs::create_dir(&other).expect("make the directory");
     std::fs::rename(link, other.join("receive-generic@1")).expect("move the link");
@@ -410,13 +416,13 @@ fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
 }
 
-/// The new daemon is stopped before its first action, or when its program is already attached, but
+/// The new daemon is stopped either before its first action, or after its program is attached and
 /// before the daemon uses it.
 #[test]
 fn an_interrupted_upgrade_delays_no_verdict() {
     for has_begun in [false, true] {
         let (mut fixture, agent) = start("round-robin");
-        let [link] = &links(&fixture)[..] else { panic!("one link") };
+        let [link] = &links(&fixture)[..] else { panic!("expected one link") };
         let before = stage::sys::link(link).program;
         let mut probe = fixture.probe();
         fixture.stop();
@@ -440,7 +446,7 @@ fn an_interrupted_upgrade_delays_no_verdict() {
         let is_current =
             || fixture.setup.status().daemon.is_some() && reported(&fixture, ALL[1]) == "lame-duck";
         eventually("the daemon continues", is_current, |is_current| *is_current);
-        assert!(!is_chosen(&mut probe, "b2"), "the report that arrived meanwhile is in force");
+        assert!(!is_chosen(&mut probe, "b2"), "the report received while the daemon was stopped is in force");
     }
 }
 
@@ -462,7 +468,7 @@ fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     eventually("the daemon is a subscriber of the agent", || subscribers(&agent), |all| *all == [1, 1, 1]);
     let mut probe = fixture.probe();
-    fixture.daemon.take().expect("a daemon").kill();
+    fixture.daemon.take().expect("a daemon runs").kill();
     agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     agent.signal(Signal::KILL);
@@ -470,7 +476,7 @@ fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
     eventually("the hold of the lame duck is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }
 
-/// A build with the same version number and a different layout might leave such a map.
+/// A build with equal ABI version and another layout may leave such a map.
 #[test]
 fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     let mut fixture = Fixture::without_daemon();

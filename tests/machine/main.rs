@@ -1,5 +1,5 @@
-//! Becomes process 1 of a disposable machine, in namespaces of its own. The machine has the files
-//! of this machine under a copy-on-write layer, no network except loopback, and systemd or an idle
+//! Becomes process 1 of a disposable machine, in namespaces of its own. The disposable machine has
+//! the host's files under a copy-on-write layer, no network except loopback, and systemd or an idle
 //! process as init. Tests start this program.
 //!
 //! The machine's writes stay in memory and disappear with its last process. The machine cannot
@@ -26,7 +26,7 @@ fn main() {
     }
 }
 
-/// Makes the namespaces and waits for the process 1 in them.
+/// Makes the namespaces, starts process 1 in them, and waits for its end.
 fn start(init: &str, folder: &str, cgroup: &str) {
     // Enters the cgroup before the cgroup namespace is made: the root of a new namespace is the
     // cgroup of the process that makes it.
@@ -73,7 +73,7 @@ fn begin(init: &str, folder: &Path) {
     panic!("become init: {error}");
 }
 
-/// Mounts the files of this machine under a layer that receives all changes.
+/// Mounts the host's files under a layer that receives all changes.
 fn files(folder: &Path) {
     rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .expect("make mounts private");
@@ -96,7 +96,7 @@ fn files(folder: &Path) {
     ] {
         mount(kind, &root.join(target), flags, "");
     }
-    // The mode is that of systemd's mount.
+    // systemd mounts bpffs with the same mode.
     mount("bpf", &root.join("sys/fs/bpf"), MountFlags::empty(), "mode=0700");
     // Makes the kernel's settings read-only, because they belong to the host.
     let settings = root.join("proc/sys");
@@ -117,8 +117,8 @@ fn files(folder: &Path) {
     rustix::mount::mount_bind(&shared, &target).expect("share the folder");
 }
 
-/// Disables all services of this machine except the journal, so that no service of the host is
-/// started a second time.
+/// Disables all services except the journal, so that no service of the host is started a second
+/// time.
 fn furnish(folder: &Path) {
     let root = folder.join("root");
     for (directory, kept) in [
@@ -142,8 +142,7 @@ fn furnish(folder: &Path) {
             removed.unwrap_or_else(|error| panic!("remove {}: {error}", path.display()));
         }
     }
-    // Removes the file by which an image may forbid packages to start services, because tests check
-    // these starts.
+    // This file may forbid packages to start services. Tests check these starts.
     let _ = fs::remove_file(root.join("usr/sbin/policy-rc.d"));
     // Without this file, installations do not rebuild the index of the manual, which takes seconds.
     let _ = fs::remove_file(root.join("var/lib/man-db/auto-update"));
