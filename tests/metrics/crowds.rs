@@ -1,6 +1,6 @@
 //! Harmful readers: readers that send a request and do not read, readers that do not finish their
-//! request, and too many readers. A reader that sends a request and reads still gets its page. The
-//! daemon's memory does not grow, and the daemon has enough descriptors for its own work.
+//! request, and too many readers. Other readers still get their page. The daemon's memory does not
+//! grow, and the daemon has enough descriptors for its own work.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -19,12 +19,12 @@ use crate::page::{LISTEN, listening, with};
 /// The maximum number of connections that a listener serves at the same time.
 const CONNECTIONS: usize = 64;
 
-/// Enough backends for a page of 10 MB, which exceeds every TCP buffer.
+/// Number of backends for a page of 10 MB, which exceeds every TCP buffer.
 const MANY: usize = 1500;
-/// Enough backends for a page that exceeds every buffer of a Unix socket.
+/// Number of backends for a page that exceeds every buffer of a Unix socket.
 const SOME: usize = 200;
 
-/// The common case with this many backends, and a port for metrics.
+/// A fixture with this many backends, and its daemon with a port for metrics.
 fn with_backends(count: usize) -> (Fixture, Daemon) {
     let fixture = Fixture::without_daemon();
     let list: Vec<String> = (0..count).map(|n| format!("\"127.1.{}.{}:80\"", n / 250, n % 250 + 1)).collect();
@@ -54,17 +54,17 @@ fn scrape() -> Answer {
 
 /// Number of descriptors that a process has open.
 fn files(pid: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").count()
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("list the daemon's descriptors").count()
 }
 
 /// The peak of a process's own memory, in bytes.
 fn peak(pid: u32) -> u64 {
     let status = stage::daemon::read(Path::new(&format!("/proc/{pid}/status")));
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("its peak");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the status has VmHWM");
     line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("kilobytes") << 10
 }
 
-/// Waits for something that the daemon does by itself after about ten seconds.
+/// Waits for a reaction that follows a time limit of the daemon of about ten seconds.
 #[track_caller]
 fn until(what: &str, fact: impl FnMut() -> bool) {
     let time = 6 * stage::patience();
@@ -88,8 +88,8 @@ fn has_ended(stream: &mut (impl Read + Write)) -> bool {
 fn stalled_readers_do_not_delay_other_readers() {
     let (fixture, daemon) = with_backends(MANY);
     let socket = fixture.setup.folder.join("run/socklb.sock");
-    // As many connections as are served at a time, on the socket and on the port. The test limits
-    // the port's receive buffers, because they grow with data that is not read.
+    // The maximum number of connections, on the socket and on the port. The test limits the port's
+    // receive buffers, because they grow with data that is not read.
     let (mut stopped, mut far) = (Vec::new(), Vec::new());
     for _ in 0..CONNECTIONS {
         let mut stream = UnixStream::connect(&socket).expect("reach the socket");
@@ -109,7 +109,7 @@ fn stalled_readers_do_not_delay_other_readers() {
         assert_eq!(backends.count(), MANY);
     }
     assert_eq!(fixture.setup.daemon().pid, daemon.pid(), "the daemon itself answers");
-    assert!(peak(daemon.pid()) < 200 << 20, "{} bytes", peak(daemon.pid()));
+    assert!(peak(daemon.pid()) < 200 << 20, "peak memory: {} bytes", peak(daemon.pid()));
     // The daemon closes stopped connections even if no other reader waits.
     for mut stream in stopped {
         stream.set_nonblocking(true).expect("do not block");
@@ -131,9 +131,9 @@ fn a_truncated_page_is_shorter_than_announced() {
     let before = files(daemon.pid());
     until("the reader is cut off", || files(daemon.pid()) < before);
     let mut rest = Vec::new();
-    // The connection ends or is reset; in both cases fewer bytes arrive than were announced.
+    // The connection ends or is reset before all announced bytes arrive.
     let _ = stream.read_to_end(&mut rest);
-    assert!(read + rest.len() < length, "{} of {length}", read + rest.len());
+    assert!(read + rest.len() < length, "received {} bytes of {length}", read + rest.len());
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn a_page_is_compressed_on_request() {
     write!(stream, "{head}Accept: {OPEN_METRICS}\r\n\r\n").expect("send the request");
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).expect("read the answer");
-    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("a head") + 4;
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("the answer has a head") + 4;
     let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
     assert!(head.starts_with("http/1.0 200") && head.contains("content-encoding: gzip"), "{head}");
     let file = fixture.setup.folder.join("page.gz");
@@ -169,15 +169,15 @@ fn unfinished_requests_take_little_memory_and_are_dropped() {
     for _ in 0..1500 {
         let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
         stream.set_write_timeout(Some(stage::patience())).expect("set the limit of time");
-        // A head that does not fit is refused before all of it is written.
+        // The daemon refuses a head that exceeds its limit before the whole head is written.
         let head = format!("GET /metrics HTTP/1.1\r\nx: {}", "x".repeat(390_000));
         let _ = stream.write_all(head.as_bytes());
         unfinished.push(stream);
     }
     scrape();
-    // The limit is for the whole daemon: 8 KiB for each of 64 connections are half a megabyte.
-    assert!(peak(pid) < before + (32 << 20), "{before} bytes, then {}", peak(pid));
-    // The daemon waits for an unfinished request within the limit, but not forever.
+    // 64 connections with heads of up to 8 KiB need half a megabyte.
+    assert!(peak(pid) < before + (32 << 20), "peak memory: {before} bytes before, {} bytes after", peak(pid));
+    // The daemon drops an unfinished request after a time limit.
     let mut slow = TcpStream::connect(LISTEN).expect("reach the port");
     write!(slow, "GET /metrics HTTP/1.1\r\n").expect("send the first line of a request");
     slow.set_nonblocking(true).expect("do not block");
@@ -206,12 +206,12 @@ fn a_request_head_beyond_the_limit_is_refused() {
     drop(fixture);
 }
 
-/// Descriptors that a daemon with one client needs at most, as docs/reference/limits.md states.
+/// The maximum number of descriptors of a daemon with one client, from docs/reference/limits.md.
 fn needed() -> u64 {
     let limits = include_str!("../../docs/reference/limits.md");
     let row = "| together, with one client | ";
     let number = limits.lines().find_map(|line| line.strip_prefix(row)?.strip_suffix(" |"));
-    number.expect("the row").replace(',', "").parse().expect("a number")
+    number.expect("the page has the row").replace(',', "").parse().expect("a number")
 }
 
 /// If all connections are in use, the daemon closes a silent one to make room for a connection with
@@ -236,7 +236,7 @@ fn many_silent_connections_exclude_no_reader_and_exhaust_no_descriptors() {
     let pid = fixture.daemon().pid();
     let links = || -> BTreeSet<_> {
         let links = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links");
-        links.map(|link| link.expect("a link").file_name()).collect()
+        links.map(|link| link.expect("read a directory entry").file_name()).collect()
     };
     let before = links();
     let mut silent: Vec<TcpStream> = Vec::new();
@@ -260,6 +260,6 @@ fn many_silent_connections_exclude_no_reader_and_exhaust_no_descriptors() {
     }
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
     assert_eq!(links().len(), before.len(), "no link was lost");
-    assert!(most as u64 <= needed, "{most} descriptors");
+    assert!(most as u64 <= needed, "descriptors open at once: {most}");
     assert!(!fixture.daemon().log().contains("Too many open files"), "{}", fixture.daemon().log());
 }

@@ -19,8 +19,8 @@ struct Fleet {
     alerts: Vec<String>,
 }
 
-/// The signs of a dead backend: the rest of a series' name, and labels. Each client task of an
-/// instance sees a different sign.
+/// The series that report a dead backend: the end of the series' name, and its labels. Each client
+/// task of an instance reports another series.
 const SIGNS: [(&str, &str); 3] =
     [("ejected", ""), ("failing", ""), ("probe_state", r#",kind="tcp",state="failing""#)];
 
@@ -87,12 +87,12 @@ impl Fleet {
 /// Makes promtool compare the alerts that fire with the expected ones.
 #[track_caller]
 fn fire(fleets: &[Fleet]) {
-    let rules = std::fs::canonicalize(shipped(RULES)).expect("the rules");
+    let rules = std::fs::canonicalize(shipped(RULES)).expect("find the rules");
     let mut file = format!("rule_files: ['{}']\nevaluation_interval: 1m\ntests:\n", rules.display());
     for fleet in fleets {
         fleet.write(&mut file);
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("create a folder");
     let path = folder.path().join("fleet.test.yml");
     std::fs::write(&path, file).expect("write the test");
     check(&["test", "rules", path.to_str().expect("UTF-8")]);

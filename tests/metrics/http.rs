@@ -9,7 +9,7 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct Answer {
     pub code: u16,
-    /// Lines before the body, in lower case.
+    /// The status line and the headers, in lower case.
     pub head: String,
     pub body: String,
 }

@@ -1,5 +1,5 @@
-//! Metrics as their users get them: through a real Prometheus, its `promtool`, and requests to the
-//! daemon's socket.
+//! Tests of the metrics through a real Prometheus, its `promtool`, and requests to the daemon's
+//! socket.
 //!
 //! These tests are separate from the local tests because the guests have no Prometheus. `cargo
 //! xtask prometheus` fetches it.

@@ -28,7 +28,7 @@ pub fn with(fixture: &Fixture, lines: &str) {
     fixture.setup.write("socklb.toml", &(text + lines));
 }
 
-/// The lines that stay the same from one page to the next while nothing happens.
+/// The lines of a page without the ages of sources, which change with time.
 fn steady(page: &str) -> Vec<&str> {
     page.lines().filter(|line| !line.starts_with("socklb_source_age_seconds{")).collect()
 }
@@ -95,7 +95,7 @@ fn the_port_refuses_foreign_host_names() {
     for name in ["evil.example", "127.0.0.2", "localhost.evil.example", "[::1]", "metrics.example.", ""] {
         assert_eq!(code(&format!("Host: {name}\r\n")).as_deref(), Some("421"), "{name}");
     }
-    assert_eq!(code("").as_deref(), Some("421"), "without a name");
+    assert_eq!(code("").as_deref(), Some("421"), "a request without a Host header is refused");
 }
 
 #[test]
@@ -190,18 +190,18 @@ fn program_runs_are_exported_while_the_kernel_counts_them() {
         of("socklb_program_runs_total").zip(of("socklb_program_run_seconds_total"))
     };
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
-    // The host's setting may turn statistics on, or another program may count runs at this moment.
-    // If neither is the case, the page has no line about runs.
+    // The page has lines about runs only if the host's setting or another program turns statistics
+    // on.
     let on =
         std::fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").is_ok_and(|text| text.trim() == "1");
     assert!(on || runs().is_none_or(|(count, _)| count > 0.0), "a program without counted runs has no line");
     let counting = stage::sys::count_runs();
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    let (count, seconds) = runs().expect("what was counted");
+    let (count, seconds) = runs().expect("the page has the program's runs");
     // The programs have also run for other calls, at least for calls to addresses that are no
     // service.
     assert!(count >= 30.0 && seconds > 0.0 && seconds / count < 1e-3, "{count} runs in {seconds} s");
     drop(counting);
-    // The numbers are unchanged because there were no connects since.
+    // Without further connects, the numbers do not change.
     assert_eq!(runs(), Some((count, seconds)));
 }

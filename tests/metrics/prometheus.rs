@@ -13,7 +13,7 @@ use crate::http;
 /// The address of Prometheus, in the test's own network namespace.
 const ADDRESS: &str = "127.0.0.1:9090";
 
-/// The path of a program from the packages that setup has fetched.
+/// The path of a program that `cargo xtask prometheus` has fetched.
 fn tool(name: &str) -> PathBuf {
     let tools =
         std::env::var_os("SOCKLB_TEST_TOOLS").expect("`cargo xtask test local` sets SOCKLB_TEST_TOOLS");
@@ -53,8 +53,8 @@ impl Prometheus {
             config += &format!("  - job_name: {job}\n    static_configs:\n      - targets: ['{target}']\n");
         }
         let path = folder.join("prometheus.yml");
-        std::fs::write(&path, config).expect("write its configuration");
-        let log = std::fs::File::create(folder.join("prometheus.log")).expect("create its log");
+        std::fs::write(&path, config).expect("write Prometheus's configuration");
+        let log = std::fs::File::create(folder.join("prometheus.log")).expect("create Prometheus's log");
         let mut command = Command::new(tool("prometheus"));
         command.arg(format!("--config.file={}", path.display()));
         command.arg(format!("--storage.tsdb.path={}", folder.join("prometheus").display()));
@@ -91,11 +91,13 @@ impl Prometheus {
     /// The value of an expression with one series.
     #[track_caller]
     pub fn value(&self, expression: &str) -> f64 {
-        let [(_, value)] = self.query(expression)[..] else { panic!("not one series: {expression}") };
+        let [(_, value)] = self.query(expression)[..] else {
+            panic!("the query did not return one series: {expression}")
+        };
         value
     }
 
-    /// A counter of Prometheus about itself.
+    /// The value of one of Prometheus's own counters.
     pub fn own(&self, name: &str) -> f64 {
         let page = http::get(ADDRESS, "/metrics", http::TEXT).body;
         let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -116,7 +118,7 @@ pub fn only_text(listen: &str, target: &'static str) {
     let listener = TcpListener::bind(listen).expect("listen");
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
-            // Reads the head of a request: nothing follows it.
+            // Reads the head of the request, which has no body.
             let mut head = Vec::new();
             let mut byte = [0];
             while !head.ends_with(b"\r\n\r\n")
@@ -126,7 +128,7 @@ pub fn only_text(listen: &str, target: &'static str) {
             }
             let Ok(mut daemon) = TcpStream::connect(target) else { continue };
             http::request(&mut daemon, "GET", "/metrics", http::TEXT);
-            // The reader may be gone; then the copy ends.
+            // The copy fails if the reader has closed the connection.
             let _ = std::io::copy(&mut daemon, &mut stream);
         }
     });

@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes the daemon, and has the same values as `status`.
+//! A real Prometheus scrapes the daemon and must store the values of `status`.
 
 use lb_common::abi::{SlotCounters, map};
 use lb_common::ending::Ending;
@@ -27,7 +27,7 @@ fn of_backend(prometheus: &Prometheus, name: &str, labels: &str, address: &str) 
     prometheus.query(&query).into_iter().map(|(_, value)| value).collect()
 }
 
-/// The values of a backend in `status`, by its series.
+/// The names of a backend's series, each with its value in `status`.
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
 fn series(backend: &BackendStatus) -> [(&'static str, f64); 9] {
     [
@@ -69,7 +69,7 @@ fn agrees(prometheus: &Prometheus, fixture: &Fixture) {
     }
 }
 
-/// Asserts that no scrape had a fault.
+/// Asserts that every scrape was complete and valid.
 #[track_caller]
 fn no_fault(prometheus: &Prometheus) {
     // On a busy machine a scrape may exceed its timeout.
@@ -127,7 +127,7 @@ fn prometheus_has_the_values_of_status() {
     for dialled in &open {
         probe.close(dialled.socket);
     }
-    // Then the slots of the backends that have left are freed, and their series end.
+    // When the slots of removed backends are freed, the backends' series end.
     let left = || fixture.setup.backends("web", "users").len();
     eventually("only backends of the list have slots", left, |count| *count == 2);
     agrees(&prometheus, &fixture);
@@ -143,7 +143,7 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
     let counts = per_cpu::<SlotCounters>(&fixture.setup.map("web", map::COUNTS));
     let mut buckets = [0; lb_common::abi::TIME_BUCKETS];
     for backend in fixture.setup.backends("web", "users") {
-        for Raw(cpu) in counts.get(&backend.slot, 0).expect("counts of the slot").iter() {
+        for Raw(cpu) in counts.get(&backend.slot, 0).expect("read the counts of the slot").iter() {
             for (sum, count) in buckets.iter_mut().zip(cpu.rtt.buckets) {
                 *sum += count;
             }
@@ -156,7 +156,8 @@ fn a_quantile_of_the_handshakes_lies_in_the_bucket_of_the_maps() {
         below += count;
         2 * below >= total
     });
-    let median = i32::try_from(median.expect("90 handshakes")).expect("one of twenty");
+    let median =
+        i32::try_from(median.expect("90 handshakes have a median")).expect("a bucket's index is small");
     let upper = 16e-6 * 2f64.powi(median);
     let lower = if median == 0 { 0.0 } else { upper / 2.0 };
     for job in JOBS {

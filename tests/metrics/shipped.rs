@@ -56,9 +56,9 @@ fn dashboard_and_rules_use_only_existing_metrics() {
     let backends = || fixture.setup.backends("web", "users");
     eventually("all backends are probed", backends, |all| all.len() == 3 && all.iter().all(is_probed));
     assert_eq!(fixture.probe().dial_many(SERVICE, 9).len(), 3);
-    // Control of load reads the load once per second.
+    // Load control reads the reported load once per second.
     let page = eventually(
-        "a look at the load",
+        "load control has read the load",
         || http::get(LISTEN, "/metrics", http::OPEN_METRICS).body,
         |page| page.contains("\nsocklb_backend_load_factor{"),
     );
@@ -70,13 +70,13 @@ fn dashboard_and_rules_use_only_existing_metrics() {
     for file in [DASHBOARD, RULES] {
         let text = stage::daemon::read(&shipped(file));
         let used = names(&text);
-        assert!(used.len() > 5, "{file} uses {used:?}");
+        assert!(used.len() > 5, "{file} uses few metrics: {used:?}");
         // This metric needs a server with TLS, so only unit tests have it.
         let is_known = |name: &str| {
             series.contains(name) || name == "socklb_source_certificate_expiry_timestamp_seconds"
         };
         let unknown: Vec<&&str> = used.iter().filter(|name| !is_known(name)).collect();
-        assert!(unknown.is_empty(), "{file}: there is no {unknown:?}");
+        assert!(unknown.is_empty(), "{file} uses unknown metrics: {unknown:?}");
     }
 }
 
@@ -88,7 +88,7 @@ fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
     let names: Vec<&str> = variables.iter().filter_map(|variable| variable["name"].as_str()).collect();
     assert_eq!(names, ["datasource", "client", "service"]);
     let panels = dashboard["panels"].as_array().expect("panels");
-    assert!(panels.len() >= 8, "{} panels", panels.len());
+    assert!(panels.len() >= 8, "the dashboard has {} panels", panels.len());
     let mut positions = BTreeSet::new();
     for panel in panels {
         let title = panel["title"].as_str().expect("a title");
@@ -97,7 +97,7 @@ fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
         let position = &panel["gridPos"];
         assert!(
             positions.insert((position["x"].to_string(), position["y"].to_string())),
-            "{title} has the position of another"
+            "panel {title} has the position of another panel"
         );
         for target in panel["targets"].as_array().expect("queries") {
             let query = target["expr"].as_str().expect("a query");
@@ -122,7 +122,7 @@ fn promtool_accepts_the_queries_of_the_dashboard() {
         let query = target["expr"].as_str().expect("a query").replace("$__rate_interval", "5m");
         rules += &format!("      - record: dashboard:{number}\n        expr: {}\n", Value::from(query));
     }
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = tempfile::tempdir().expect("create a folder");
     let path = folder.path().join("dashboard.rules.yml");
     std::fs::write(&path, rules).expect("write the rules");
     check(&["check", "rules", "--lint=none", path.to_str().expect("UTF-8")]);
@@ -133,7 +133,7 @@ fn promtool_accepts_the_rules_and_every_alert_fires_in_a_test() {
     check(&["check", "rules", "--lint-fatal", shipped(RULES).to_str().expect("UTF-8")]);
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("metrics/rules.test.yml");
     check(&["test", "rules", tests.to_str().expect("UTF-8")]);
-    // Each alert of the file is among those that the tests cause to fire.
+    // The tests cause each alert of the file to fire.
     let tests = stage::daemon::read(&tests);
     for alert in alerts(&stage::daemon::read(&shipped(RULES))) {
         assert!(tests.contains(&format!("alertname: {alert}\n        exp_alerts:\n")), "{alert} never fires");
@@ -149,7 +149,10 @@ fn amtool_accepts_the_alertmanager_example_and_its_alerts_exist() {
     let example = stage::daemon::read(&path);
     let named = example.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| word.starts_with("Socklb"));
     let named: BTreeSet<&str> = named.collect();
-    assert!(named.contains("SocklbBackendDead") && named.is_subset(&alerts), "{named:?} of {alerts:?}");
+    assert!(
+        named.contains("SocklbBackendDead") && named.is_subset(&alerts),
+        "the example names {named:?}, and the rules define {alerts:?}"
+    );
 }
 
 /// The alerts of a file of rules.

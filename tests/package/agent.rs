@@ -63,7 +63,10 @@ fn the_agent_runs_as_its_own_user_and_retains_lame_ducks_over_restarts() {
     let user = machine.good(&["id", "--user", "socklb-agent"]);
     assert!(status.contains(&format!("Uid:\t{user}\t{user}\t{user}\t{user}\n")), "{status}");
     for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-        assert!(status.contains(&format!("{set}:\t0000000000000000\n")), "{set} in {status}");
+        assert!(
+            status.contains(&format!("{set}:\t0000000000000000\n")),
+            "capability set {set} is empty: {status}"
+        );
     }
     assert_eq!(property(&machine, "socklb-agent.service", "StatusText"), "1 of 1 backends ready");
     let page = || {
@@ -89,7 +92,7 @@ fn the_agent_runs_as_its_own_user_and_retains_lame_ducks_over_restarts() {
     machine.write("/etc/socklb/agent.toml", "[[backend]]\n");
     assert!(!machine.run(&["systemctl", "reload", "socklb-agent.service"]).status.success());
     assert_eq!(readiness(&machine), "ready");
-    // The check detects that a service has ended without notice.
+    // The health check detects that the service has ended without a report.
     machine.good(&["systemctl", "stop", "users.service"]);
     until(&machine, "down");
 }
@@ -105,7 +108,7 @@ fn a_service_with_the_drop_in_is_a_lame_duck_before_it_ends_and_ready_after_a_re
     let ours = drop_in.replace("10.0.0.1:8080", BACKEND).replace("/usr/bin/users --listen 8080", &command);
     assert!(ours.contains(SERVER) && !ours.contains("10.0.0.1"), "{drop_in}");
     machine.write("/etc/systemd/system/users.service.d/socklb.conf", &ours);
-    // The start is complete when the command has notified systemd.
+    // The start is complete when the server has notified systemd.
     let unit = "[Service]\nType=notify\nUser=nobody\nExecStart=/usr/bin/true\n";
     machine.write("/etc/systemd/system/users.service", unit);
     machine.good(&["systemctl", "daemon-reload"]);
@@ -118,15 +121,15 @@ fn a_service_with_the_drop_in_is_a_lame_duck_before_it_ends_and_ready_after_a_re
     until(&machine, "ready");
     machine.good(&["systemctl", "restart", "users.service"]);
     until(&machine, "ready");
-    // If the run is killed, systemd starts another run before the agent detects this.
+    // If `socklb agent run` is killed, systemd starts it again before the agent detects the end.
     let main = property(&machine, "users.service", "MainPID");
     machine.write("/etc/systemd/system/users.service.d/again.conf", "[Service]\nRestart=on-failure\n");
     machine.good(&["systemctl", "daemon-reload"]);
     machine.good(&["systemctl", "kill", "--kill-who=main", "--signal=KILL", "users.service"]);
     let another = || property(&machine, "users.service", "MainPID");
-    eventually("another run", another, |pid| *pid != main && pid != "0");
+    eventually("systemd starts another process", another, |pid| *pid != main && pid != "0");
     let runner = || backend(&machine)["runner"]["process"].to_string();
-    eventually("which the agent has registered", runner, |process| *process == another());
+    eventually("the agent registers the new process", runner, |process| *process == another());
     until(&machine, "ready");
     assert_eq!(property(&machine, "users.service", "NRestarts"), "1");
     machine.good(&["systemctl", "stop", "users.service"]);

@@ -77,7 +77,7 @@ fn every_file_is_at_its_place_and_owned_by_root() {
     for folder in ["docs", "docs/guide", "docs/reference", "docs/design"] {
         let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
         let names =
-            std::fs::read_dir(docs).expect("a folder of documents").flatten().map(|entry| entry.file_name());
+            std::fs::read_dir(docs).expect("list the documents").flatten().map(|entry| entry.file_name());
         let pages =
             names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.ends_with(".md"));
         expected.extend(pages.map(|name| format!("/usr/share/doc/socklb/{folder}/{name}")));
@@ -122,7 +122,7 @@ fn user_and_pin_directory_are_created_without_systemd() {
     ]);
     assert!(ours.contains("(0750/drwxr-x---)"), "the daemon's user may enter it: {ours}");
     assert_eq!(stat("/etc/socklb"), "root:root 755");
-    // The same is true on a second machine, which has no program of systemd at all.
+    // The package also creates its users on a machine without systemd's programs.
     let bare = Machine::without_systemd();
     bare.good(&["rm", "/usr/bin/systemd-sysusers", "/usr/bin/systemd-tmpfiles", "/usr/bin/systemctl"]);
     install(&bare);
@@ -141,7 +141,7 @@ fn the_example_passes_the_check() {
         machine.good(&["cp", &format!("/usr/share/doc/socklb/examples/{name}"), "/etc/socklb/"]);
     }
     let message = machine.good(&["socklb", "check"]);
-    // The example's service runs on no test machine.
+    // The service in the example configuration does not exist on the test machine.
     let note = "note: client frontend: cgroup system.slice/frontend.service does not exist yet; the daemon \
                 attaches the client when the cgroup appears\n";
     assert_eq!(message, format!("{note}/etc/socklb/socklb.toml: ok"));
@@ -175,8 +175,8 @@ fn units_and_drop_ins_pass_systemd_analyze() {
         assert!(output.status.success() && message.is_empty(), "{unit}: {}: {message}", output.status);
     }
     machine.good(&["rm", "-r", "/etc/systemd/system/socklb.service.d"]);
-    // The threshold is in tenths of the scale from 0 to 10, and the unit scores 2.0. The end of the
-    // unit lists each open item with its reason.
+    // The threshold is in tenths of a point; the unit scores 2.0 of 10. Comments at the end of the
+    // unit give the reason for each open item.
     let unit = "/usr/lib/systemd/system/socklb.service";
     machine.good(&["systemd-analyze", "security", "--offline=yes", "--threshold=20", "--no-pager", unit]);
     let unit = "/usr/lib/systemd/system/socklb-agent.service";
@@ -223,7 +223,10 @@ fn removal_and_purge_leave_only_the_user() {
     {
         assert!(!machine.file(path).exists(), "{path} is left after removal");
     }
-    assert!(machine.file("/var/lib/socklb/last-good/users.toml").exists(), "removal is no purge");
+    assert!(
+        machine.file("/var/lib/socklb/last-good/users.toml").exists(),
+        "removal without a purge does not delete the stored list"
+    );
     machine.good(&["dpkg", "--purge", "socklb"]);
     let left = machine.good(&["find", "/etc", "/usr", "/var", "-xdev", "-name", "*socklb*"]);
     assert_eq!(left, "");

@@ -1,7 +1,7 @@
 //! The Debian package on machines like this one: installed, used, upgraded and removed.
 //!
 //! `cargo xtask test package` builds it. Each test has a machine of its own, with systemd or
-//! without, independent of the init of this machine; this machine is not changed.
+//! without, independent of the host's init. The tests do not change the host.
 
 mod contents;
 
@@ -33,7 +33,7 @@ fn package() -> PathBuf {
     let packages: Vec<PathBuf> =
         entries.filter(|path| path.extension().is_some_and(|extension| extension == "deb")).collect();
     let [package] = packages.as_slice() else {
-        panic!("not one package in {}: `cargo xtask test package` builds it", folder.display());
+        panic!("expected one package in {}: `cargo xtask test package` builds it", folder.display());
     };
     package.clone()
 }

@@ -18,7 +18,7 @@ address  = "10.96.0.10:80"
 backends = { static = ["127.0.0.1:8001"] }
 "#;
 
-/// A machine with the package, a configuration, its backend, and frontend.service running.
+/// A machine with the package and its configuration, on which the backend and frontend.service run.
 fn machine() -> Machine {
     let machine = Machine::with_systemd();
     install(&machine);
@@ -91,7 +91,7 @@ fn the_daemon_has_exactly_the_privileges_of_its_unit() {
     assert_eq!(field("NoNewPrivs"), "1");
     // 2 means that the daemon's system calls are filtered.
     assert_eq!(field("Seccomp"), "2");
-    // Below /sys the daemon can write only to its pins.
+    // Below `/sys`, the daemon can write only to its pin directory.
     let mounts = machine.good(&["cat", &format!("/proc/{pid}/mounts")]);
     let writable = mounts.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split(' ').collect();
@@ -99,7 +99,7 @@ fn the_daemon_has_exactly_the_privileges_of_its_unit() {
         (fields[1].starts_with("/sys") && writable).then(|| fields[1].to_owned())
     });
     assert_eq!(writable.collect::<Vec<_>>(), ["/sys/fs/bpf/socklb"]);
-    // Only its group may connect to the socket.
+    // Only the group of the socket may connect to it.
     let stat = machine.good(&["stat", "--format", "%U:%G %a", "/run/socklb", "/run/socklb/socklb.sock"]);
     assert_eq!(stat, "socklb:socklb 750\nsocklb:socklb 660");
 }
@@ -147,8 +147,8 @@ fn the_first_connect_of_a_restarted_service_is_balanced() {
     let answers = || machine.run(&["cat", "/run/answers"]).stdout;
     for restart in 1..=10 {
         machine.good(&["systemctl", "restart", "frontend.service"]);
-        // systemctl returns when the service has been started; another restart would kill it before
-        // it has its answer.
+        // systemctl returns when the service has been started. The next restart must not kill the
+        // service before its dial returns.
         eventually("the first connect was balanced", answers, |answers| {
             answers == "b1\n".repeat(restart).as_bytes()
         });
@@ -192,8 +192,9 @@ fn each_journal_line_has_its_priority() {
     });
     assert!(!warnings.contains("INFO"), "{warnings}");
     let all = journal("--priority=info");
-    let running = all.lines().find(|line| line.contains("running pins=")).expect("it has started");
-    assert!(running.starts_with(" INFO lb_user::"), "no time and no prefix: {running}");
+    let running =
+        all.lines().find(|line| line.contains("running pins=")).expect("the log has the line of the start");
+    assert!(running.starts_with(" INFO lb_user::"), "the line has neither a time nor a prefix: {running}");
 }
 
 #[test]
@@ -227,7 +228,7 @@ fn an_upgrade_restarts_the_daemon_and_retains_the_programs() {
         upgrade.status.success() && error_text.contains("socklb.service is not restarted"),
         "{error_text}"
     );
-    assert!(error_text.contains("/etc/socklb/socklb.toml:1"), "it names the fault: {error_text}");
+    assert!(error_text.contains("/etc/socklb/socklb.toml:1"), "the text names the fault: {error_text}");
     assert_eq!(property(&machine, "MainPID"), pid);
     assert_eq!(dial(&machine), "b1");
     machine.write("/etc/socklb/socklb.toml", CONFIG);
@@ -266,9 +267,9 @@ fn removal_stops_the_daemon_and_detaches_the_programs() {
     machine.good(&["dpkg", "--remove", "socklb"]);
     assert!(!machine.file(&format!("/proc/{pid}")).exists());
     for path in ["/sys/fs/bpf/socklb", "/run/socklb"] {
-        assert!(!machine.file(path).exists(), "{path} is left");
+        assert!(!machine.file(path).exists(), "{path} is removed");
     }
-    // No interface has the address, and the machine has no route to it.
+    // The dial fails, because the machine has no route to the service's address.
     assert!(dial(&machine).contains("unreachable"));
     machine.good(&["dpkg", "--purge", "socklb"]);
     assert!(!machine.file("/var/lib/socklb").exists());

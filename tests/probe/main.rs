@@ -1,8 +1,8 @@
 //! The probe: opens sockets and uses them on request. Tests start it inside a cgroup.
 //!
-//! Each request of `stage::protocol` has one function here, by subject: `streams`, HTTP `requests`,
-//! `sockets` of any kind, `datagrams`, and `odd` ways to dial. They return the kernel's errors and
-//! do not panic, so that the test can report which request failed.
+//! Each request of `stage::protocol` has a function in one of the modules `streams`, `requests`
+//! (HTTP), `sockets` (of any kind), `datagrams` and `odd` (unusual ways to dial). The functions
+//! return the kernel's errors and do not panic, so that the test can report which request failed.
 
 mod streams;
 
@@ -32,8 +32,8 @@ use crate::requests::Clients;
 
 fn main() -> Result<()> {
     let cgroup = std::env::args().nth(1).context("usage: probe CGROUP")?;
-    // This must precede the first socket, because a socket belongs to the cgroup in which it was
-    // created.
+    // The probe enters the cgroup before it opens a socket, because a socket belongs to the cgroup
+    // in which it was created.
     std::fs::write(format!("{cgroup}/cgroup.procs"), std::process::id().to_string())
         .with_context(|| format!("enter {cgroup}"))?;
     // A test may need more sockets than the usual limit of 1,024.
@@ -141,8 +141,8 @@ impl Probe {
         }
     }
 
-    /// Starts another probe. The new probe ends with this one, because only this process has the
-    /// other end of the new probe's standard input.
+    /// Starts a child probe that inherits all sockets. The child ends with this process, which has
+    /// the only other end of the child's standard input.
     fn hold_in_child(&mut self) -> Outcome<()> {
         let program = std::env::current_exe().map_err(errno)?;
         let mut child = Command::new(program);
@@ -172,7 +172,7 @@ fn pin(cpu: usize) -> Outcome<()> {
     rustix::thread::sched_setaffinity(None, &cpus)
 }
 
-/// Runs a command as the service itself, in its cgroup.
+/// Runs a command in the probe's cgroup.
 fn run(program: &Path, arguments: &[String]) -> Outcome<i32> {
     let mut command = Command::new(program);
     let status = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).status();

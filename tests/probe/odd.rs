@@ -1,6 +1,6 @@
 //! The probe's unusual ways to dial: through io_uring, with data in the SYN, with a delayed SYN,
-//! with a separate limit of SYNs, and by the kernel itself. It also reads the kernel's state of
-//! such a socket.
+//! with a limit of SYN retransmissions, and by the kernel itself. It also reads the kernel's state
+//! of such a socket.
 
 use std::ffi::CString;
 use std::net::SocketAddr;
@@ -72,7 +72,7 @@ impl Probe {
     }
 
     pub fn write(&self, socket: SocketId) -> Outcome<()> {
-        /// The time limit: an emulated guest needs time to answer its own SYN.
+        /// The time limit for a connect. An emulated guest needs time to answer its own SYN.
         const PATIENCE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
         let socket = self.socket(socket)?;
         poll(&mut [PollFd::new(&socket, PollFlags::OUT)], Some(&PATIENCE))?;
@@ -127,7 +127,8 @@ fn set_at(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &[u8
 
 fn get(socket: &OwnedFd, option: libc::c_int) -> Outcome<libc::c_int> {
     let (mut value, mut length) = (0, SIZE_OF_INT);
-    // SAFETY: both outlive the call; the kernel writes at most as many bytes as the length states.
+    // SAFETY: the buffer and the length outlive the call, and the kernel writes at most `length`
+    // bytes.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -140,7 +141,7 @@ fn get(socket: &OwnedFd, option: libc::c_int) -> Outcome<libc::c_int> {
     if result == 0 { Ok(value) } else { Err(errno(std::io::Error::last_os_error())) }
 }
 
-/// The size of `c_int`, as the calls above expect it.
+/// The size of `c_int`, as the type of lengths in socket calls.
 const SIZE_OF_INT: libc::socklen_t = 4;
 
 /// Connects through a request in a ring, and waits for its completion. IPv4 only.

@@ -20,7 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause of a client after a failure.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The lines on one connection, and the pause after each: a connection lasts about 0.3 s.
+/// The number of lines on one connection, and the pause after each line. A connection lasts about
+/// 0.3 s.
 const LINES: u32 = 15;
 const BETWEEN_LINES: Duration = Duration::from_millis(20);
 
@@ -75,7 +76,7 @@ impl Clients {
 }
 
 impl Shared {
-    /// One client. Ends when `is_over` is set.
+    /// Runs one client until `is_over` is set.
     fn request(&self, address: SocketAddr, resends: bool) {
         let mut connection: Option<BufReader<TcpStream>> = None;
         while !self.is_over.load(Ordering::Relaxed) {
@@ -104,7 +105,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// One client that exchanges lines. Ends when `is_over` is set.
+    /// Runs one client that exchanges lines, until `is_over` is set.
     fn exchange_lines(&self, address: SocketAddr) {
         while !self.is_over.load(Ordering::Relaxed) {
             let name = connect(address).and_then(|mut stream| exchange_lines(&mut stream));
@@ -161,7 +162,7 @@ fn is_close(error: &io::Error) -> bool {
 }
 
 struct Answer {
-    /// The server's name, which is the body.
+    /// The server's name: the body of the answer.
     name: String,
     /// Whether the connection may be reused.
     keeps_alive: bool,

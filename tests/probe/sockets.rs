@@ -1,4 +1,4 @@
-//! The common properties of the probe's sockets: an id each, addresses, and a family.
+//! Operations on all sockets of the probe: their ids, addresses and families.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};

@@ -8,7 +8,7 @@ use stage::stress::{all, config};
 use stage::workers::{Play, Worker, server};
 use stage::{Cgroup, Daemon, Setup, Stage, amount, eventually};
 
-/// The number of sockets in a run.
+/// The number of flows in a test.
 fn flows() -> u64 {
     amount(50_000, 200_000)
 }
@@ -16,7 +16,7 @@ fn flows() -> u64 {
 /// The number of rounds. The counts are checked after each.
 const ROUNDS: u64 = 10;
 
-/// A daemon, a server and a worker.
+/// A running daemon, a server and a worker.
 struct Scene {
     // Fields are dropped in this order.
     worker: Worker,
@@ -38,19 +38,19 @@ impl Scene {
         Self { worker, _daemon: daemon, _server: server, setup, _cgroup: cgroup, _stage: stage }
     }
 
-    /// Runs, and checks the counts whenever the worker pauses; then closes everything.
+    /// Plays all rounds, checks the counts after each round, and closes all sockets at the end.
     fn play(&mut self, flows: u64, differences: impl Fn(&Setup, &Ledger) -> Vec<String>) -> Ledger {
         for _ in 0..ROUNDS {
             let ledger = self.worker.play(flows / ROUNDS);
             eventually(
-                "the counts are what the clients saw",
+                "the counts match the clients' observations",
                 || differences(&self.setup, &ledger),
                 Vec::is_empty,
             );
         }
         let ledger = self.worker.rest();
         eventually(
-            "the counts are what the clients saw",
+            "the counts match the clients' observations",
             || differences(&self.setup, &ledger),
             Vec::is_empty,
         );
@@ -70,7 +70,7 @@ fn flows_are_counted_as_their_owners_saw_them_end() {
     println!("{ledger:?}");
 }
 
-/// At most 64 flows fit into the table, and few are in the overflow table.
+/// The flow table has room for only 64 flows.
 #[test]
 fn the_smallest_flow_table_counts_exactly() {
     let play = Play { threads: 4, batch: 8, held: 24, ..PLAY };
@@ -87,5 +87,9 @@ fn flows_without_a_record_are_counted_as_untracked() {
     let client = scene.setup.client();
     let untracked =
         ledger.services.keys().map(|service| calls_without_a_record(&client, service)).sum::<u64>();
-    assert!(untracked > 0 && untracked < ledger.chosen(), "{untracked} of {}", ledger.chosen());
+    assert!(
+        untracked > 0 && untracked < ledger.chosen(),
+        "untracked connects: {untracked}, chosen: {}",
+        ledger.chosen()
+    );
 }

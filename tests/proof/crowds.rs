@@ -11,7 +11,7 @@ const EACH: u32 = 16_000;
 const CROWDS: u64 = 10;
 const ALL: u64 = CROWDS * EACH as u64;
 
-/// Makes all crowds change at the same time; returns how many sockets they have then.
+/// Makes all crowds change at the same time. Returns the number of open sockets afterwards.
 #[track_caller]
 fn all_do(crowds: &mut [Crowd], change: Change) -> u64 {
     for crowd in &mut *crowds {
@@ -20,7 +20,7 @@ fn all_do(crowds: &mut [Crowd], change: Change) -> u64 {
     crowds.iter_mut().map(Crowd::done).sum()
 }
 
-/// Asserts that exactly the open sockets are counted.
+/// Asserts that the active count equals the number of open sockets.
 #[track_caller]
 fn counts(setup: &Setup, chosen: u64, open: u64) {
     let look = || {
@@ -43,7 +43,8 @@ fn a_hundred_and_sixty_thousand_open_sockets_are_counted() {
     let mut crowds: Vec<Crowd> = (0..CROWDS).map(|seed| Crowd::start(&cgroup, seed)).collect();
     assert_eq!(all_do(&mut crowds, Change::Open(EACH)), ALL);
     counts(&setup, ALL, ALL);
-    // Replaces half of them at random: buckets of the table become free and other flows claim them.
+    // Replaces a random half of the sockets: their buckets in the flow table become free, and other
+    // flows claim the buckets.
     assert_eq!(all_do(&mut crowds, Change::Replace(EACH / 2)), ALL);
     let mut chosen = ALL + ALL / 2;
     counts(&setup, chosen, ALL);

@@ -30,8 +30,8 @@ pub fn all_reached(probe: &mut Probe) -> u64 {
     connects
 }
 
-/// As [`Setup::active_becomes`], but includes leaving clients. A lost flow stays counted for longer
-/// than the time limit of this function.
+/// As [`Setup::active_becomes`], but includes leaving clients. The time limit is too short to
+/// reclaim a lost flow, so a lost flow makes this function fail.
 #[track_caller]
 pub fn open_flows_become(setup: &Setup, wanted: u64) {
     let open = |status: &StatusDocument| {
@@ -41,7 +41,7 @@ pub fn open_flows_become(setup: &Setup, wanted: u64) {
     eventually(&format!("{wanted} flows are open"), || setup.status(), |status| open(status) == Some(wanted));
 }
 
-/// Counted connects, over all backends.
+/// Number of counted connects to all backends.
 pub fn connects(setup: &Setup) -> u64 {
     let backends = setup.backends("web", "users");
     backends.iter().map(|backend| backend.started).sum()

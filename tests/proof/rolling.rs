@@ -14,9 +14,9 @@ use crate::restarts::open_flows_become;
 const BACKENDS: usize = 20;
 /// The address of all backends, which both clients can reach.
 const HOST: &str = "10.78.0.1";
-/// The least number of connects in the test.
+/// The minimum number of connects in the test.
 const CONNECTS: u64 = 50_000;
-/// Connections of each client that last a while.
+/// Number of long connections that each client has open at the same time.
 const LONG: u32 = 10;
 const CLIENTS: [&str; 2] = ["web", "mail"];
 
@@ -37,11 +37,11 @@ fn start(cgroup: &Cgroup, backend: usize, restarts: u32) -> Probe {
     process
 }
 
-/// Processes of one client, in its cgroup and its network namespace.
+/// The processes of one client, in the client's cgroup and network namespace.
 struct Client {
     /// Dials without pause.
     short: Probe,
-    /// Opens connections that last for some time; the client itself closes each.
+    /// Opens connections that last for about 0.3 s. The client closes them.
     long: Probe,
 }
 
@@ -56,8 +56,8 @@ impl Client {
         client
     }
 
-    /// Stops; returns the number of connections of each kind, and the backends' names. No connect
-    /// may have failed, and no connection may have been cut.
+    /// Stops the client. Returns the number of short and long connections, and the backends' names.
+    /// Panics if a connect failed or a connection was cut.
     fn stop(&mut self) -> ([u64; 2], BTreeSet<String>) {
         let (short, long) = (self.short.stop_dialling(), self.long.stop_requests());
         assert_eq!(long.failed, [].into(), "no connection is cut");

@@ -1,4 +1,4 @@
-//! Tables change under load, and flow tables are full.
+//! Tests in which tables change under load, and in which flow tables are full.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -34,30 +34,32 @@ fn an_endpoint_file_rewritten_ten_times_a_second_fails_no_connect_and_mixes_no_t
             fixture.write_endpoints(&lists[writes as usize % 2]);
             writes += 1;
         }
-        let before = services.get(&0, 0).expect("the service").0.table;
+        let before = services.get(&0, 0).expect("read the service's row").0.table;
         let ports: BTreeSet<u16> = (before.base / 4..(before.base + before.len()) / 4)
-            .flat_map(|cell| schedule.get(&cell, 0).expect("a cell").0.slots)
+            .flat_map(|cell| schedule.get(&cell, 0).expect("read a cell of the schedule").0.slots)
             .collect::<BTreeSet<u16>>()
             .into_iter()
-            .map(|slot| backends.get(&u32::from(slot), 0).expect("a slot").0.endpoint.port.to_host())
+            .map(|slot| {
+                backends.get(&u32::from(slot), 0).expect("read the row of the slot").0.endpoint.port.to_host()
+            })
             .collect();
-        // This read takes longer than the run of a program, so it may see entries that were
-        // rewritten meanwhile.
-        if services.get(&0, 0).expect("the service").0.table == before {
-            assert!(wanted.contains(&ports), "a mixed table: {ports:?}");
+        // A read takes longer than the run of a kernel program. A table that changed during the
+        // read does not count.
+        if services.get(&0, 0).expect("read the service's row").0.table == before {
+            assert!(wanted.contains(&ports), "a table mixes old and new entries: {ports:?}");
             looks += 1;
             generations.insert(before.generation);
         }
     }
     assert!(
         looks > 100 && generations.len() > amount(25, 100),
-        "{looks} looks at {} tables",
+        "{looks} reads of {} tables",
         generations.len()
     );
     let made: u64 = clients.iter_mut().map(all_reached).sum();
     open_flows_become(&fixture.setup, 0);
     assert_eq!(elsewhere(&fixture.setup), 0);
-    println!("{writes} writes, {} tables, {looks} looks, {made} connects", generations.len());
+    println!("{writes} writes, {} tables, {looks} reads, {made} connects", generations.len());
 }
 
 /// Neither the flow table nor the overflow table has room, while the daemon is killed and
@@ -84,7 +86,7 @@ fn a_full_flow_table_fails_no_connect_while_the_daemon_is_killed_and_restarted()
     assert_eq!(count("forwarded") + count("untracked"), made + 300, "{outcomes:?}");
     assert_eq!(connects(&fixture.setup), made + 300);
     assert!(count("untracked") > 0);
-    // The held flows are counted as before.
+    // The count of held flows has not changed.
     open_flows_become(&fixture.setup, full);
     for dialled in open {
         held.close(dialled.socket);

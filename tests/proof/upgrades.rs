@@ -1,17 +1,17 @@
-//! Upgrades and downgrades: to a build with other programs, and to one of another ABI version, back
-//! and forth.
+//! Upgrades and downgrades between builds with different programs, and between builds of different
+//! ABI versions.
 
 use stage::{Daemon, address, amount, eventually, look};
 
 use crate::restarts::{all_reached, busy, connects, elsewhere, open_flows_become, some_connects};
 use stage::fixture::{Fixture, SERVICE};
 
-/// The other build: other programs, the same maps.
+/// A build with other programs and equal maps.
 const CHANGED: &str = "socklb-changed";
-/// The build of another ABI version.
+/// A build of another ABI version.
 const NEXT: &str = "socklb-next";
 
-/// Stops the daemon, or kills it, and starts the daemon of another build.
+/// Stops or kills the daemon, and starts the daemon of another build.
 fn upgrade(fixture: &mut Fixture, build: &'static str, kill: bool) {
     let daemon = fixture.daemon.take().expect("a daemon runs");
     if kill {
@@ -81,17 +81,17 @@ fn upgrades_to_another_abi_and_back_fail_no_connect_and_lose_no_flow() {
     open_flows_become(&fixture.setup, 0);
     let leaving = || fixture.setup.status().leaving.len();
     eventually("the other version is removed", leaving, |count| *count == 0);
-    let versions = std::fs::read_dir(&fixture.setup.pins).expect("pins");
-    // The same folder contains the maps that all clients share, which do not count here.
-    let versions = versions.map(|version| version.expect("a version"));
+    let versions = std::fs::read_dir(&fixture.setup.pins).expect("list the pins");
+    // The folder also contains the maps that all clients share. They are not a version.
+    let versions = versions.map(|version| version.expect("read a directory entry"));
     let of_clients = versions.filter(|version| version.file_name().to_string_lossy().starts_with('v'));
     let clients: usize =
-        of_clients.map(|version| std::fs::read_dir(version.path()).expect("clients").count()).sum();
-    assert_eq!(clients, 1, "one version's client is left");
+        of_clients.map(|version| std::fs::read_dir(version.path()).expect("list the clients").count()).sum();
+    assert_eq!(clients, 1, "the client of one version remains");
     // `not_a_service` is not checked: for a moment both versions' programs run, and the second
-    // program finds the rewritten address, which is no service. Such a call is no leak; a leaked
-    // connect would have failed. Next, a client is removed while another version of it leaves, and
-    // then returns: the daemon already has the lock of this client.
+    // program finds the rewritten address, which is no service. A connect without balancing would
+    // have failed. Next, a client is removed from the configuration while another version of the
+    // client is leaving, and then added again. The daemon still holds the client's lock.
     let held_here = held.dial(SERVICE);
     upgrade(&mut fixture, NEXT, false);
     let file = fixture.setup.folder.join("socklb.toml");

@@ -1,5 +1,5 @@
-//! A process in a balanced cgroup. The service that it dials gets the endpoint list from a server.
-//! Each kind of server has a module of its own.
+//! A process in a balanced cgroup. The endpoint list of its service comes from a server. Each kind
+//! of server has a module of its own.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::http::Server;
 /// with eight other jobs on each CPU still opens sixty.
 const LEAST_RATE: f64 = 100.0;
 
-/// How long a query may take on an idle machine until `status` shows its result. A watch counts as
+/// Time limit on an idle machine from a query until `status` shows its result. A watch counts as
 /// accepted after one second.
 const LATE: Duration = Duration::from_secs(2);
 
@@ -26,7 +26,7 @@ pub struct Client {
     // Fields are dropped in this order, so each field is dropped before the fields that it uses.
     pub probe: Probe,
     pub daemon: Option<Daemon>,
-    /// The backends, with the names `b1` to `b3` and the ports 8001 to 8003.
+    /// The backends `b1` to `b3` at the ports 8001 to 8003.
     pub backends: Vec<Backend>,
     pub setup: Setup,
     dialling: Option<Instant>,
@@ -56,7 +56,7 @@ impl Client {
     pub fn expect(&mut self, names: &[&str]) {
         let probe = &mut self.probe;
         let answering = || probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>();
-        eventually("the load moves", answering, |answering| answering == names);
+        eventually("exactly the expected backends answer", answering, |answering| answering == names);
     }
 
     /// Waits until the source has a fault that contains this text. If the text is empty, waits
@@ -64,14 +64,13 @@ impl Client {
     #[track_caller]
     pub fn expect_fault(&self, text: &str) {
         let error = || self.setup.source().error.unwrap_or_default();
-        eventually(
-            "the fault",
-            error,
-            |error| if text.is_empty() { error.is_empty() } else { error.contains(text) },
-        );
+        eventually("the expected fault is reported", error, |error| {
+            if text.is_empty() { error.is_empty() } else { error.contains(text) }
+        });
     }
 
-    /// Waits until the next query is at least this far away, because the server has been away.
+    /// Waits until the next query is due in at least `seconds`, because earlier queries have
+    /// failed.
     #[track_caller]
     pub fn expect_next_query_in(&self, seconds: u64) {
         let next = || self.setup.source().remote.and_then(|remote| remote.next_s);
@@ -82,9 +81,9 @@ impl Client {
     /// the fault: at the time that `status` shows, at most 30 s from now.
     #[track_caller]
     pub fn expect_recovery(&self) {
-        // A query that is under way may have begun before the server worked.
+        // A query in progress may have begun before the server's recovery.
         let due = eventually(
-            "the result of a query",
+            "a query has a result",
             || self.setup.source(),
             |source| source.error.is_none() || source.remote.as_ref().is_some_and(|one| one.next_s.is_some()),
         );
@@ -95,7 +94,7 @@ impl Client {
         eprintln!("recovered after {took:?}, next query in {next} s");
         // `status` shows whole seconds.
         let most = Duration::from_secs(next + 1) + LATE * pace::pace();
-        assert!(next <= 30 && took < most, "{took:?}, and the next query was in {next} s");
+        assert!(next <= 30 && took < most, "recovery took {took:?}, and the next query was due in {next} s");
     }
 
     /// As [`Self::expect_recovery`], after an outage of this duration, which has just ended. If it
@@ -115,7 +114,7 @@ impl Client {
     #[track_caller]
     pub fn expect_endpoints(&self, count: u64) {
         let endpoints = || self.setup.source().remote.and_then(|remote| remote.endpoints);
-        eventually("the list", endpoints, |endpoints| *endpoints == Some(count));
+        eventually("the list has the expected length", endpoints, |endpoints| *endpoints == Some(count));
     }
 
     /// The number of different answers so far.
@@ -124,19 +123,21 @@ impl Client {
         self.setup.source().remote.map_or(0, |remote| remote.lists)
     }
 
-    /// Waits until the server has answered for some seconds that there are no endpoints, which must
-    /// not change the list in force before a minute is over.
+    /// Waits until the server's answers have been empty for two seconds. Empty answers must not
+    /// change the list in force within the first minute.
     #[track_caller]
     pub fn expect_empty(&self, fault: &str) {
         self.expect_fault(fault);
         let empty = || self.setup.source().remote.and_then(|remote| remote.empty_s);
-        eventually("empty for two seconds", empty, |seconds| seconds.is_some_and(|seconds| seconds >= 2));
+        eventually("the list is empty for two seconds", empty, |seconds| {
+            seconds.is_some_and(|seconds| seconds >= 2)
+        });
     }
 
     /// Waits until the number of different answers exceeds `before`.
     #[track_caller]
     pub fn expect_more_lists(&self, before: u64) {
-        eventually("another list", || self.lists(), |lists| *lists > before);
+        eventually("another list is received", || self.lists(), |lists| *lists > before);
     }
 
     /// Starts other servers on the server's port, one after the other: one for each answer in
@@ -178,8 +179,8 @@ impl Client {
         self.dialling = Some(Instant::now());
     }
 
-    /// Stops dialling. Every connect since [`Self::start_dialling`] must have reached one of these
-    /// backends, and there must have been enough connects.
+    /// Stops dialling. Panics unless every connect since [`Self::start_dialling`] reached one of
+    /// these backends, at a rate of at least [`LEAST_RATE`].
     #[track_caller]
     pub fn expect_no_failure(&mut self, names: &[&str]) {
         let counts: Counts = self.probe.stop_dialling();

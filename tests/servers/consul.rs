@@ -1,5 +1,5 @@
-//! Lists from a real Consul 1.8.7 with ACLs. Its catalogue is on disk, so that a killed server has
-//! it again after a restart.
+//! Lists from a real Consul 1.8.7 with ACLs. The catalogue is on disk, so that it survives when the
+//! server is killed.
 //!
 //! Connects continue while the server fails in every way: none may fail.
 
@@ -51,14 +51,14 @@ impl Scene {
             "server": true, "bootstrap_expect": 1, "node_name": "n1",
             "bind_addr": "127.0.0.1", "client_addr": "127.0.0.1",
             "ports": { "http": PORT, "serf_lan": GOSSIP, "server": RPC, "dns": -1, "grpc": -1, "serf_wan": -1 },
-            // The only server need not wait for others before it is the leader.
+            // With this setting, a single server becomes the leader sooner.
             "performance": { "raft_multiplier": 1 },
             "acl": { "enabled": true, "default_policy": "deny", "tokens": tokens },
         });
         client.setup.write("consul.json", &configuration.to_string());
         let mut scene = Self { consul: None, program, client };
         scene.start_consul();
-        // A new server does not accept changes of tokens at first.
+        // A new server refuses changes of tokens for a moment.
         let token = format!("X-Consul-Token: {MASTER}\r\n");
         let policies = || request(PORT, "GET", "/v1/acl/policies", &token, "");
         eventually("Consul has ACLs", policies, |answer| {
@@ -175,7 +175,7 @@ fn no_connect_fails_while_consul_is_killed_and_it_is_queried_again_when_status_s
     scene.start_consul();
     scene.wait_for_consul();
     scene.client.expect_recovery();
-    // This time the server is away for longer.
+    // The second outage is longer.
     scene.consul = None;
     scene.client.expect_next_query_in(3);
     scene.start_consul();
@@ -191,13 +191,14 @@ fn no_connect_fails_while_consul_is_killed_and_it_is_queried_again_when_status_s
 fn no_connect_fails_while_consul_is_stopped_or_emptied() {
     let Some(mut scene) = Scene::new("") else { return };
     scene.client.start_dialling();
-    // A stopped server looks like one that waits for a change. The next query shows the difference.
+    // The daemon cannot distinguish a stopped server from a server that waits for a change, until
+    // the next query fails.
     scene.signal(Signal::STOP);
     scene.client.refresh();
     scene.client.expect_fault("no answer within 5s");
     scene.signal(Signal::CONT);
     scene.client.expect_recovery();
-    // A stop that ends before a query fails is no fault, and the list is updated soon.
+    // A stop that ends before a query fails is not a fault. The list is updated soon after.
     scene.signal(Signal::STOP);
     let stopped = Instant::now();
     scene.client.refresh();
@@ -208,10 +209,13 @@ fn no_connect_fails_while_consul_is_stopped_or_emptied() {
     scene.client.expect_more_lists(lists);
     let took = continued.elapsed();
     if outage < Duration::from_secs(1) {
-        assert!(took < Duration::from_secs(2) * pace::pace(), "{took:?} after {outage:?}");
+        assert!(
+            took < Duration::from_secs(2) * pace::pace(),
+            "recovery took {took:?} after an outage of {outage:?}"
+        );
         assert_eq!(scene.client.setup.source().failures, failures);
     }
-    // All instances are removed.
+    // The test removes all instances.
     (1..=3).for_each(deregister);
     scene.client.expect_empty("Consul lists no instance");
     (1..=3).for_each(|n| register(n, 10));
@@ -261,7 +265,7 @@ fn no_connect_fails_during_hundreds_of_changes_and_consul_gets_five_queries_a_se
     scene.client.start_dialling();
     let (begun, before) = (Instant::now(), scene.client.lists());
     for n in 0..CHANGES {
-        register(u16::try_from(n % 3 + 1).expect("small"), n % 100 + 1);
+        register(u16::try_from(n % 3 + 1).expect("a backend's number is small"), n % 100 + 1);
     }
     let seconds = begun.elapsed().as_secs_f64();
     deregister(3);
@@ -270,7 +274,7 @@ fn no_connect_fails_during_hundreds_of_changes_and_consul_gets_five_queries_a_se
     eprintln!("{CHANGES} changes in {seconds:.1} s, {lists} lists");
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let lists = lists as f64;
-    assert!((2.0..=5.0 * seconds_of_lists + 2.0).contains(&lists), "{lists} in {seconds_of_lists} s");
+    assert!((2.0..=5.0 * seconds_of_lists + 2.0).contains(&lists), "{lists} lists in {seconds_of_lists} s");
     scene.client.expect_no_failure(&ALL);
 }
 
@@ -286,7 +290,7 @@ fn a_list_of_consul_grows_from_one_to_ten_thousand_instances_and_one_that_is_too
     scene.client.expect_endpoints(10_001);
     let backends = || scene.client.setup.service().backends.len();
     eventually("all instances are in the table", backends, |backends| *backends == 10_001);
-    // The longest list, and then one more instance.
+    // The test registers as many instances as a list may have, and then one more.
     register_many(10_000..12_287);
     eventually("the longest list is in the table", backends, |backends| *backends == 12_288);
     register_many(12_287..12_288);

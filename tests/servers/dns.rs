@@ -263,7 +263,7 @@ fn no_connect_fails_while_host_names_in_a_file_get_other_addresses_or_stop_resol
     for n in 1..=3 {
         let address = format!("10.77.0.{n}/32");
         let status = Command::new("ip").args(["address", "add", &address, "dev", "lo"]).status();
-        assert!(status.expect("run ip").success(), "{address}");
+        assert!(status.expect("run ip").success(), "ip fails for {address}");
     }
     let backend = |n| Backend::start(&format!("h{n}"), &format!("10.77.0.{n}:8001"));
     let _named: Vec<Backend> = (1..=3).map(backend).collect();

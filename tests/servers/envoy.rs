@@ -15,8 +15,8 @@ use stage::pace;
 use stage::probe::die_with_us;
 use stage::{Setup, eventually};
 
-/// The page for operators. The test uses the configuration of Envoy on this page. The test has a
-/// network namespace of its own, so the ports are free.
+/// The page for operators with the configuration of Envoy. The test uses this configuration in a
+/// separate network namespace, in which its ports are free.
 const PAGE: &str = include_str!("../../docs/guide/envoy.md");
 const DIRECTORY: &str = "/var/lib/socklb-envoy";
 const ADMIN: &str = "127.0.0.1:9901";
@@ -56,7 +56,7 @@ fn receive(address: &str, request: &str) -> Option<String> {
     Some(text)
 }
 
-/// A page of Envoy's administration server, which sends it in chunks.
+/// A page of Envoy's administration server, which sends pages in chunks.
 fn page(path: &str) -> Option<String> {
     let answer =
         receive(ADMIN, &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))?;
@@ -135,7 +135,7 @@ fn envoy_obeys_the_weights_and_lame_ducks_of_its_file() {
     fixture.write_endpoints(&[(first, ""), (second, "")]);
     expect(&[(first, 512, "healthy"), (second, 512, "healthy")]);
 
-    // Without the daemon, Envoy continues.
+    // Envoy continues without the daemon.
     fixture.stop();
     assert!(file.exists(), "the file stays at a stop");
     assert_eq!(answers(8).len(), 2);

@@ -36,7 +36,7 @@ impl Server {
         let accepted = Arc::clone(&connections);
         let thread = std::thread::spawn(move || {
             let mut threads = Vec::new();
-            // Ends when `drop` shuts the listener down.
+            // The loop ends when `drop` shuts the listener down.
             while let Ok((stream, _)) = listener.accept() {
                 let handle = stream.try_clone().expect("a second handle of the connection");
                 accepted.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
@@ -56,8 +56,8 @@ impl Server {
         Self { listener: handle, connections, thread: Some(thread) }
     }
 
-    /// A server that has the same answer for every request. If the answer is empty, the server is
-    /// silent: it accepts connections and requests, and neither answers nor closes them.
+    /// A server that sends `answer` for every request. If `answer` is empty, the server accepts
+    /// connections and requests, and neither answers nor closes the connections.
     #[track_caller]
     pub fn impostor(port: u16, answer: impl Into<Vec<u8>>) -> Self {
         let answer = answer.into();
@@ -66,7 +66,7 @@ impl Server {
             if answer.is_empty() {
                 return Some(stream);
             }
-            // A client that refuses the answer may close first.
+            // The client may close the connection before the whole answer is written.
             let _ = stream.write_all(&answer);
             None
         })
@@ -91,7 +91,7 @@ impl Drop for Server {
 
 fn shut_down(connections: &Connections) {
     for stream in connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        // The peer may have closed it.
+        // The peer may have closed the connection.
         let _ = stream.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -108,7 +108,7 @@ pub fn read_request(stream: &mut TcpStream) -> Option<String> {
     String::from_utf8(head).ok()
 }
 
-/// An answer with status 200 and these further headers, each with its end of line.
+/// An answer with status 200. Each line of `headers` includes its end of line.
 pub fn ok(headers: &str, body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{headers}\r\n{body}", body.len())
 }

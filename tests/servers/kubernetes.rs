@@ -25,12 +25,11 @@ const EXPIRED_EVENT: &str =
 const EXPIRED: &str = include_str!("../../crates/lb-discovery/src/kubernetes/answers/expired.http");
 const UNAUTHORIZED: &str = include_str!("../../crates/lb-discovery/src/kubernetes/answers/unauthorized.http");
 
-/// How long the test with many events sends them, and the time from one event to the next.
+/// Duration of the test with many events, and the time between two events.
 const EVENTS: Duration = Duration::from_secs(3);
 const EVENT: Duration = Duration::from_millis(10);
 
-/// The state of an API server with the slices of one Service. It survives when the HTTP server is
-/// stopped.
+/// The state of an API server with the slices of one Service. The state outlives the HTTP server.
 #[derive(Default)]
 struct Api {
     state: Mutex<State>,
@@ -44,10 +43,10 @@ struct State {
     slices: BTreeMap<String, Value>,
     /// The events so far, each with its version.
     events: Vec<(u64, String)>,
-    /// Watches can no longer get the events up to this version.
+    /// Events up to this version are dropped, so a watch cannot start before it.
     lost: u64,
     token: String,
-    /// Requests so far.
+    /// Number of requests for lists and watches so far.
     lists: u32,
     watches: u32,
     is_up: bool,
@@ -70,7 +69,7 @@ impl Api {
     fn delete(&self, name: &str) {
         let mut state = self.state();
         state.version += 1;
-        let mut slice = state.slices.remove(name).expect("a slice");
+        let mut slice = state.slices.remove(name).expect("the slice exists");
         slice["metadata"]["resourceVersion"] = state.version.to_string().into();
         self.send(state, "DELETED", &slice);
     }
@@ -164,7 +163,7 @@ fn chunk(text: &str) -> String {
     format!("{:x}\r\n{text}\r\n", text.len())
 }
 
-/// The first recorded slice, with its first endpoint at each of these addresses.
+/// The first recorded slice, with a copy of its first endpoint for each of these addresses.
 fn slice(name: &str, version: u64, addresses: &[String], port: u16) -> Value {
     let (begin, end) = (LIST.find('{').expect("a list"), LIST.rfind('}').expect("its end"));
     let list: Value = serde_json::from_str(&LIST[begin..=end]).expect("a list");
@@ -244,7 +243,7 @@ fn no_connect_fails_while_the_api_server_is_killed_and_a_short_outage_is_over_in
     scene.client.expect_fault("127.0.0.1:6443: Connection refused");
     scene.start_server();
     scene.client.expect_recovery_after(killed.elapsed());
-    // This time the server is away for longer, and its list changes meanwhile.
+    // The second outage is longer, and the slices change during the outage.
     scene.kill_server();
     scene.api.delete_backend(3);
     scene.client.expect_next_query_in(3);
@@ -324,9 +323,9 @@ fn no_connect_fails_during_a_hundred_events_a_second_which_make_at_most_five_lis
     eprintln!("{events} events in {seconds:.1} s, {lists} lists");
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
     let lists = lists as f64;
-    assert!((1.0..=5.0 * seconds + 2.0).contains(&lists), "{lists} in {seconds} s");
+    assert!((1.0..=5.0 * seconds + 2.0).contains(&lists), "{lists} lists in {seconds} s");
     let State { lists, watches, .. } = &*scene.api.state();
-    assert_eq!((*lists, *watches), (1, 1), "all events are of one watch");
+    assert_eq!((*lists, *watches), (1, 1), "one watch delivers all events");
     scene.client.expect_no_failure(&ALL);
 }
 

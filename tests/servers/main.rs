@@ -2,9 +2,9 @@
 //! and send requests without pause: `socklb agent run` must end within ten seconds of SIGTERM, and
 //! no request may fail.
 //!
-//! These are not local tests, because the guests do not have the servers. `cargo xtask setup`
-//! installs them. The modules `dns`, `consul` and `kubernetes` test endpoint lists from servers.
-//! The module `envoy` tests an Envoy that reads the daemon's files.
+//! These tests are separate from the local tests, because the guests do not have the servers.
+//! `cargo xtask setup` installs them. The modules `dns`, `consul` and `kubernetes` test endpoint
+//! lists from servers. The module `envoy` tests an Envoy that reads the daemon's files.
 
 mod client;
 
@@ -35,7 +35,7 @@ use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually, pace, within};
 /// The test stops the first server; the second one continues.
 const BACKENDS: [&str; 2] = ["127.0.0.1:8001", "127.0.0.1:8002"];
 
-/// Clients, each with a connection.
+/// Number of clients. Each has one connection.
 const CLIENTS: u32 = 8;
 
 /// A server that has sent more answers than this counts as loaded.
@@ -44,8 +44,8 @@ const LOADED: u64 = 500;
 /// Limit for the time from SIGTERM to the end of the run.
 const EXIT: Duration = Duration::from_secs(10);
 
-/// How to run a server. The server answers with its port, which replaces `PORT` in the command and
-/// in the file.
+/// How to run a server. Its port replaces `PORT` in the command and in the file. The server answers
+/// each request with the port.
 struct Recipe {
     on_lame_duck: Option<&'static str>,
     /// The path of the file is added as the last argument.
@@ -150,7 +150,7 @@ fn cached(path: &str, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Stops the first server under load. Returns the results of the requests.
+/// Stops the first server while clients send requests. Returns the results of the requests.
 #[track_caller]
 fn check(recipe: &Recipe) -> Served {
     let mut scene = Scene::new(recipe);

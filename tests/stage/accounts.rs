@@ -40,8 +40,8 @@ fn imbalances_of(service: &ServiceStatus) -> Vec<String> {
     service.backends.iter().filter_map(of_backend).collect()
 }
 
-/// Lists the backends, of all clients, for which chosen = ended + active + reclaimed + untracked is
-/// false. Only calls in progress may make it false.
+/// Lists the backends of all clients that violate the equation chosen = ended + active + reclaimed
+/// + untracked. Only calls in progress may cause a violation.
 pub fn imbalances(setup: &Setup) -> Vec<String> {
     setup.status().clients.iter().flat_map(|client| &client.services).flat_map(imbalances_of).collect()
 }
@@ -70,21 +70,21 @@ fn compared() -> Vec<(String, Vec<Ending>)> {
     alone.chain([("gave-up or unanswered".to_owned(), given_up.to_vec())]).collect()
 }
 
-/// The counts of one backend, or of several.
+/// The counts of one backend, or sums over several backends.
 #[derive(Clone, Debug, Default)]
 pub struct Sums {
-    /// Calls that chose this backend.
+    /// Number of calls that chose this backend.
     pub chosen: u64,
     pub active: u64,
     pub untracked: u64,
-    /// Records that were removed because their sockets were gone.
+    /// Number of records that the daemon removed because their sockets were gone.
     pub reclaimed: u64,
     connecting: u64,
     established: u64,
     diverted: u64,
     flows: Flows,
-    /// Calls for which the flow tables had no room. The status reports this count per service, and
-    /// not per backend.
+    /// Number of calls for which the flow tables had no room. The status reports this count per
+    /// service, and not per backend.
     without_record: u64,
 }
 
@@ -216,7 +216,7 @@ mod tests {
         let mut sums = Sums { without_record: 2, ..Sums::default() };
         sums.add(&one());
         sums.add(&one());
-        // Only the numbers of flows without a record differ.
+        // Only the number of flows without a record differs.
         let described = [
             "started: counted 10, seen 8",
             "calls without a record: counted 2, seen 0",
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(sums.differences(seen), described);
         (sums.chosen, sums.untracked, sums.without_record) = (8, 0, 0);
         assert_eq!(sums.differences(seen), Vec::<String>::new());
-        // Two causes are counted wrongly, but their sum is correct.
+        // The counts of two endings are wrong, but their sum is right.
         sums.flows.endings.extend([(Ending::Refused, 1), (Ending::Unreachable, 1)]);
         let described = ["refused: counted 1, seen 2", "unreachable: counted 1, seen 0"];
         assert_eq!(sums.differences(seen), described);

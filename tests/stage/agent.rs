@@ -100,7 +100,7 @@ impl Agent {
         agent
     }
 
-    /// A command of `socklb agent` that connects to this agent.
+    /// Builds a command of `socklb agent` with this agent's socket.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.build);
         command.arg("--run").arg(self.folder.join("run")).arg("agent").args(arguments);

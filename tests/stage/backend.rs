@@ -15,25 +15,25 @@ pub enum Manner {
     Quiet,
     /// Echoes what it receives, until the client closes.
     Echoes,
-    /// Closes first.
+    /// Closes before the client does.
     ClosesFirst,
-    /// Resets the connection after the client has sent data. If it reset earlier, a slow client
-    /// might still be in connect(2).
+    /// Resets the connection after the client has sent data. After an earlier reset, a slow
+    /// client's connect(2) might fail.
     Resets,
     /// Resets the connection at once and sends nothing.
     ResetsAtOnce,
 }
 
-/// A listener that accepts nothing and has a queue of one connection: the second and all later
-/// connects to it stay in the handshake.
+/// A listener that accepts nothing, with a queue of one connection. All connects after the first
+/// remain in the handshake.
 pub fn with_a_queue_of_one(address: &str) -> TcpListener {
     let listener = TcpListener::bind(address).unwrap_or_else(|error| panic!("listen on {address}: {error}"));
     rustix::net::listen(&listener, 0).expect("shorten the queue");
     listener
 }
 
-/// A listener that accepts nothing, and the connection that fills its queue: all other connects to
-/// it stay in the handshake.
+/// A listener that accepts nothing, and the connection that fills its queue. All other connects to
+/// the listener remain in the handshake.
 pub fn with_a_full_queue(address: &str) -> (TcpListener, TcpStream) {
     let listener = with_a_queue_of_one(address);
     let queued = TcpStream::connect(address).expect("the first is queued");
@@ -50,7 +50,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Accepts data in a SYN (TCP Fast Open), and sends cookies for it.
+    /// Makes the backend accept data in a SYN (TCP Fast Open) and send cookies.
     pub fn allow_fast_open(&self) {
         let queue: libc::c_int = 16;
         // SAFETY: the value outlives the call and has the length that is passed.
@@ -79,7 +79,7 @@ impl Backend {
         let accepted = Arc::new(AtomicU64::new(0));
         let (word, counter) = (name.to_owned(), Arc::clone(&accepted));
         let thread = std::thread::spawn(move || {
-            // Ends when `drop` shuts the listener down.
+            // The loop ends when `drop` shuts the listener down.
             while let Ok((stream, _)) = listener.accept() {
                 counter.fetch_add(1, Ordering::Relaxed);
                 let word = word.clone();
@@ -103,7 +103,7 @@ impl Backend {
         &self.name
     }
 
-    /// The address at which it listens.
+    /// The address at which the backend listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

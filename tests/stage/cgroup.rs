@@ -1,5 +1,5 @@
-//! The cgroups of a test: they are made below the cgroup2 mount, and emptied and removed at the
-//! end.
+//! The cgroups of a test. They are below the cgroup2 mount. At the end, their processes are killed
+//! and the cgroups removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -41,8 +41,8 @@ impl Cgroup {
         fs::create_dir(&self.path).unwrap_or_else(|error| panic!("create {}: {error}", self.path.display()));
     }
 
-    /// Ends the cgroup's processes and removes the cgroup, as a service manager does when a service
-    /// stops.
+    /// Kills the cgroup's processes and removes the cgroup, as a service manager does when a
+    /// service stops.
     pub fn remove(&self) {
         remove(&self.path);
         assert!(!self.path.exists(), "{} is removed", self.path.display());
@@ -50,7 +50,7 @@ impl Cgroup {
 
     /// The kernel's id of the cgroup.
     pub fn id(&self) -> u64 {
-        std::os::unix::fs::MetadataExt::ino(&fs::metadata(&self.path).expect("it exists"))
+        std::os::unix::fs::MetadataExt::ino(&fs::metadata(&self.path).expect("the cgroup exists"))
     }
 
     /// Makes a command start inside the cgroup.
@@ -71,7 +71,7 @@ impl Cgroup {
 
     /// The path below the cgroup2 mount, as in configurations.
     pub fn relative(&self) -> PathBuf {
-        self.path.strip_prefix(&self.mount).expect("made below the mount").to_owned()
+        self.path.strip_prefix(&self.mount).expect("the cgroup is below the mount").to_owned()
     }
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn name() -> String {
 /// Makes a command start inside the cgroup at this directory.
 pub(crate) fn enter(directory: &Path, command: &mut std::process::Command) {
     let procs = std::ffi::CString::new(directory.join("cgroup.procs").into_os_string().into_encoded_bytes());
-    let procs = procs.expect("a path");
+    let procs = procs.expect("a path has no NUL");
     // SAFETY: the closure makes three system calls and allocates nothing.
     unsafe {
         std::os::unix::process::CommandExt::pre_exec(command, move || {
@@ -102,7 +102,7 @@ pub(crate) fn enter(directory: &Path, command: &mut std::process::Command) {
     }
 }
 
-/// Removes cgroups that killed test runs have left below a mount.
+/// Removes cgroups below a mount that remain from killed test runs.
 pub(crate) fn remove_leftovers(mount: &Path) {
     let Ok(entries) = fs::read_dir(mount) else { return };
     for entry in entries.flatten() {
@@ -114,8 +114,7 @@ pub(crate) fn remove_leftovers(mount: &Path) {
     }
 }
 
-/// Ends the remaining processes of a cgroup, all of which tests have started, and removes the
-/// cgroup with its children.
+/// Kills the remaining processes of a test's cgroup, and removes the cgroup with its children.
 pub(crate) fn remove(path: &Path) {
     let Ok(entries) = fs::read_dir(path) else { return };
     for entry in entries.flatten() {
@@ -138,7 +137,7 @@ pub(crate) fn remove(path: &Path) {
     eprintln!("cannot remove {}", path.display());
 }
 
-/// The mount point of cgroup2, found by file system type.
+/// The mount point of the file system of type cgroup2.
 pub fn mount() -> PathBuf {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("read the mount table");
     let line = table.lines().find(|line| line.contains(" - cgroup2 ")).expect("cgroup2 is mounted");

@@ -4,9 +4,10 @@ use std::ops::RangeInclusive;
 
 /// The expected range of counts if an event has probability `share` in each of `samples`
 /// independent samples: six standard deviations around the mean, by the normal approximation of the
-/// binomial distribution. In about two runs in a thousand million, the count is outside this range.
+/// binomial distribution. The probability of a count outside this range is about two in a thousand
+/// million.
 ///
-/// The samples of `p2c` are not independent and balance each other, so its counts are nearer to the
+/// The samples of `p2c` are not independent and balance each other, so the counts are closer to the
 /// mean.
 pub fn likely(samples: u32, share: f64) -> RangeInclusive<u32> {
     const DEVIATIONS: f64 = 6.0;

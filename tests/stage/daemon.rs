@@ -1,4 +1,4 @@
-//! The program under test: its configuration, its commands, its process.
+//! The configuration, the commands and the process of the daemon under test.
 
 use std::fs;
 use std::io::Read;
@@ -15,13 +15,13 @@ use serde::de::DeserializeOwned;
 use crate::probe::die_with_us;
 use crate::{Stage, eventually, patience, program, socket};
 
-/// The files of a daemon under test.
+/// The paths of a daemon under test.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub folder: PathBuf,
     /// The directory of pins, below a bpffs.
     pub pins: PathBuf,
-    /// The program: this build, or another one.
+    /// The path of the `socklb` program, of this build or another build.
     pub build: PathBuf,
 }
 
@@ -69,8 +69,8 @@ impl Setup {
     }
 
     /// The document that `status --json` prints, read from the daemon's socket, because this is
-    /// faster than the start of a large program. If no daemon answers in time, runs the command,
-    /// which then reads the pins. A test of the command itself uses [`Setup::document`].
+    /// faster than the start of a large program. If no daemon answers in time, runs `status
+    /// --json`, which then reads the pins. A test of the command itself uses [`Setup::document`].
     #[track_caller]
     pub fn status(&self) -> StatusDocument {
         self.status_of_daemon().unwrap_or_else(|| self.document(&["status"]))
@@ -111,13 +111,13 @@ impl Setup {
     /// The first client.
     #[track_caller]
     pub fn client(&self) -> ClientStatus {
-        self.status().clients.into_iter().next().expect("a client")
+        self.status().clients.into_iter().next().expect("the status has a client")
     }
 
     /// The first service of the first client.
     #[track_caller]
     pub fn service(&self) -> ServiceStatus {
-        self.client().services.into_iter().next().expect("a service")
+        self.client().services.into_iter().next().expect("the client has a service")
     }
 
     /// The endpoint source of the first service of the first client. Only a daemon reports sources,
@@ -149,7 +149,7 @@ impl Setup {
             .expect("the daemon has answered")
     }
 
-    /// The last pass over flow records of the first client, as soon as the daemon answers.
+    /// The first client's last pass over its flow records, as soon as the daemon answers.
     #[track_caller]
     pub fn reclaim(&self) -> status::Reclaim {
         eventually("the daemon answers", || self.client().reclaim, Option::is_some)
@@ -162,9 +162,9 @@ impl Setup {
     }
 
     /// Waits until this many flows are open. A flow may remain open for a moment after its socket
-    /// was closed. A connection ends only when its peer has closed it as well. A program that
-    /// inspects a process's open files, such as a host's monitor, has a reference to each file for
-    /// an instant, and the kernel closes a socket when the last reference is gone.
+    /// was closed. A connection ends only after both sides have closed it. Another program that
+    /// inspects open files, such as a monitor, may hold a reference to the socket for an instant.
+    /// The kernel closes the socket after the last reference is gone.
     #[track_caller]
     pub fn active_becomes(&self, wanted: u64) {
         let reclaimed =
@@ -275,9 +275,9 @@ impl Daemon {
             entry.expect("an entry").file_name().to_string_lossy().parse().expect("a number")
         };
         let taken: std::collections::BTreeSet<u64> = entries.map(number).collect();
-        // The limit applies to the numbers of descriptors, not to their count. So the new limit is
-        // the number below which exactly `free` numbers are unused. The daemon has inherited the
-        // maximum from this process.
+        // The kernel compares the limit with descriptor numbers, not with their count. So the new
+        // limit is the smallest number below which `free` numbers are unused. The daemon has
+        // inherited the maximum from this process.
         let maximum = getrlimit(Resource::Nofile).maximum;
         let current = match free {
             Some(free) => (0..).filter(|number| !taken.contains(number)).nth(free),
@@ -292,7 +292,7 @@ impl Daemon {
     pub fn leave_memory(&self, free: Option<u64>) {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
         let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("the daemon's memory");
-        // The size of a process that has ended is 0.
+        // The kernel reports size 0 for a process that has ended.
         let pages: u64 =
             statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("the daemon's size");
         let size = pages * rustix::param::page_size() as u64;
@@ -343,7 +343,7 @@ impl Drop for Daemon {
     }
 }
 
-/// A child that is killed when its owner is dropped, also when a test panics.
+/// A child process. Killed on drop, also when a test panics.
 pub struct ChildGuard(Child);
 
 impl ChildGuard {
@@ -377,7 +377,7 @@ impl Drop for ChildGuard {
 /// Sends a signal to a child of this process.
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
-    rustix::process::kill_process(pid, signal).expect("a living child");
+    rustix::process::kill_process(pid, signal).expect("the child is alive");
 }
 
 /// Removes a child's limit of locked memory. Below Linux 5.11, maps count as locked memory, and
@@ -417,17 +417,16 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
     refuse_if(command, call, None, errno);
 }
 
-/// Makes closing of connections fail in a daemon, as on a kernel without
-/// `CONFIG_INET_DIAG_DESTROY`. A filter of system calls cannot change the kernel's netlink answer.
-/// But to check for this feature, the daemon attempts to close one of its own sockets, and reads
-/// the cookie of that socket, which it does at no other time. So the filter makes the call that
-/// reads the cookie fail.
+/// Makes the daemon unable to close connections, as on a kernel without `CONFIG_INET_DIAG_DESTROY`.
+/// A filter of system calls cannot change the kernel's netlink answer. But to check for this
+/// feature, the daemon attempts to close one of its own sockets, and reads the cookie of that
+/// socket, which it does at no other time. So the filter makes the call that reads the cookie fail.
 pub fn refuse_to_destroy_sockets(command: &mut Command) {
     let cookie = u32::try_from(libc::SO_COOKIE).expect("an option");
     refuse_if(command, libc::SYS_getsockopt, Some((2, cookie)), libc::EOPNOTSUPP);
 }
 
-/// As [`refuse`]. If an argument is given by its number and value, only calls with this argument
+/// As [`refuse`]. With `argument` (number and value), only calls with this value of the argument
 /// fail.
 fn refuse_if(command: &mut Command, call: libc::c_long, argument: Option<(u32, u32)>, errno: libc::c_int) {
     use libc::{
@@ -450,7 +449,7 @@ fn refuse_if(command: &mut Command, call: libc::c_long, argument: Option<(u32, u
         instruction(BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW),
     ];
     let length = u16::try_from(filter.len()).expect("a short filter");
-    // SAFETY: the closure makes two system calls and allocates nothing; the filter lives in it.
+    // SAFETY: the closure makes two system calls, allocates nothing, and owns the filter.
     unsafe {
         command.pre_exec(move || {
             let program = libc::sock_fprog { len: length, filter: filter.as_mut_ptr() };
@@ -472,8 +471,8 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Starts a command. Only one such command may run per set-up, because all write to the same
-    /// file.
+    /// Starts a command. Only one such command may run per set-up, because the output file has a
+    /// fixed name.
     pub fn start(setup: &Setup, arguments: &[&str]) -> Self {
         let output = setup.folder.join("beside");
         let file = fs::File::create(&output).expect("create a file");
@@ -494,7 +493,7 @@ impl Beside {
 
     /// The exit code, if the command has ended.
     pub fn ending(&mut self) -> Option<i32> {
-        self.child.try_wait().expect("read its status").and_then(|status| status.code())
+        self.child.try_wait().expect("read the command's status").and_then(|status| status.code())
     }
 
     /// Waits for the end of the command; returns its exit code.
@@ -520,7 +519,7 @@ pub fn read(path: &Path) -> String {
     text
 }
 
-/// The faults of a status, as sentences.
+/// The text of each fault in a status.
 pub fn faults_of(status: &StatusDocument) -> Vec<String> {
     status.faults.iter().map(ToString::to_string).collect()
 }

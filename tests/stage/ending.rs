@@ -4,25 +4,25 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The reason why a flow ended, as socklb names it.
+/// The reason for the end of a flow, with socklb's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ending {
     /// An orderly close by either side.
     Closed,
-    /// Nothing listens.
+    /// The connect was refused.
     Refused,
-    /// No answer to the SYN.
+    /// The connect timed out without an answer to the SYN.
     TimedOut,
     /// ICMP reports that the destination cannot be reached.
     Unreachable,
     /// The peer reset the connection.
     Reset,
-    /// No acknowledgement of data.
+    /// The connection timed out without an acknowledgement of data.
     DataTimeout,
     /// No SYN left this host.
     NotSent,
-    /// The application cancelled before there was a connection.
+    /// The application cancelled the connect before an answer was due.
     GaveUp,
     /// The application aborted the connection.
     Aborted,
@@ -31,11 +31,11 @@ pub enum Ending {
     Other,
     /// Accounting cannot determine the ending.
     Unknown,
-    /// The application cancelled when an answer was due.
+    /// The application cancelled the connect after an answer was due.
     Unanswered,
 }
 
-/// In the order of the variants.
+/// All endings, in the order of the variants.
 pub const ENDINGS: [Ending; 13] = [
     Ending::Closed,
     Ending::Refused,
@@ -59,8 +59,8 @@ impl fmt::Display for Ending {
     }
 }
 
-/// The ending of a flow as a worker observed it. It distinguishes more cases than [`Ending`],
-/// because the kernel's counters distinguish them.
+/// The ending of a flow as a worker observed it. This type has more cases than [`Ending`], because
+/// the kernel's counters distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// The worker or the peer closed, and everything was read.
@@ -79,9 +79,8 @@ pub enum Seen {
     DataTimeout,
     /// The connect failed and nothing was sent.
     NotSent,
-    /// The worker gave up before there was a connection. Whether an answer was due by then depends
-    /// on how busy the machine is, so [`Ending::GaveUp`] and [`Ending::Unanswered`] are compared
-    /// together.
+    /// The worker cancelled the connect. Socklb counts [`Ending::GaveUp`] or
+    /// [`Ending::Unanswered`], depending on how busy the machine is, so tests compare the sum.
     GaveUp,
     /// The worker closed with `SO_LINGER` 0.
     Lingered,

@@ -1,5 +1,5 @@
-//! Packet filters on sockets: they drop packets that a socket receives, or select packets that a
-//! raw socket sees. With them a test loses packets without a firewall.
+//! Packet filters on sockets. A filter drops packets that a socket receives, or selects the packets
+//! that a raw socket receives. A test needs no firewall to lose packets.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,7 +19,7 @@ fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k }
 }
 
-/// Makes a socket drop all received packets. A listener with this filter exists and never answers.
+/// Makes a socket drop all received packets. A listener with this filter never answers.
 ///
 /// # Errors
 /// Returns the kernel's error.
@@ -81,7 +81,7 @@ fn random() -> sock_filter {
     instruction(BPF_LD | BPF_W | BPF_ABS, 0, 0, (SKF_AD_OFF + SKF_AD_RANDOM).cast_unsigned())
 }
 
-/// The bound below which a random number of 32 bits lies `in_a_million` times per million.
+/// The bound below which a share of `in_a_million` per million of all 32-bit numbers lies.
 fn share_of_numbers(in_a_million: u32) -> u32 {
     let numbers = (u64::from(in_a_million) << 32) / 1_000_000;
     u32::try_from(numbers).expect("fewer than a million in a million")
@@ -114,8 +114,7 @@ fn attach(socket: impl AsFd, filter: &[sock_filter]) -> io::Result<()> {
         filter: filter.as_ptr().cast_mut(),
     };
     let length = libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).expect("a small structure");
-    // SAFETY: the kernel reads the program and its instructions, which live through the call, and
-    // writes nothing.
+    // SAFETY: the program and its instructions outlive the call, and the kernel only reads them.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),

@@ -66,7 +66,7 @@ impl Fixture {
         self.daemon = Some(Daemon::start_again(&self.setup));
     }
 
-    /// Stops the daemon as an operator would.
+    /// Stops the daemon with a signal.
     pub fn stop(&mut self) {
         let daemon = self.daemon.take().expect("a daemon runs");
         assert_eq!(daemon.stop(), Some(0));
@@ -76,8 +76,8 @@ impl Fixture {
         self.daemon.as_ref().expect("a daemon runs")
     }
 
-    /// A process in the client's cgroup, on one CPU. One CPU has one cursor, so the choices of the
-    /// process are exactly predictable.
+    /// A process in the client's cgroup, on one CPU. The choices of the process are predictable,
+    /// because each CPU has one cursor.
     pub fn probe(&self) -> Probe {
         let mut probe = Probe::start(&self.cgroup);
         probe.pin(0);
@@ -108,8 +108,8 @@ pub fn with_passes(text: &str) -> String {
     text.to_owned() + "[accounting]\nreclaim_interval = \"1s\"\n"
 }
 
-/// The text of an endpoint file: the address and further lines of each endpoint. Indexes are
-/// positions in `list`, so slots and shares are in the order of `list`.
+/// The text of an endpoint file: the address and further lines of each endpoint. The key `index` is
+/// the position in `list`, so slots and shares have the order of `list`.
 pub fn endpoints(list: &[(&str, &str)]) -> String {
     let entry = |(index, (address, more)): (usize, &(&str, &str))| {
         format!("[[endpoint]]\naddress = \"{address}\"\n{more}\nindex = {index}\n")

@@ -1,5 +1,4 @@
-//! Kernel programs that do not belong to socklb, attached to a cgroup; they do what programs in the
-//! field do.
+//! Kernel programs of other owners, attached to a cgroup, with effects that occur in production.
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
@@ -23,8 +22,8 @@ const BPF_FUNC_SOCK_OPS_CB_FLAGS_SET: i32 = 59;
 const BPF_SOCK_OPS_TCP_CONNECT_CB: i32 = 3;
 
 impl Foreign {
-    /// Clears the callback flags of every socket that connects, including flags that other programs
-    /// have set. Programs in the field do this if they tune TCP and ignore other programs.
+    /// Attaches a program that clears all callback flags of every socket that connects. Programs
+    /// that tune TCP sometimes have this bug.
     ///
     /// # Panics
     /// If the kernel refuses.

@@ -42,8 +42,7 @@ impl Hung {
 
 impl Drop for Hung {
     fn drop(&mut self) {
-        // Waiting processes get an error. Closing the server's descriptor, which follows, would do
-        // the same.
+        // Waiting processes get an error.
         let _ = unmount(&self.at, UnmountFlags::FORCE | UnmountFlags::DETACH);
     }
 }

@@ -1,14 +1,14 @@
-//! Features that older kernels lack: the only reason for which a test may expect less of a kernel,
-//! or be skipped.
+//! Features that older kernels lack. A missing feature is the only reason for a test to be skipped,
+//! or to expect another result.
 //!
 //! The product probes features and never reads the kernel's version. The tests read the version, so
-//! they notice if a probe wrongly reports a feature as absent. On a kernel that has all features,
-//! this file does not change the expectations of any test, and skips none.
+//! they notice if a probe wrongly reports a feature as absent. On a kernel with all features, no
+//! test is skipped or has other expectations.
 
 use std::fmt;
 use std::io::Write;
 
-/// The part of a kernel's version on which features depend.
+/// A kernel's version: major and minor number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub u32, pub u32);
 
@@ -20,8 +20,8 @@ impl Version {
         Self::parse(&release).unwrap_or_else(|| panic!("a kernel release without a version: {release}"))
     }
 
-    /// The version at the start of a release: `6.12.117+deb13-cloud-amd64` is 6.12, and so is
-    /// `6.12~rc7`.
+    /// Parses the version at the start of a release: `6.12.117+deb13-cloud-amd64` and `6.12~rc7`
+    /// are 6.12.
     pub fn parse(release: &str) -> Option<Self> {
         let (major, rest) = release.split_once('.')?;
         let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -64,13 +64,13 @@ pub const SKC_TO_MPTCP_SOCK: Feature = Feature { name: "bpf_skc_to_mptcp_sock", 
 pub const SPECULATION_BARRIERS: Feature = Feature { name: "speculation barriers", since: Version(6, 17) };
 
 impl Feature {
-    /// Whether the running kernel is new enough.
+    /// Whether the running kernel has the feature.
     pub fn is_here(&self) -> bool {
         Version::running() >= self.since
     }
 
-    /// Whether the calling test must be skipped because this kernel lacks the feature. In this
-    /// case, prints a line for the tests' driver. Prefer a test that asserts the promised behaviour
+    /// Whether the calling test must be skipped because this kernel lacks the feature. If so,
+    /// prints a line for the tests' driver. Prefer a test that asserts the promised behaviour
     /// without the feature.
     #[must_use]
     pub fn skips(&self) -> bool {
@@ -89,8 +89,8 @@ pub fn refusal(errno: i32) -> i32 {
     if SET_RETVAL.is_here() { errno } else { libc::EPERM }
 }
 
-/// Prints a line that the capture of a test's output does not contain, so that the tests' driver
-/// receives it even if the test passes.
+/// Prints a line that libtest does not capture, so that the tests' driver receives the line even if
+/// the test passes.
 pub fn print_line(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).expect("print a line");

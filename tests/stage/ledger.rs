@@ -26,8 +26,8 @@ pub struct Counters {
     /// `TCPAbortOnTimeout`.
     pub aborted_on_timeout: u64,
     /// Connections that the client reset at once. On another CPU, the kernel may process the reset
-    /// before the server's last step of the handshake. Then it counts a failed attempt instead of a
-    /// reset. No kernel counter corresponds to this field.
+    /// before the server's last step of the handshake. The kernel then counts a failed attempt
+    /// instead of a reset. No kernel counter corresponds to this field.
     pub hasty: u64,
 }
 
@@ -60,7 +60,10 @@ impl Counters {
             std::fs::read_to_string(format!("/proc/net/{name}")).expect("the kernel's network counters")
         });
         let find = |name: &str| {
-            files.iter().find_map(|text| counter(text, name)).unwrap_or_else(|| panic!("{name}"))
+            files
+                .iter()
+                .find_map(|text| counter(text, name))
+                .unwrap_or_else(|| panic!("/proc/net has no counter {name}"))
         };
         Self {
             opened: find("ActiveOpens"),
@@ -87,7 +90,8 @@ impl Counters {
         }
     }
 
-    /// Whether the kernel's counts are consistent with these counts of the worker's observations.
+    /// Whether the kernel's counts are consistent with `self`, the counts of the worker's
+    /// observations.
     pub fn allow(self, counted: Self) -> bool {
         let early = self.resets.saturating_sub(counted.resets);
         let allowed = Self {
@@ -110,8 +114,7 @@ impl Counters {
     }
 }
 
-/// Finds a counter by its name. The text consists of pairs of lines: names, then values in the same
-/// order.
+/// Finds a counter by its name. In the text, a line with values follows each line with names.
 fn counter(text: &str, name: &str) -> Option<u64> {
     let lines: Vec<&str> = text.lines().collect();
     lines.chunks(2).find_map(|pair| {
@@ -123,15 +126,15 @@ fn counter(text: &str, name: &str) -> Option<u64> {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flows {
-    /// Calls of connect(2) that must have chosen a backend.
+    /// Number of connect(2) calls that must have chosen a backend.
     pub chosen: u64,
-    /// Calls that sent a SYN.
+    /// Number of calls that sent a SYN.
     pub connecting: u64,
-    /// Calls that became connections.
+    /// Number of calls that established a connection.
     pub established: u64,
-    /// Calls on sockets that are still open.
+    /// Number of calls on sockets that are still open.
     pub held: u64,
-    /// Flows that ended, by ending.
+    /// Number of ended flows for each [`Ending`].
     pub endings: BTreeMap<Ending, u64>,
 }
 
@@ -144,7 +147,7 @@ impl Flows {
 /// All flows of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
-    /// By service.
+    /// The flows of each service, keyed by the service's name.
     pub services: BTreeMap<String, Flows>,
     /// The sum over all services.
     pub counters: Counters,
@@ -158,7 +161,7 @@ impl Ledger {
         self.services.get_mut(name).expect("the service was inserted")
     }
 
-    /// Counts a connection that was made and stays open.
+    /// Counts a new connection that remains open.
     pub fn hold(&mut self, service: &str) {
         let flows = self.service(service);
         flows.chosen += 1;
@@ -220,12 +223,12 @@ impl Ledger {
         self.counters.add(other.counters);
     }
 
-    /// Calls that must have chosen a backend, in all services.
+    /// Number of calls of all services that must have chosen a backend.
     pub fn chosen(&self) -> u64 {
         self.services.values().map(|flows| flows.chosen).sum()
     }
 
-    /// Open sockets, in all services.
+    /// Number of open sockets of all services.
     pub fn held(&self) -> u64 {
         self.services.values().map(|flows| flows.held).sum()
     }
@@ -257,7 +260,10 @@ mod tests {
         let counted = |resets, attempts_failed| Counters { resets, attempts_failed, ..Counters::default() };
         assert!(seen.allow(counted(4, 1)) && seen.allow(counted(3, 2)));
         for (resets, attempts_failed) in [(2, 3), (3, 1), (4, 2), (5, 0)] {
-            assert!(!seen.allow(counted(resets, attempts_failed)), "{resets} {attempts_failed}");
+            assert!(
+                !seen.allow(counted(resets, attempts_failed)),
+                "{resets} resets and {attempts_failed} failed attempts are refused"
+            );
         }
     }
 

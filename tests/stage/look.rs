@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::{eventually, within};
 
-/// A value that can be read repeatedly. Only the methods of this type read it.
+/// A value that only the methods of this type read, possibly more than once.
 #[must_use = "claim something: `becomes`, `has`, `matches`, `stays`"]
 pub struct Look<F>(F);
 
@@ -17,8 +17,8 @@ pub fn look<T: Debug, F: FnMut() -> T>(fact: F) -> Look<F> {
 }
 
 impl<T: Debug, F: FnMut() -> T> Look<F> {
-    /// Reads until the result is exactly `value`. A counter that has exceeded `value` never returns
-    /// to it, so the test then fails.
+    /// Reads until the result is exactly `value`. A counter above `value` never returns to `value`,
+    /// so the test fails.
     #[track_caller]
     pub fn becomes<V: Debug>(self, value: V) -> T
     where
@@ -51,7 +51,7 @@ impl<T: Debug, F: FnMut() -> T> Look<F> {
         }
     }
 
-    /// Reads the value once. `reason` states why it is complete at this moment.
+    /// Reads the value once. `reason` states why the value is final at this moment.
     pub fn now(mut self, reason: &str) -> T {
         assert!(!reason.is_empty(), "a single look needs a reason");
         self.0()
@@ -75,7 +75,7 @@ mod tests {
     fn a_claim_waits_and_returns_the_value_that_fulfils_it() {
         assert_eq!(growing().becomes(3), 3);
         assert_eq!(growing().has(|value| value / 2, 2), 4);
-        assert_eq!(growing().matches("it is above 4", |value| *value > 4), 5);
+        assert_eq!(growing().matches("the value is above 4", |value| *value > 4), 5);
         assert_eq!(growing().now("each look counts"), 1);
         look(|| 7).stays(7, Duration::from_millis(20));
     }

@@ -1,6 +1,6 @@
 //! A rule of the kernel tests that no lint can check: an assertion must not compare a live value
-//! that was read only once. `crate::look` waits for the expected value, or states why a single read
-//! is right.
+//! that was read only once. `crate::look` waits for the expected value, or requires a reason for a
+//! single read.
 
 use std::path::Path;
 

@@ -22,7 +22,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// With systemd, started up to `basic.target`.
+    /// Starts a machine with systemd and waits for `basic.target`.
     #[track_caller]
     pub fn with_systemd() -> Self {
         let machine = Self::start("systemd");
@@ -31,7 +31,7 @@ impl Machine {
         machine
     }
 
-    /// Without an init.
+    /// Starts a machine without an init.
     #[track_caller]
     pub fn without_systemd() -> Self {
         Self::start("nobody")
@@ -47,11 +47,11 @@ impl Machine {
         die_with_us(&mut starter);
         let mut starter = starter.spawn().expect("start the machine");
         let mut process_1 = String::new();
-        let out = starter.stdout.take().expect("piped");
+        let out = starter.stdout.take().expect("the output is piped");
         BufReader::new(out).read_line(&mut process_1).expect("the machine prints its process 1");
         let process_1 = process_1.trim().to_owned();
         let mut machine = Self { starter, _cgroup: cgroup, folder, process_1 };
-        // Before init runs, the machine's own files are not mounted yet.
+        // Process 1 mounts the machine's files before it executes init.
         let init = if init == "systemd" { "/usr/lib/systemd/systemd\0" } else { "/usr/bin/sleep\0" };
         let command = format!("/proc/{}/cmdline", machine.process_1);
         let look = || {

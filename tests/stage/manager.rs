@@ -20,8 +20,8 @@ impl Manager {
         Self { socket, path }
     }
 
-    /// Sets up a command as if this manager starts it and expects a watchdog notification at least
-    /// every `watchdog`.
+    /// Sets the environment of a command for this manager, with `watchdog` as the watchdog's time
+    /// limit.
     pub fn starts(&self, command: &mut Command, watchdog: Duration) {
         command.env("NOTIFY_SOCKET", &self.path);
         command.env("WATCHDOG_USEC", watchdog.as_micros().to_string());

@@ -8,7 +8,7 @@ use aya_obj::generated::bpf_cmd;
 
 use crate::sys::{attributes, bpf};
 
-/// A value that aya may copy to and from the kernel.
+/// A wrapper that permits aya to copy a value to and from the kernel.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct Raw<T>(pub T);
@@ -36,7 +36,12 @@ pub fn per_cpu<T: bytemuck::Pod>(pin: &Path) -> PerCpuArray<MapData, Raw<T>> {
 pub fn values<T: bytemuck::Pod>(pin: &Path) -> Vec<T> {
     let data = MapData::from_pin(pin).unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
     let info = data.info().expect("read the map's description");
-    assert_eq!(info.value_size() as usize, size_of::<T>(), "{} holds something else", pin.display());
+    assert_eq!(
+        info.value_size() as usize,
+        size_of::<T>(),
+        "the values of {} have the expected size",
+        pin.display()
+    );
     let mut count = info.max_entries();
     let mut keys = vec![0u32; count as usize];
     let mut values = vec![T::zeroed(); count as usize];
@@ -47,14 +52,14 @@ pub fn values<T: bytemuck::Pod>(pin: &Path) -> Vec<T> {
     attr.batch.values = values.as_mut_ptr() as u64;
     attr.batch.count = count;
     attr.batch.map_fd = data.fd().as_fd().as_raw_fd().cast_unsigned();
-    // SAFETY: there is room for as many keys and values as the call requests, and all of it
-    // outlives the call.
+    // SAFETY: the arrays have room for as many keys and values as the call requests, and outlive
+    // the call.
     let result = unsafe { bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) };
     match result {
         Ok(_) => {}
         // The kernel reports the end of the map as ENOENT.
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-        Err(error) => panic!("look all of {} up: {error}", pin.display()),
+        Err(error) => panic!("read all entries of {}: {error}", pin.display()),
     }
     // SAFETY: the call has stored how many entries it found.
     count = unsafe { attr.batch.count };
@@ -71,10 +76,9 @@ pub fn set_all<T: bytemuck::Pod>(pin: &Path, values: &mut [T]) {
     attr.batch.values = values.as_mut_ptr() as u64;
     attr.batch.count = u32::try_from(values.len()).expect("32 bits");
     attr.batch.map_fd = data.fd().as_fd().as_raw_fd().cast_unsigned();
-    // SAFETY: the kernel reads as many keys and values as there are, and all of it outlives the
-    // call.
+    // SAFETY: the arrays have as many keys and values as the call states, and outlive the call.
     let result = unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr) };
-    result.unwrap_or_else(|error| panic!("store all of {}: {error}", pin.display()));
+    result.unwrap_or_else(|error| panic!("store all entries of {}: {error}", pin.display()));
 }
 
 fn open(pin: &Path) -> Map {

@@ -9,10 +9,12 @@ use std::process::Command;
 use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
-/// A stage: own loopback, own bpffs, a fixed host name, a folder that is removed at the end.
+/// The separate environment of a test: loopback device, bpffs, fixed host name, and a folder that
+/// is removed at the end.
 ///
 /// The namespaces belong to the thread that makes the stage, and to threads and processes that it
-/// starts. The namespaces and their mounts disappear when the last of these ends, for any reason.
+/// starts. The namespaces and their mounts disappear when the last of these threads and processes
+/// ends.
 pub struct Stage {
     folder: tempfile::TempDir,
 }
@@ -25,8 +27,8 @@ impl Stage {
     #[expect(clippy::new_without_default, reason = "it changes the calling thread")]
     pub fn new() -> Self {
         assert!(rustix::process::geteuid().is_root(), "kernel tests need root");
-        // SAFETY: only this thread's namespaces change; it holds no resource that belongs to the
-        // old ones.
+        // SAFETY: only this thread's namespaces change, and the thread holds no resource of the old
+        // namespaces.
         unsafe {
             rustix::thread::unshare_unsafe(UnshareFlags::NEWNET | UnshareFlags::NEWNS | UnshareFlags::NEWUTS)
         }
@@ -80,7 +82,8 @@ pub fn in_a_network_of_its_own(command: &mut Command) {
 /// Without root.
 pub fn another_network(within: impl FnOnce() + Send) -> File {
     let prepare = || {
-        // SAFETY: only this thread's namespace changes; it holds no socket of the old one.
+        // SAFETY: only this thread's namespace changes, and the thread holds no socket of the old
+        // namespace.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("unshare the network");
         loopback_up();
         within();
@@ -89,8 +92,8 @@ pub fn another_network(within: impl FnOnce() + Send) -> File {
     std::thread::scope(|scope| scope.spawn(prepare).join().expect("the network is prepared"))
 }
 
-/// A network namespace that a pair of virtual Ethernet devices connects with another one. Removed
-/// on drop, with both devices.
+/// A network namespace with a virtual Ethernet link to the namespace of its creator. Removed on
+/// drop, with both devices.
 pub struct Network {
     namespace: File,
 }
@@ -194,7 +197,8 @@ pub fn in_a_cgroup_namespace(command: &mut Command) {
     }
 }
 
-/// Makes a command start in a new cgroup namespace, with the host's tree still mounted.
+/// Makes a command start in a new cgroup namespace, in which the host's cgroup tree is still
+/// mounted.
 pub fn in_a_cgroup_namespace_with_the_hosts_tree(command: &mut Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {

@@ -27,12 +27,12 @@ pub fn pace() -> u32 {
         let mut starts = [(); 3].map(|()| time_of_a_start());
         starts.sort();
         let pace = pace_of(starts[1], in_a_guest());
-        eprintln!("socklb starts and ends in {:?}: windows are {pace} times longer", starts[1]);
+        eprintln!("socklb starts and ends in {:?}: time windows are {pace} times longer", starts[1]);
         pace
     })
 }
 
-/// The time to start a process and wait for its end, which every test does often.
+/// Measures the time from the start of a process to its end.
 fn time_of_a_start() -> Duration {
     let begun = Instant::now();
     let mut version = Command::new(program("socklb"));
@@ -44,7 +44,7 @@ fn time_of_a_start() -> Duration {
 /// At most 5 on a host and 20 in a guest: a window of 3 s then ends within the patience of the
 /// tests.
 fn pace_of(start: Duration, in_a_guest: bool) -> u32 {
-    /// Idle hosts take 3 to 8 ms.
+    /// An upper bound for idle hosts, which take 3 to 8 ms.
     const IDLE: Duration = Duration::from_millis(20);
     let (least, most) = if in_a_guest { (10, 20) } else { (1, 5) };
     let pace = start.as_nanos().div_ceil(IDLE.as_nanos());

@@ -1,6 +1,6 @@
-//! A process inside a cgroup that opens sockets on request: it does what a service behind socklb
-//! does, one step at a time. There is one method for each request of `protocol`. The methods about
-//! processes and TCP are in this file, the others in `datagrams` and `odd`.
+//! A process inside a cgroup that opens sockets on request: each request is one step of a service
+//! behind socklb. There is one method for each request of `protocol`. The methods about processes
+//! and TCP are in this file, the others in `datagrams` and `odd`.
 //!
 //! A method panics on failure unless its name begins with `try_` or it returns a `Result`.
 
@@ -105,7 +105,7 @@ impl Probe {
         self.stop()
     }
 
-    /// Makes the probe disconnect and connect its sockets without pause until
+    /// Makes the probe disconnect and reconnect all its sockets without pause, until
     /// [`Probe::stop_redialling`].
     #[track_caller]
     pub fn start_redialling(&mut self, to: &str) {
@@ -204,7 +204,7 @@ impl Probe {
         self.must(&Request::Listen(address(at)))
     }
 
-    /// Binds a socket that was connected before, and listens on it.
+    /// Binds a previously connected socket, and listens on it.
     #[track_caller]
     pub fn listen_again(&mut self, socket: SocketId, at: &str) {
         self.perform(&Request::ListenAgain(socket, address(at)));
@@ -294,7 +294,7 @@ fn succeeded<T>(request: &impl Debug, answer: Result<T, Errno>) -> T {
     })
 }
 
-/// Makes a child end when the test thread that started it ends, for any reason.
+/// Makes a child end when the thread that started it ends.
 pub fn die_with_us(command: &mut Command) {
     // SAFETY: the closure makes one system call and allocates nothing.
     unsafe {

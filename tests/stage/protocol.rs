@@ -1,6 +1,6 @@
-//! A test's requests to a probe, and the probe's answers: the types of both sides, which are
-//! `stage::probe` and the binary `probe`. A failed system call is an answer; a request that the
-//! probe cannot process ends the probe with a message.
+//! The types of requests to a probe and of its answers, which `stage::probe` and the binary `probe`
+//! share. A failed system call is an answer; a request that the probe cannot process ends the probe
+//! with a message.
 //!
 //! `rpc` transports the requests, and the binary `probe` carries them out.
 
@@ -38,15 +38,15 @@ impl Family {
 /// A routing option that a socket sets before it connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Oddity {
-    /// Bound to the loopback device.
+    /// The socket is bound to the loopback device.
     Device,
-    /// With a mark.
+    /// The socket has a mark.
     Mark,
-    /// Bound to an address of loopback.
+    /// The socket is bound to an address of loopback.
     Source,
     /// `SO_DONTROUTE`.
     DontRoute,
-    /// With a TTL.
+    /// The socket has a TTL.
     Ttl,
 }
 
@@ -58,7 +58,7 @@ impl Oddity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dialled {
     pub socket: SocketId,
-    /// The name that answered.
+    /// The name of the backend that answered.
     pub name: String,
     /// The result of getpeername(2).
     pub peer: SocketAddr,
@@ -71,7 +71,7 @@ pub struct Received {
     pub source: SocketAddr,
 }
 
-/// Answers by backend name, and failed connects by the name that [`failure`] makes.
+/// Number of answers, keyed by backend, and of failed connects, keyed by the text of [`failure`].
 pub type Counts = BTreeMap<String, u32>;
 
 /// The results of clients. For HTTP clients, which reuse their connections, the fields count
@@ -79,13 +79,13 @@ pub type Counts = BTreeMap<String, u32>;
 /// `answered`, and cut ones in `failed`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Served {
-    /// Answers with status 200, by the name of the server.
+    /// Number of answers with status 200, keyed by the server's name.
     pub answered: BTreeMap<String, u64>,
-    /// Answers with `Connection: close`.
+    /// Number of answers with `Connection: close`.
     pub announced: u64,
-    /// Requests that were sent a second time.
+    /// Number of requests that were sent a second time.
     pub resent: u64,
-    /// Requests without an answer of status 200, and failed connects, by error.
+    /// Number of failed connects and of requests without an answer of status 200, keyed by error.
     pub failed: Counts,
 }
 
@@ -120,7 +120,7 @@ pub enum Request {
     Redial(SocketId, SocketAddr),
     /// Begin to connect a new TCP socket, and do not wait; answered with its id.
     StartConnect(SocketAddr),
-    /// As `StartConnect`, with this number of retransmissions of the SYN (`TCP_SYNCNT`) set before.
+    /// As `StartConnect`, with a maximum number of SYN retransmissions (`TCP_SYNCNT`).
     StartConnectWithRetries(SocketAddr, u32),
     /// As `StartConnect`, with a socket that has a special routing option; waits until the socket
     /// is connected.
@@ -130,7 +130,7 @@ pub enum Request {
     ConnectFrom(SocketAddr, SocketAddr),
     /// Dial this many times, and reset each connection at once; answered with [`Counts`].
     DialMany(SocketAddr, u32),
-    /// As `DialMany`, until [`Request::Stop`] arrives; only then answered, with [`Counts`].
+    /// As `DialMany`, until [`Request::Stop`] arrives. The answer follows then: [`Counts`].
     DialUntilStopped(SocketAddr),
     /// Disconnect and reconnect the sockets in turn, until [`Request::Stop`] arrives. This request
     /// is answered only then.
@@ -160,7 +160,7 @@ pub enum Request {
     Shutdown(SocketId),
     /// Listen on a new TCP socket; answered with its id.
     Listen(SocketAddr),
-    /// Bind a TCP socket that was connected before, and listen on it.
+    /// Bind a previously connected TCP socket, and listen on it.
     ListenAgain(SocketId, SocketAddr),
     /// Accept a connection, and hold its socket until the probe ends; answered with its peer's
     /// address.
@@ -191,23 +191,23 @@ pub enum Request {
 
     /// Connect a new TCP socket through io_uring; answered with its id.
     DialByRing(SocketAddr),
-    /// Connect a new TCP socket by sending (`MSG_FASTOPEN`): the SYN carries data if the peer has
-    /// sent a cookie before. Answered with the socket's id.
+    /// Connect a new TCP socket with `MSG_FASTOPEN`; answered with its id. The SYN contains data if
+    /// the peer has sent a cookie earlier.
     DialFastOpen(SocketAddr),
-    /// Connect a new TCP socket that delays its SYN until the first write (`TCP_FASTOPEN_CONNECT`),
-    /// if the peer has sent a cookie before; answered with its id.
+    /// Connect a new TCP socket with `TCP_FASTOPEN_CONNECT`; answered with its id. If the peer has
+    /// sent a cookie earlier, the SYN is sent with the first write.
     DialDeferred(SocketAddr),
     /// Write a byte.
     Write(SocketId),
     /// Read the name that answers; answered with the name.
     ReadName(SocketId),
-    /// Answered with how often the SYN may be retransmitted (`TCP_SYNCNT`), as a `u32`.
+    /// Get the maximum number of SYN retransmissions (`TCP_SYNCNT`); answered with a `u32`.
     SynRetries(SocketId),
-    /// Answered with how often the SYN was retransmitted, as a `u8`.
+    /// Get the number of SYN retransmissions so far; answered with a `u8`.
     Retransmissions(SocketId),
     /// Read and clear the socket's error (`SO_ERROR`); answered with the error, or with `None`.
     TakeError(SocketId),
-    /// Remove a message from the error queue; answered with whether there was one.
+    /// Remove a message from the error queue; answered with `true` if the queue had a message.
     TakeQueuedError(SocketId),
     /// Make the kernel dial a file server (CIFS) and mount its share over a directory.
     MountShare(SocketAddr, PathBuf),

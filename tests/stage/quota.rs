@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cgroup::{enter, mount, name, remove, remove_leftovers};
 
-/// A cgroup with a quota. On drop, its processes are killed and it is removed.
+/// A cgroup with a quota. On drop, the processes are killed and the cgroup is removed.
 #[derive(Debug)]
 pub struct Quota {
     name: String,
@@ -20,7 +20,7 @@ pub struct Quota {
 /// The directories of the cgroup.
 #[derive(Debug)]
 enum Version {
-    /// Limits and use may be counted in different hierarchies.
+    /// Two hierarchies may contain the limit (`cpu`) and the used time (`cpuacct`).
     One {
         cpu: PathBuf,
         cpuacct: PathBuf,
@@ -30,27 +30,27 @@ enum Version {
     },
 }
 
-/// The kernel's counts.
+/// The kernel's counts for a cgroup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     /// Time on processors.
     pub used: Duration,
-    /// Time in which a process could not run because the quota was used up, summed over processors.
+    /// Time in which processes waited for a new period because the quota was used up, summed over
+    /// processors.
     pub throttled: Duration,
 }
 
 impl Quota {
     /// A cgroup without a limit yet.
     ///
-    /// # Errors
-    /// If neither version has the controller.
+    /// # Errors If neither version has the controller `cpu`.
     pub fn new() -> Result<Self> {
         let name = name();
         let version = if let Some(cpu) = mount_1("cpu")? {
-            let cpuacct = mount_1("cpuacct")?.context("cpuacct is mounted where cpu is")?;
+            let cpuacct = mount_1("cpuacct")?.context("the controller cpu is mounted, but cpuacct is not")?;
             for mount in [&cpu, &cpuacct] {
                 remove_leftovers(mount);
-                // Both directories may be the same.
+                // Both controllers may have one directory.
                 fs::create_dir_all(mount.join(&name)).with_context(|| mount.display().to_string())?;
             }
             Version::One { cpu: cpu.join(&name), cpuacct: cpuacct.join(&name) }
@@ -65,7 +65,7 @@ impl Quota {
         Ok(Self { name, version })
     }
 
-    /// The path as configurations write it: relative to the mount.
+    /// The path relative to the mount, as in configurations.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -96,7 +96,7 @@ impl Quota {
         }
     }
 
-    /// The kernel's counts of what the cgroup has used.
+    /// The processor time that the cgroup has used.
     ///
     /// # Errors
     /// If its files cannot be read.
@@ -104,7 +104,7 @@ impl Quota {
         let field = |directory: &Path, name: &str| -> Result<u64> {
             let text = fs::read_to_string(directory.join("cpu.stat"))?;
             let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
-            text.lines().find_map(value).with_context(|| format!("cpu.stat has {name}"))
+            text.lines().find_map(value).with_context(|| format!("cpu.stat has no {name}"))
         };
         Ok(match &self.version {
             Version::One { cpu, cpuacct } => Used {
@@ -153,9 +153,9 @@ fn mount_1(controller: &str) -> Result<Option<PathBuf>> {
                 && kind.last().is_some_and(|options| options.split(',').any(|word| word == controller))
         })
     });
-    let at = line.map(|line| line.split(' ').nth(4).context("a mount point")).transpose()?;
+    let at = line.map(|line| line.split(' ').nth(4).context("the line has no mount point")).transpose()?;
     if let Some(at) = at {
-        ensure!(Path::new(at).is_dir(), "{at} is no directory");
+        ensure!(Path::new(at).is_dir(), "{at} is not a directory");
     }
     Ok(at.map(PathBuf::from))
 }

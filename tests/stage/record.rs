@@ -23,11 +23,11 @@ impl fmt::Display for Count {
     }
 }
 
-/// The environment variable that makes tests print counts for a new record, instead of comparing
-/// counts with the old record.
+/// Environment variable: tests print counts for a new record and do not compare them with the old
+/// record.
 pub const RECORDING: &str = "SOCKLB_TEST_RECORDING";
 
-/// The prefix of a line with a count.
+/// The prefix of a log line with a count.
 const MARK: &str = "verifier: ";
 
 impl Count {
@@ -40,7 +40,7 @@ impl Count {
     }
 }
 
-/// Instructions by kernel, configuration and program.
+/// Number of instructions, keyed by kernel, configuration and program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record(BTreeMap<String, BTreeMap<String, BTreeMap<String, u64>>>);
 

@@ -1,4 +1,4 @@
-//! A host behind a router that has no route to it: a network namespace that forwards, and answers
+//! A router in a network namespace. It forwards packets, and answers packets to an unreachable host
 //! with ICMP.
 
 use std::ops::Deref;

@@ -1,6 +1,5 @@
 //! Requests to a process that a test has started, and its answers: one line of JSON each way, over
-//! the process's standard input and output. This file contains both sides, so that they cannot
-//! differ.
+//! the process's standard input and output. This file contains both sides of the protocol.
 //!
 //! This file does not depend on the requests: `protocol` defines them for probes, `workers` for the
 //! workers of the stress test.
@@ -18,18 +17,18 @@ pub struct Process {
     child: Child,
     requests: ChildStdin,
     answers: BufReader<ChildStdout>,
-    /// The last request, for the message if there is no answer.
+    /// The last request, for the error message of a missing answer.
     last_request: String,
 }
 
 impl Process {
-    /// Starts a command that becomes such a process, and waits until it accepts requests.
+    /// Starts a command and waits until its process accepts requests.
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = spawned.unwrap_or_else(|error| panic!("start {command:?}: {error}"));
-        let requests = child.stdin.take().expect("piped");
-        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        let requests = child.stdin.take().expect("the process is piped");
+        let answers = BufReader::new(child.stdout.take().expect("the process is piped"));
         let mut process = Self { child, requests, answers, last_request: format!("start {command:?}") };
         process.receive::<()>();
         process
@@ -74,7 +73,7 @@ impl Drop for Process {
     }
 }
 
-/// Notifies the starter of this process that this process accepts requests from now on.
+/// Notifies the starter of this process that the process accepts requests.
 ///
 /// # Errors
 /// If standard output is closed.
@@ -102,8 +101,7 @@ pub fn answer(answer: &impl Serialize) -> Result<()> {
 
 /// Answers requests in sequence, until the requester closes standard input.
 ///
-/// # Errors
-/// If a request cannot be read or carried out: the error names it.
+/// # Errors If a request cannot be read or carried out. The error names the request.
 pub fn serve<R, T>(mut carry_out: impl FnMut(&R) -> Result<T>) -> Result<()>
 where
     R: DeserializeOwned + Debug,

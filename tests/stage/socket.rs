@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// A command reads the pins instead if an answer does not begin within this time.
+/// The answer to a command must begin within this time. Else the command reads the pins.
 pub const OF_COMMANDS: Duration = Duration::from_secs(2);
 
 /// Each further part of an answer must arrive within this time.

@@ -98,14 +98,14 @@ pub fn address(text: &str) -> SocketAddr {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// How long an expected result may take to appear: longer in a guest, because its CPU is emulated
-/// and shared.
+/// The time limit for an expected result. It is longer in a guest, because the guest's CPU is
+/// emulated and shared.
 pub fn patience() -> Duration {
     let seconds = std::env::var(PATIENCE_S).ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(30))
 }
 
-/// Whether the tests run in a guest under emulation, where all computation takes many times longer.
+/// Whether the tests run in an emulated guest, in which computation takes many times longer.
 pub fn in_a_guest() -> bool {
     std::env::var_os(PATIENCE_S).is_some()
 }
@@ -119,12 +119,11 @@ pub fn amount<T>(short: T, long: T) -> T {
 /// The environment variable that `cargo xtask test --all` sets.
 const LONG: &str = "SOCKLB_TEST_LONG";
 
-/// The environment variable that contains the patience in seconds. In guests, the starter of the
-/// tests sets it.
+/// Environment variable with the patience in seconds. The starter of the tests sets it in guests.
 pub const PATIENCE_S: &str = "SOCKLB_TEST_PATIENCE_S";
 
 /// Calls `look` repeatedly until `fact` holds for its result; panics with `what` and the last
-/// result if that takes too long.
+/// result after [`patience`].
 #[track_caller]
 pub fn eventually<T: std::fmt::Debug>(what: &str, look: impl FnMut() -> T, fact: impl Fn(&T) -> bool) -> T {
     let patience = patience();
@@ -147,13 +146,13 @@ pub fn within<T>(time: Duration, mut look: impl FnMut() -> T, fact: impl Fn(&T) 
         if Instant::now() >= deadline {
             return Err(seen);
         }
-        // Yields the CPU between the calls of `look`, which may be expensive: for 15 ms with the
-        // default patience. The wait ends when the fact holds, and not after a fixed time.
+        // Yields the CPU between two calls of `look`, because `look` may be expensive. The pause is
+        // 15 ms with the default patience.
         std::thread::park_timeout(patience() / 2000);
     }
 }
 
-/// A program of this build: `socklb`, or one of the tests' own.
+/// The path of a program of this build: `socklb`, or a program of the tests.
 pub fn program(name: &str) -> PathBuf {
     let mut directory = std::env::current_exe().expect("the path of the running test");
     // The path is target/<profile>/deps/<test> or target/<profile>/<bin>.
@@ -184,8 +183,7 @@ pub fn wait_until_not_written(path: &Path) {
     lease(libc::F_UNLCK);
 }
 
-/// Replaces a file as a careful tool does: writes the text under another name, then renames that
-/// file into place.
+/// Replaces a file atomically: writes the text to a new file, then renames the new file.
 pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).expect("write the new file");

@@ -1,7 +1,7 @@
 //! The services of the stress test. Their backends end connections in every possible way.
 //!
-//! There is one service per scenario, so that opposite miscounts of two scenarios cannot hide each
-//! other. Everything is within one network namespace and needs no firewall: a socket that must not
+//! There is one service per scenario, so that opposite miscounts of two scenarios do not cancel
+//! out. Everything is within one network namespace and needs no firewall: a socket that must not
 //! answer has a packet filter.
 
 use std::fmt::Write;
@@ -12,11 +12,11 @@ use crate::Cgroup;
 /// The port at which the server answers, over TCP and UDP. All ports are below the range from which
 /// clients get their ports.
 pub const ANSWERS: u16 = 1100;
-/// No socket listens at this port.
+/// A port without a listener.
 pub const CLOSED: u16 = 1101;
-/// A listener drops all packets.
+/// The port of a listener that drops all packets.
 pub const DROPS: u16 = 1102;
-/// A listener drops all packets, and ICMP reports that the host cannot be reached.
+/// As [`DROPS`], and ICMP reports that the host cannot be reached.
 pub const NO_HOST: u16 = 1104;
 /// As [`NO_HOST`], but ICMP reports that the port cannot be reached.
 pub const NO_PORT: u16 = 1105;
@@ -29,7 +29,7 @@ pub const NO_NETWORK: u16 = 1107;
 /// that refuse.
 pub const UNROUTED: [&str; 4] = ["198.18.0.1:80", "198.18.1.1:80", "198.18.2.1:80", "198.18.3.1:80"];
 
-/// The backends of a service.
+/// The kind and the number of a service's backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
     /// This many addresses of the loopback network, at a port.
@@ -83,7 +83,7 @@ const SERVICES: [(&str, Behind); 33] = [
     ("retried-refused", Behind::Loopback(2, CLOSED)),
     ("retried-unrouted", Behind::Unrouted),
     ("datagram", Behind::Datagrams(3, ANSWERS)),
-    // With this number of backends, there are enough ports for more than 100,000 sockets.
+    // This number of backends provides enough ports for more than 100,000 sockets.
     ("crowd", Behind::Loopback(16, ANSWERS)),
 ];
 

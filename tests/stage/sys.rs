@@ -1,5 +1,4 @@
-//! The system call bpf(2) for what aya does not offer: one function, and helpers that several tests
-//! share.
+//! The system call bpf(2), and helpers that use it for operations that aya does not offer.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -33,11 +32,11 @@ pub unsafe fn bpf(command: bpf_cmd, attributes: &mut bpf_attr) -> io::Result<i32
     i32::try_from(result).ok().filter(|result| *result >= 0).ok_or_else(io::Error::last_os_error)
 }
 
-/// `r0 = 1; exit`: permits every call.
+/// The program `r0 = 1; exit` permits every call.
 const NOTHING: [u64; 2] = [0x0000_0001_0000_00b7, 0x0000_0000_0000_0095];
 
-/// Loads a program of these instructions. In each, the lowest byte is the opcode; registers follow,
-/// then an offset of 16 bits and a constant of 32.
+/// Loads a program of these instructions. An instruction has an opcode in the lowest byte, then
+/// registers, an offset of 16 bits and a constant of 32 bits.
 ///
 /// # Panics
 /// If the kernel refuses.
@@ -87,7 +86,7 @@ fn attach_to_cgroup(
     unsafe { bpf(command, &mut attr) }
 }
 
-/// A program for a cgroup's IPv4 connects that does nothing.
+/// A program for the hook `connect4` that does nothing.
 fn idle_connect4() -> OwnedFd {
     load_program(
         bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR,
@@ -117,14 +116,14 @@ pub fn detach_link(pin: &Path) {
         .unwrap_or_else(|error| panic!("detach {}: {error}", pin.display()));
 }
 
-/// Detaches the program of a pinned link at once, and removes the pin. If only the pin were
-/// removed, the kernel would detach the program some milliseconds later.
+/// Detaches the program of a pinned link at once, and removes the pin. Without the explicit detach,
+/// the kernel detaches the program some milliseconds after the removal.
 pub fn remove_link(pin: &Path) {
     detach_link(pin);
     std::fs::remove_file(pin).unwrap_or_else(|error| panic!("remove {}: {error}", pin.display()));
 }
 
-/// Replaces the program of a pinned link at the hook `connect4` with one that does nothing.
+/// Replaces the program of a pinned `connect4` link with a program that does nothing.
 pub fn disable_connect4(pin: &Path) {
     update_link(pin, &idle_connect4());
 }
@@ -143,13 +142,13 @@ pub fn update_link(pin: &Path, program: &OwnedFd) {
         .unwrap_or_else(|error| panic!("update {}: {error}", pin.display()));
 }
 
-/// The kernel's ids of a client's pinned links, by name: a link that was created again has another
-/// id.
+/// The kernel's id of each pinned link of a client, keyed by the link's name. A recreated link has
+/// another id.
 pub fn link_ids(pins: &Path) -> BTreeMap<String, u32> {
     let links = std::fs::read_dir(pins.join("links")).into_iter().flatten();
     links
         .map(|link| {
-            let link = link.expect("a link");
+            let link = link.expect("read a directory entry");
             (link.file_name().to_string_lossy().into_owned(), link_id(&link.path()))
         })
         .collect()
@@ -168,7 +167,7 @@ pub struct Link {
     pub program: u32,
 }
 
-/// Reads the link of a pin.
+/// Reads the ids of a pinned link.
 pub fn link(pin: &Path) -> Link {
     let info = link_info(pin);
     Link { id: info.id, program: info.prog_id }
@@ -188,10 +187,9 @@ fn link_info(pin: &Path) -> bpf_link_info {
     info
 }
 
-/// Opens a program by the kernel's id.
+/// Opens the program with this kernel id.
 ///
-/// # Panics
-/// If there is none.
+/// # Panics If no program has this id.
 pub fn program(id: u32) -> OwnedFd {
     let mut attr = attributes();
     attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
@@ -202,13 +200,12 @@ pub fn program(id: u32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(program) }
 }
 
-/// Runs a program of network interfaces on a frame. Returns the program's result, and the frame
-/// after the run.
+/// Runs an XDP program on a frame. Returns the program's action, and the frame after the run.
 ///
 /// # Panics
 /// If the kernel refuses to run it.
 pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
-    // No program that tests run lengthens a frame by more than this.
+    // No program of the tests lengthens a frame by more than 64 bytes.
     let mut after = vec![0; frame.len() + 64];
     let mut attr = attributes();
     // SAFETY: this member is the one that the command below reads; nothing else was written.
@@ -221,13 +218,13 @@ pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
     // SAFETY: both buffers have the lengths that are passed, and outlive the call.
     unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }
         .unwrap_or_else(|error| panic!("run the program: {error}"));
-    // SAFETY: the call has stored both.
+    // SAFETY: the call has stored both values.
     let (action, length) = unsafe { (attr.test.retval, attr.test.data_size_out) };
     after.truncate(length as usize);
     (action, after)
 }
 
-/// The action that a program of network interfaces returns for a packet.
+/// The action that an XDP program returns for a packet.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum Action {
@@ -283,7 +280,7 @@ pub fn send_frames(transmit: &OwnedFd, interface: u32, frame: &[u8], times: u32)
         .unwrap_or_else(|error| panic!("send the frames: {error}"));
 }
 
-/// The ids of the programs of a network interface.
+/// The ids of the XDP programs of a network interface.
 ///
 /// # Panics
 /// Without `ip`.
@@ -294,13 +291,13 @@ pub fn xdp_programs(interface: &str) -> Vec<u32> {
     id.into_iter().map(|id| u32::try_from(id).expect("an id")).collect()
 }
 
-/// How a network interface runs a program.
+/// The mode in which an XDP program runs.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub enum XdpMode {
-    /// By the network stack.
+    /// The network stack runs the program.
     Generic = 2,
-    /// By its driver.
+    /// The interface's driver runs the program.
     Native = 4,
 }
 
@@ -332,16 +329,16 @@ pub fn attach_xdp(interface: &str, mode: XdpMode) -> OwnedFd {
 /// # Panics
 /// If the kernel refuses.
 pub fn count_runs() -> OwnedFd {
-    // The kind of statistics is 0, which is the run time.
-    // SAFETY: there are no pointers in these attributes.
+    // The attributes select the statistics of kind 0, the run time. SAFETY: there are no pointers
+    // in these attributes.
     let fd = unsafe { bpf(bpf_cmd::BPF_ENABLE_STATS, &mut attributes()) };
     let fd = fd.unwrap_or_else(|error| panic!("turn statistics on: {error}"));
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A program that is attached to a cgroup's IPv4 connects in the mode of old tools, which permits
-/// no other program there. Detached on drop.
+/// A program attached to a cgroup's `connect4` hook in the exclusive mode, which permits no other
+/// program at this hook. Detached on drop.
 pub struct Exclusive {
     program: OwnedFd,
     cgroup: std::fs::File,
@@ -367,7 +364,7 @@ impl Exclusive {
 
 impl Drop for Exclusive {
     fn drop(&mut self) {
-        // Fails if the cgroup was removed, which detaches the program too.
+        // The call fails if the cgroup was removed, because the removal has detached the program.
         let _ = self.call(bpf_cmd::BPF_PROG_DETACH);
     }
 }

@@ -17,7 +17,7 @@ use crate::probe::die_with_us;
 
 pub struct Terminal {
     program: ChildGuard,
-    /// The operator's end.
+    /// The operator's end of the terminal.
     keyboard: File,
     /// The program's end, open so that tests can read its modes.
     line: OwnedFd,
@@ -26,7 +26,7 @@ pub struct Terminal {
 
 /// Switches to the alternate screen.
 const ENTER: &str = "\x1b[?1049h";
-/// Switches back, after restoring cursor and wrapping.
+/// Restores cursor and wrapping, and switches back to the main screen.
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 /// Moves to the start of the screen. Each screen begins with it.
 const HOME: &str = "\x1b[H";
@@ -68,7 +68,7 @@ impl Terminal {
         let (shown, mut screen) = (written.clone(), keyboard.try_clone().expect("clone the operator's end"));
         std::thread::spawn(move || {
             let mut some = [0; 4096];
-            // Bounded by the program's output. When the program ends, reading fails.
+            // The loop ends when the program ends, because the read then fails.
             while let Ok(count @ 1..) = screen.read(&mut some) {
                 shown.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&some[..count]);
             }
@@ -103,7 +103,7 @@ impl Terminal {
     }
 
     pub fn types(&mut self, keys: &str) {
-        self.keyboard.write_all(keys.as_bytes()).expect("type");
+        self.keyboard.write_all(keys.as_bytes()).expect("write the keys");
     }
 
     /// Changes the terminal's size.

@@ -7,16 +7,16 @@ use crate::fixture::endpoints;
 use crate::maps::hash;
 use crate::{Cgroup, Daemon, DatagramBackend, Probe, Setup, Stage, eventually, replace};
 
-/// The first service; no interface has its address.
+/// The address of the first service. No interface has this address.
 pub const SERVICE: &str = "10.96.0.10:53";
-/// The same address, as an IPv6 socket names it.
+/// [`SERVICE`] as a v4-mapped IPv6 address.
 pub const MAPPED: &str = "[::ffff:10.96.0.10]:53";
 
-/// A client with services over UDP, each with its own backends in a file.
+/// A client with services over UDP. Each service has its own backends in a file.
 pub struct Scene {
     /// The daemon; `None` if it does not run.
     pub daemon: Option<Daemon>,
-    /// All backends, by service and number.
+    /// All backends, sorted by service and then by number.
     pub backends: Vec<DatagramBackend>,
     pub setup: Setup,
     pub cgroup: Cgroup,
@@ -74,10 +74,10 @@ impl Scene {
         replace(&self.setup.folder.join("s0.toml"), &endpoints(list));
     }
 
-    /// How many calls to a service had this outcome.
+    /// The number of calls to a service with this outcome.
     pub fn outcome(&self, service: u16, name: &str) -> u64 {
         let client = self.setup.client();
-        client.service(&format!("s{service}")).expect("a service").outcomes[name]
+        client.service(&format!("s{service}")).expect("the client has the service").outcomes[name]
     }
 
     /// The status of a service's backend with this number.
@@ -85,7 +85,7 @@ impl Scene {
         let (service, address) = (format!("s{service}"), backend_of(service, n));
         let backends = self.setup.backends("web", &service);
         let found = backends.iter().find(|backend| backend.address.to_string() == address);
-        found.cloned().unwrap_or_else(|| panic!("{address} in {backends:?}"))
+        found.cloned().unwrap_or_else(|| panic!("no backend {address} in {backends:?}"))
     }
 
     /// Sum of a count over all backends of all services.
@@ -99,13 +99,14 @@ impl Scene {
         map.keys().filter(Result::is_ok).count()
     }
 
-    /// Asserts that no flow is open, and that every choice is accounted for.
+    /// Asserts that no flow is open, and that every chosen flow is counted as ended, reclaimed or
+    /// untracked.
     #[track_caller]
     pub fn all_gone(&self) {
         eventually("active counts return to 0", || self.setup.active(), |active| *active == 0);
-        assert_eq!(self.entries(), 0, "closed sockets have no entries");
-        // All counts come from one status: if a backend has left the list, its slot may be freed
-        // before the next status, which then lacks its counts.
+        assert_eq!(self.entries(), 0, "closed sockets have no entries in the map of flows");
+        // All counts come from one status, because the slot and the counts of a removed backend may
+        // be missing in the next status.
         let client = self.setup.client();
         let sum = |count: fn(&BackendStatus) -> u64| -> u64 {
             client.services.iter().flat_map(|service| &service.backends).map(count).sum()

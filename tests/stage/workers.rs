@@ -1,5 +1,5 @@
-//! The processes of the stress test: the server behind its services, and the workers that dial
-//! them.
+//! The processes of the stress test: the server behind all services, and the workers that dial the
+//! services.
 
 use std::process::Command;
 
@@ -65,7 +65,7 @@ impl Crowd {
         self.0.send(&change);
     }
 
-    /// Waits until the change is done; returns the number of open sockets.
+    /// Waits for the end of the change. Returns the number of open sockets.
     #[track_caller]
     pub fn done(&mut self) -> u64 {
         self.0.receive()
@@ -114,7 +114,7 @@ impl Hammer {
 /// A request to a worker; answered with the [`Ledger`] of all its flows so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Task {
-    /// Play until a backend was chosen for about this many more flows.
+    /// Play scenarios until a backend was chosen for about `flows` more flows.
     Play { flows: u64 },
     /// Close the held connections.
     Rest,
@@ -125,11 +125,11 @@ pub enum Task {
 pub struct Play {
     /// The seed of all random choices, such as the order of scenarios.
     pub seed: u64,
-    /// Threads that play at the same time.
+    /// Number of threads that play scenarios at the same time.
     pub threads: u32,
-    /// Sockets that a thread opens at once in a scenario that opens several.
+    /// Number of sockets that a thread opens together, in scenarios with several sockets.
     pub batch: u32,
-    /// Connections that stay open between rounds.
+    /// Number of connections that remain open between rounds.
     pub held: u32,
 }
 
@@ -151,8 +151,8 @@ impl Worker {
         Self(start(command))
     }
 
-    /// Plays until a backend has been chosen for about `flows` more flows. Returns the expected
-    /// counts of all flows so far; only held ones are open.
+    /// Plays scenarios until a backend was chosen for about `flows` more flows. Returns the
+    /// expected counts of all flows so far. Only held connections are open then.
     #[track_caller]
     pub fn play(&mut self, flows: u64) -> Ledger {
         self.0.call(&Task::Play { flows })

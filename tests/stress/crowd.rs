@@ -50,7 +50,7 @@ impl Crowd {
     }
 
     fn close(&mut self) -> Result<()> {
-        ensure!(!self.sockets.is_empty(), "nothing is open");
+        ensure!(!self.sockets.is_empty(), "no connection is open");
         let at = self.random.usize(..self.sockets.len());
         self.sockets.swap_remove(at);
         Ok(())

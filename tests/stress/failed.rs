@@ -16,7 +16,7 @@ use crate::socket::{
     begin, begin_again, direct, fails, has_failed, impatient, linger_not, reach, tcp, wait, wait_until_over,
 };
 
-/// All scenarios of this file. Those that wait for the kernel's timers are rare.
+/// All scenarios of this file. Scenarios that wait for the kernel's timers have a low weight.
 pub const SCENARIOS: [Scenario; 9] = [
     Scenario { name: "refused", weight: 1000, play: refused },
     Scenario { name: "refused, IPv6", weight: 300, play: refused_6 },
@@ -29,7 +29,7 @@ pub const SCENARIOS: [Scenario; 9] = [
     Scenario { name: "rejected by ICMP", weight: 10, play: rejected },
 ];
 
-/// The errors of the routes of [`stage::stress::UNROUTED`].
+/// The errors of connects to [`stage::stress::UNROUTED`].
 pub const UNROUTED: [Errno; 4] = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::ACCESS, Errno::INVAL];
 
 fn refused(player: &mut Player) -> Result<()> {
@@ -44,16 +44,15 @@ fn refused(player: &mut Player) -> Result<()> {
         match player.random.u32(..4) {
             // The worker does not read the error.
             0 => {}
-            // The next connect returns the error and makes no choice; the connect after that makes
-            // a new choice.
+            // The next connect returns the error and chooses no backend. The connect after it
+            // chooses one.
             1 => {
                 fails(connect(&socket, &service.address()), &[Errno::CONNREFUSED])?;
                 begin_again(&socket, service.address())?;
                 wait(&socket, PollFlags::OUT)?;
                 flows += 1;
             }
-            // As before, but the worker has read the error, so the next connect returns another
-            // error.
+            // The worker has read the error, so the next connect returns another error.
             2 => {
                 has_failed(&socket, Errno::CONNREFUSED)?;
                 fails(connect(&socket, &service.address()), &[Errno::CONNABORTED])?;
@@ -89,8 +88,8 @@ fn no_route(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The only port that the socket may use already has a connection to this backend. Half of the
-/// sockets were refused by another service before.
+/// The only local port of the socket already has a connection to this backend. For half of the
+/// sockets, another service has refused a connect earlier.
 fn no_port(player: &mut Player) -> Result<()> {
     let (service, closed) = (Service::of("no-port"), Service::of("no-port-refused"));
     let bound = |port: u16| -> Result<OwnedFd> {
@@ -118,7 +117,7 @@ fn no_port(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Cancels a connect before there is an answer, in one of several ways.
+/// Cancels an unanswered connect, in one of several ways.
 fn cancelled(player: &mut Player) -> Result<()> {
     let service = Service::of("cancelled");
     let socket = begin(service)?;
@@ -141,7 +140,7 @@ fn cancelled(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Connects again while the socket is connecting, which makes no choice.
+/// Connects a connecting socket again. The second call chooses no backend.
 fn doubled(player: &mut Player) -> Result<()> {
     let service = Service::of("doubled");
     let socket = begin(service)?;
@@ -152,7 +151,7 @@ fn doubled(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// An administrator destroys the socket before there is an answer.
+/// An administrator destroys the socket of an unanswered connect.
 fn destroyed_early(player: &mut Player) -> Result<()> {
     let service = Service::of("destroyed-early");
     let socket = begin(service)?;
@@ -165,7 +164,7 @@ fn destroyed_early(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// There is no answer. The clients wait in connect, read the error, or leave it unread.
+/// The connect times out. The clients wait in connect(2), read the error, or ignore it.
 fn timed_out(player: &mut Player) -> Result<()> {
     let service = Service::of("timed-out");
     let mut sockets = Vec::new();
@@ -189,7 +188,7 @@ fn timed_out(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The SYN leaves this host, and ICMP reports why there is no answer.
+/// An ICMP error answers the SYN.
 fn rejected(player: &mut Player) -> Result<()> {
     let kinds = [
         ("icmp-host", Errno::HOSTUNREACH, Seen::Unreachable),

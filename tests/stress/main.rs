@@ -2,7 +2,7 @@
 //! processes that dial the server through socklb in every way, record their observations, and
 //! report the expected counts. The tests start the workers; `soak` starts them itself.
 //!
-//! Workers only use sockets. Their starter reads the output of socklb, except in `soak`.
+//! Workers use only sockets. The tests read the output of socklb; `soak` reads it itself.
 
 mod child;
 
@@ -33,7 +33,7 @@ use clap::Parser;
 
 #[derive(Debug, Parser)]
 enum Command {
-    /// The server behind all services; changes its network namespace to the needs of the test
+    /// The server behind all services. Prepares its network namespace for the test
     Serve,
     /// A worker: plays scenarios on request
     Play(play::Options),

@@ -11,8 +11,8 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, So
 
 const HEADER: usize = 16;
 
-/// Sends one message and waits for the kernel's answer. Without a protocol, the message is about
-/// routes.
+/// Sends one message and waits for the kernel's answer. Without a protocol, the message is sent
+/// with the routing protocol.
 fn request(protocol: Option<Protocol>, kind: u16, flags: i32, body: &[u8]) -> Result<()> {
     let socket =
         rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
@@ -33,7 +33,7 @@ fn request(protocol: Option<Protocol>, kind: u16, flags: i32, body: &[u8]) -> Re
     if length < HEADER + 4 || i32::from(kind) != libc::NLMSG_ERROR {
         bail!("netlink answers with a message of kind {kind}");
     }
-    match i32::from_ne_bytes(word(HEADER).context("an answer")?) {
+    match i32::from_ne_bytes(word(HEADER).context("the netlink answer is too short")?) {
         0 => Ok(()),
         error => Err(Errno::from_raw_os_error(-error).into()),
     }
@@ -44,7 +44,9 @@ pub fn destroy(socket: impl AsFd, backend: SocketAddr) -> Result<()> {
     const SOCK_DESTROY: u16 = 21;
     let own = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
     let cookie = rustix::net::sockopt::socket_cookie(&socket)?;
-    let (IpAddr::V4(from), IpAddr::V4(to)) = (own.ip(), backend.ip()) else { bail!("not of IPv4") };
+    let (IpAddr::V4(from), IpAddr::V4(to)) = (own.ip(), backend.ip()) else {
+        bail!("the socket is not an IPv4 socket")
+    };
     let wide = |address: Ipv4Addr| {
         let mut bytes = [0; 16];
         bytes[..4].copy_from_slice(&address.octets());
@@ -64,8 +66,8 @@ pub fn destroy(socket: impl AsFd, backend: SocketAddr) -> Result<()> {
     request(Some(SOCK_DIAG), SOCK_DESTROY, 0, &body).context("destroy a socket")
 }
 
-/// Makes a network of 24 bits unreachable: `kind` is `RTN_UNREACHABLE` or another type that
-/// refuses.
+/// Makes a network with a prefix of 24 bits unreachable: `kind` is `RTN_UNREACHABLE` or another
+/// type that refuses.
 pub fn refuse_network(network: Ipv4Addr, kind: u8) -> Result<()> {
     const RTA_DST: u16 = 1;
     // struct rtmsg: family, length of the destination, of the source, type of service, table,

@@ -1,4 +1,4 @@
-//! Scenarios of sockets with a history: several connects, several owners, no connection at all.
+//! Scenarios of sockets with several connects, with several owners, or without a connection.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use crate::play::{Player, Scenario};
 use crate::serve::ECHO;
 use crate::socket::{dial, direct, exchange, fails, linger_not, reach, tcp};
 
-/// All scenarios of this file. Those that start processes are rare.
+/// All scenarios of this file. Scenarios that start processes have a low weight.
 pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "retried", weight: 500, play: retried },
     Scenario { name: "moved", weight: 400, play: moved },
@@ -25,7 +25,7 @@ pub const SCENARIOS: [Scenario; 6] = [
     Scenario { name: "datagram", weight: 700, play: datagram },
 ];
 
-/// Makes one or more connects that fail in different ways. Each makes a choice.
+/// Makes one or more connects that fail in different ways. Each connect chooses a backend.
 fn fail(player: &mut Player, socket: &OwnedFd) -> Result<()> {
     for _ in 0..=player.random.u32(..4) {
         if player.random.bool() {
@@ -102,7 +102,7 @@ fn copied(player: &mut Player) -> Result<()> {
 fn inherited(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("copied"))?;
     exchange(&socket, ECHO)?;
-    // The passed descriptor is closed here as soon as the child has it.
+    // The command owns this process's descriptor, and closes it after the child has started.
     let child = itself()?.arg("keep").stdin(socket).spawn().context("start a child")?;
     end(child)?;
     player.ledger.ended("copied", Seen::Closed);
@@ -133,8 +133,8 @@ fn end(mut child: Child) -> Result<()> {
     Ok(())
 }
 
-/// Connects a UDP socket one or more times, and may disconnect it, or connect it elsewhere, in
-/// between.
+/// Connects a UDP socket one or more times. Between two connects, it may disconnect the socket or
+/// connect it to another address.
 fn datagram(player: &mut Player) -> Result<()> {
     let service = Service::of("datagram");
     let socket =
@@ -145,7 +145,7 @@ fn datagram(player: &mut Player) -> Result<()> {
         match player.random.u32(..4) {
             0 => connect_unspec(&socket)?,
             1 => reach(&socket, direct(ANSWERS))?,
-            _ => ensure!(rustix::io::write(&socket, b"word")? == 4, "a datagram is sent whole"),
+            _ => ensure!(rustix::io::write(&socket, b"word")? == 4, "only a part of a datagram was sent"),
         }
     }
     Ok(())

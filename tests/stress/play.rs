@@ -1,5 +1,5 @@
-//! Rounds: threads play scenarios until enough flows have a backend. Then all threads rest, and the
-//! worker reports its observations.
+//! In a round, threads play scenarios until enough flows have a backend. Then all threads stop, and
+//! the worker reports its observations.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -29,16 +29,16 @@ pub struct Options {
     /// Connections that stay open between rounds
     #[arg(long)]
     held: u32,
-    /// Only scenarios with a name that contains this, to find the scenario that is counted wrongly
+    /// Play only scenarios with a name that contains this text
     #[arg(long, default_value = "")]
     only: String,
 }
 
-/// The part of one thread in a round.
+/// The state of one thread in a round.
 pub struct Player {
-    /// Determines the scenarios that it plays.
+    /// Determines the scenarios that the thread plays.
     pub random: Rng,
-    /// The flows that it saw.
+    /// The flows that the thread has observed.
     pub ledger: Ledger,
     /// The number of sockets that are open at once in scenarios with several.
     pub batch: u32,
@@ -48,7 +48,7 @@ pub struct Player {
 pub struct Scenario {
     /// The name in messages.
     pub name: &'static str,
-    /// How often it is played, compared with the others.
+    /// The frequency of the scenario, relative to other scenarios.
     pub weight: u32,
     pub play: fn(&mut Player) -> Result<()>,
 }
@@ -99,7 +99,7 @@ impl Worker {
                         batch: self.options.batch,
                     };
                     let scenarios = &scenarios;
-                    // Every scenario is played at least once per round, on one thread or another.
+                    // Every scenario is played at least once per round.
                     let first = scenarios.iter().skip(usize::try_from(thread).expect("a small number"));
                     let first: Vec<&Scenario> =
                         first.step_by(self.options.threads as usize).copied().collect();
@@ -136,10 +136,10 @@ impl Worker {
         Ok(())
     }
 
-    /// The ledger. Waits until the kernel's own counters agree with it, which proves the ledger.
+    /// Waits until the kernel's counters are consistent with the ledger, and returns the ledger.
     fn proven_ledger(&self) -> Ledger {
         let seen = self.ledger.counters;
-        // The ends of connections reach the servers some time after the clients.
+        // A server receives the end of a connection some time after the client.
         stage::eventually(
             "the kernel's counts match the worker's observations",
             || (seen, self.before.until(Counters::read())),

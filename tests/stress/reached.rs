@@ -1,4 +1,4 @@
-//! Scenarios with a connect that succeeds.
+//! Scenarios in which a connect succeeds.
 
 use std::os::fd::OwnedFd;
 
@@ -16,8 +16,7 @@ use crate::socket::{
     dial, exchange, fails, has_failed, impatient, linger_not, reach, read_end, send_word, tcp, wait,
 };
 
-/// All scenarios of this file. Scenarios that wait for the kernel's timers have a low weight, so
-/// they are played rarely.
+/// All scenarios of this file. Scenarios that wait for the kernel's timers have a low weight.
 pub const SCENARIOS: [Scenario; 11] = [
     Scenario { name: "closed", weight: 2000, play: |player| closed(player, "closed") },
     Scenario { name: "closed, IPv6", weight: 400, play: |player| closed(player, "closed-6") },
@@ -32,7 +31,7 @@ pub const SCENARIOS: [Scenario; 11] = [
     Scenario { name: "data timeout", weight: 6, play: data_timeout },
 ];
 
-/// The client closes, with or without data before.
+/// The client closes the connection, with or without an exchange of data.
 fn closed(player: &mut Player, service: &str) -> Result<()> {
     let socket = dial(Service::of(service))?;
     match player.random.u32(..3) {
@@ -44,7 +43,8 @@ fn closed(player: &mut Player, service: &str) -> Result<()> {
     Ok(())
 }
 
-/// The server closes. The client waits for this, or closes at about the same time.
+/// The server closes the connection. The client waits for the close, or closes at about the same
+/// time.
 fn closed_by_server(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("closed-by-server"))?;
     exchange(&socket, CLOSE)?;
@@ -55,7 +55,7 @@ fn closed_by_server(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The server resets. The client reads the error, clears it, or leaves it unread.
+/// The server resets the connection. The client reads the error, clears it, or ignores it.
 fn reset(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("reset"))?;
     send_word(&socket, RESET)?;
@@ -136,7 +136,7 @@ fn disconnected(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// Connects again while the socket is connected, which makes no choice.
+/// Connects a connected socket again. The second call chooses no backend.
 fn doubled_late(player: &mut Player) -> Result<()> {
     let service = Service::of("doubled-late");
     let socket = tcp(service.address(), SocketFlags::NONBLOCK)?;
@@ -150,7 +150,7 @@ fn doubled_late(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// An administrator destroys the connection. The client reads the error, or leaves it unread.
+/// An administrator destroys the connection. The client reads or ignores the error.
 fn destroyed(player: &mut Player) -> Result<()> {
     let service = Service::of("destroyed");
     let socket = dial(service)?;
@@ -164,7 +164,8 @@ fn destroyed(player: &mut Player) -> Result<()> {
     Ok(())
 }
 
-/// The server no longer receives anything. The clients read the error, or leave it unread.
+/// The connection drops all data, so the client's data times out. The clients read or ignore the
+/// error.
 fn data_timeout(player: &mut Player) -> Result<()> {
     let service = Service::of("data-timeout");
     let mut sockets = Vec::new();

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto};
 use stage::stress::{NO_HOST, NO_NETWORK, NO_PORT, NO_PROTOCOL};
 
-/// Ports, and the codes of "destination unreachable" with which they answer.
+/// Ports, each with its code of the ICMP answer "destination unreachable".
 const CODES: [(u16, u8); 4] = [(NO_NETWORK, 0), (NO_HOST, 1), (NO_PROTOCOL, 2), (NO_PORT, 3)];
 
 /// Begins to listen, and rejects SYNs on a separate thread until the process ends.
@@ -16,21 +16,21 @@ pub fn start() -> Result<()> {
     let raw = |protocol| {
         rustix::net::socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(protocol))
     };
-    let seen = raw(ipproto::TCP).context("a raw socket")?;
+    let seen = raw(ipproto::TCP).context("open a raw socket")?;
     stage::filter::see_only_dials(&seen, NO_HOST..=NO_NETWORK)?;
-    let icmp = raw(ipproto::ICMP).context("a raw socket")?;
+    let icmp = raw(ipproto::ICMP).context("open a raw socket")?;
     std::thread::Builder::new().name("reject".to_owned()).spawn(move || reject(&seen, &icmp))?;
     Ok(())
 }
 
 fn reject(seen: &OwnedFd, icmp: &OwnedFd) {
     let mut packet = [0; 128];
-    // Ends with the process.
+    // The loop ends with the process.
     loop {
-        let (length, _) =
-            rustix::net::recv(seen, &mut packet, RecvFlags::empty()).expect("a socket that receives");
+        let (length, _) = rustix::net::recv(seen, &mut packet, RecvFlags::empty()).expect("receive a packet");
         let Some((to, answer)) = packet.get(..length).and_then(answer) else { continue };
-        rustix::net::sendto(icmp, &answer, SendFlags::empty(), &SocketAddrV4::new(to, 0)).expect("answer");
+        rustix::net::sendto(icmp, &answer, SendFlags::empty(), &SocketAddrV4::new(to, 0))
+            .expect("send the answer");
     }
 }
 
@@ -42,7 +42,8 @@ fn answer(packet: &[u8]) -> Option<(Ipv4Addr, Vec<u8>)> {
     let (_, code) = CODES.iter().find(|(rejected, _)| *rejected == port)?;
     const UNREACHABLE: u8 = 3;
     let mut answer = vec![UNREACHABLE, *code, 0, 0, 0, 0, 0, 0];
-    // The header of the received packet, and eight bytes more: the ports and the sequence number.
+    // The answer contains the header of the received packet and eight more bytes: ports and
+    // sequence number.
     answer.extend(packet.get(..header + 8)?);
     let sum = checksum(&answer);
     answer[2..4].copy_from_slice(&sum.to_be_bytes());

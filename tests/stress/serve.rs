@@ -18,14 +18,13 @@ use stage::stress::{ANSWERS, DROPS, NO_HOST, NO_NETWORK, UNROUTED};
 
 use crate::{netlink, reject};
 
-/// Answers with the same byte.
+/// Echoes the byte.
 pub const ECHO: u8 = b'e';
-/// Answers with the same byte and closes.
+/// Echoes the byte and closes the connection.
 pub const CLOSE: u8 = b'c';
 /// Resets the connection.
 pub const RESET: u8 = b'r';
-/// Answers with the same byte. From then on, the connection drops data and acknowledgements that it
-/// receives.
+/// Echoes the byte. After that, the connection drops data and acknowledgements that it receives.
 pub const MUTE: u8 = b'm';
 
 /// The settings of the network namespace: ports and queues for many sockets.
@@ -36,7 +35,7 @@ const SETTINGS: [(&str, &str); 4] = [
     ("net/core/somaxconn", "65535"),
 ];
 
-/// The longest queue that can be requested.
+/// The maximum length of a listener's queue.
 const BACKLOG: i32 = 65535;
 
 /// `stress serve`.
@@ -45,7 +44,7 @@ pub fn run() -> Result<()> {
     for (name, value) in SETTINGS {
         fs::write(format!("/proc/sys/{name}"), value).with_context(|| format!("set {name}"))?;
     }
-    // The first of these networks has no route at all.
+    // The first of these networks has no route.
     for (backend, kind) in
         UNROUTED.iter().skip(1).zip([libc::RTN_UNREACHABLE, libc::RTN_PROHIBIT, libc::RTN_BLACKHOLE])
     {
@@ -60,7 +59,7 @@ pub fn run() -> Result<()> {
         silent.push(listener);
     }
     reject::start()?;
-    // This socket receives datagrams as long as its buffer has room.
+    // The socket receives datagrams until its buffer is full. They are not read.
     let datagrams = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     rustix::net::bind(&datagrams, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, ANSWERS)))?;
     answer()
@@ -76,7 +75,7 @@ pub fn run_more() -> Result<()> {
 fn answer() -> Result<()> {
     let mut server = Server::new(listen(ANSWERS)?)?;
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.run())?;
-    // The starter sends no requests and lives until the end.
+    // The starter sends no requests, and only closes standard input at the end.
     rpc::ready()?;
     io::copy(&mut io::stdin(), &mut io::sink())?;
     Ok(())
@@ -85,7 +84,7 @@ fn answer() -> Result<()> {
 /// Raises this process's limit of descriptors to the maximum.
 pub fn many_files() -> Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("many files")
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).context("raise the limit of open files")
 }
 
 /// A listener for both families. Several processes may listen on one port, and each gets a part of
@@ -114,7 +113,7 @@ impl Server {
         Ok(Self { epoll, listener, connections: Vec::new() })
     }
 
-    /// Ends with the process.
+    /// The loop ends with the process.
     fn run(&mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(256);
         let listener = number(&self.listener);
@@ -133,7 +132,7 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        // Bound: at most this many connections, so that the other sockets get their turn.
+        // The bound on accepted connections lets the other sockets get their turn.
         for _ in 0..128 {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match rustix::net::accept_with(&self.listener, flags) {
@@ -147,7 +146,7 @@ impl Server {
                     self.connections[at] = Some(socket);
                 }
                 Err(Errno::AGAIN) => return,
-                // The connection is already gone.
+                // The client has already reset the connection.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => panic!("accept: {errno}"),
             }
@@ -180,11 +179,11 @@ fn obey(socket: &OwnedFd, word: u8) -> bool {
         }
         RESET => {
             let zero = Some(Duration::ZERO);
-            sockopt::set_socket_linger(socket, zero).expect("a socket");
+            sockopt::set_socket_linger(socket, zero).expect("set SO_LINGER");
             false
         }
         MUTE => {
-            filter::drop_data(socket).expect("a filter");
+            filter::drop_data(socket).expect("attach a filter");
             echo()
         }
         // Other bytes are not commands.

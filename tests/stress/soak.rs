@@ -22,9 +22,9 @@ pub struct Options {
     minutes: Option<u64>,
 }
 
-/// Processes that connect.
+/// Number of processes that connect.
 const HAMMERS: u64 = 2;
-/// Connects of each process between two reports.
+/// Number of connects of each process between two reports.
 const ROUND: u64 = 50_000;
 /// The time within which the ends of the last sockets reach the kernel programs.
 const SETTLING: Duration = Duration::from_secs(5);
@@ -45,18 +45,18 @@ pub fn run(options: &Options) -> Result<()> {
         println!("soak: before a pass over the records: {difference}");
     }
     report(&setup, "before");
-    // A daemon makes a pass after its start.
+    // The next daemon makes a pass over the records after its start.
     daemon.stop();
     let _daemon = Daemon::start_again(&setup);
     let left = within(RECLAIMING, || totals(&setup).active, |left| *left == 0).unwrap_or_else(|left| left);
     report(&setup, "after");
     ensure!(left == 0, "{left} records were not reclaimed");
     let chosen = totals(&setup).chosen;
-    ensure!(chosen == ledger.chosen(), "a backend was chosen for {chosen} connects, of {}", ledger.chosen());
+    ensure!(chosen == ledger.chosen(), "a backend was chosen for {chosen} of {} connects", ledger.chosen());
     Ok(())
 }
 
-/// Makes the connects, or as many as the time permits.
+/// Makes the connects until their number or the time limit is reached.
 fn hammer(options: &Options, cgroup: &Cgroup) -> Ledger {
     let begin = Instant::now();
     let end = options.minutes.map(|minutes| begin + Duration::from_secs(60 * minutes));
@@ -80,8 +80,8 @@ fn hammer(options: &Options, cgroup: &Cgroup) -> Ledger {
     ledger
 }
 
-/// Prints how many records are left, how many were reclaimed, and the anomalies that the kernel
-/// programs have counted.
+/// Prints the number of remaining and reclaimed records, and the anomalies that the kernel programs
+/// have counted.
 fn report(setup: &Setup, when: &str) {
     let sums = totals(setup);
     println!(

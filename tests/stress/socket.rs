@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, sockopt};
 use stage::stress::Service;
 
-/// A time limit that is longer than any wait that ends by itself, even in a guest.
+/// A time limit that exceeds every successful wait, even in a guest.
 const PATIENCE: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
 
 /// A TCP socket for an address.
@@ -26,12 +26,12 @@ pub fn dial(service: Service) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects; fails if the connect fails.
+/// Connects a socket.
 pub fn reach(socket: impl AsFd, to: SocketAddr) -> Result<()> {
     connect(socket, &to).with_context(|| format!("connect to {to}"))
 }
 
-/// Begins to connect, without waiting. There may be no answer yet.
+/// Begins to connect a new socket, and does not wait.
 pub fn begin(service: Service) -> Result<OwnedFd> {
     let socket = tcp(service.address(), SocketFlags::NONBLOCK)?;
     begin_again(&socket, service.address())?;
@@ -43,7 +43,7 @@ pub fn begin_again(socket: impl AsFd, to: SocketAddr) -> Result<()> {
     fails(connect(socket, &to), &[Errno::INPROGRESS])
 }
 
-/// Fails unless the result is one of these errors.
+/// Fails unless the result is an error in `with`.
 pub fn fails(result: rustix::io::Result<()>, with: &[Errno]) -> Result<()> {
     match result {
         Err(errno) if with.contains(&errno) => Ok(()),
@@ -54,7 +54,7 @@ pub fn fails(result: rustix::io::Result<()>, with: &[Errno]) -> Result<()> {
 
 /// Sends a byte to the server.
 pub fn send_word(socket: impl AsFd, word: u8) -> Result<()> {
-    ensure!(rustix::io::write(socket, &[word])? == 1, "one byte is written whole");
+    ensure!(rustix::io::write(socket, &[word])? == 1, "the byte was not written");
     Ok(())
 }
 
@@ -102,10 +102,10 @@ pub fn wait_until_over(sockets: &[OwnedFd]) -> Result<()> {
 
 /// Reads and clears the error of a socket.
 pub fn error(socket: impl AsFd) -> Result<Errno> {
-    sockopt::socket_error(socket)?.err().context("a socket without an error")
+    sockopt::socket_error(socket)?.err().context("the socket has no error")
 }
 
-/// Reads and clears the error of a socket. Fails unless it is this error.
+/// Reads and clears the error of a socket. Fails if the socket has another error.
 pub fn has_failed(socket: impl AsFd, with: Errno) -> Result<()> {
     let errno = error(socket)?;
     ensure!(errno == with, "failed with {errno:?}, not with {with:?}");

@@ -1,5 +1,5 @@
-//! Writes archives in the only format that the kernel unpacks into its first root file system:
-//! cpio, "newc".
+//! Writes archives in the format that the kernel unpacks into its first root file system: cpio,
+//! "newc".
 //!
 //! The archive is not compressed, because the guest would have to decompress it under emulation.
 //! The emulator itself fills the memory from which the kernel reads the image.
@@ -14,7 +14,7 @@ const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 
 impl Archive {
-    /// Adds a folder, after those above it.
+    /// Adds a folder. The folders above it must have been added.
     pub fn folder(&mut self, path: &str) {
         self.entry(path, FOLDER, &[]);
     }

@@ -22,8 +22,8 @@ const THREADS: usize = 4;
 /// A guest that prints nothing for this long counts as hung. On a busy machine, a test may take
 /// half of this time under emulation.
 const SILENCE: Duration = Duration::from_secs(300);
-/// How long an expected result may take to appear in a guest, in seconds. Only a failing test waits
-/// this long.
+/// The time limit for an expected result in a guest, in seconds. Only a failing test waits this
+/// long.
 const PATIENCE_S: u32 = 120;
 /// A guest that runs this long counts as lost, even if it still prints.
 const TOTAL: Duration = Duration::from_secs(40 * 60);
@@ -32,7 +32,7 @@ const TOTAL: Duration = Duration::from_secs(40 * 60);
 pub struct Driver {
     /// Folder of the programs for the guest.
     pub programs: PathBuf,
-    /// The local tests.
+    /// The program with the local tests.
     pub tests: PathBuf,
     /// Folder for images and logs.
     pub scratch: PathBuf,
@@ -78,7 +78,7 @@ impl Driver {
         Ok(Tested { report, retried, seconds: began.elapsed().as_secs_f64(), lost })
     }
 
-    /// Boots a guest, and once more if the emulator loses it.
+    /// Boots a guest. If the emulator loses the guest, boots it once more.
     fn boot(&self, boot: &Boot, suffix: &str, phases: &[Phase], lost: &mut usize) -> Result<Report> {
         let guest = self.guest(boot, suffix, phases)?;
         let planned: Vec<String> = phases.iter().flat_map(|phase| phase.tests.clone()).collect();
@@ -134,7 +134,7 @@ impl Driver {
         })
     }
 
-    /// A kernel has the name of its folder.
+    /// The name of a kernel, which is the name of its folder.
     pub fn name(&self, kernel: usize) -> String {
         let name = self.kernels[kernel].file_name();
         name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()

@@ -1,5 +1,5 @@
 //! One boot of a guest. The emulator is a child process, its serial line is a stream of lines, and
-//! its end is a result code or the reason why the guest is lost.
+//! the end of the process is a result code, or the reason for the loss of the guest.
 
 use std::fmt;
 use std::fs::File;
@@ -18,32 +18,32 @@ pub struct Guest {
     pub name: String,
     /// The kernel's image.
     pub kernel: PathBuf,
-    /// The image of its only root file system.
+    /// The image of the root file system.
     pub initramfs: PathBuf,
-    /// How many CPUs it has.
+    /// The number of CPUs.
     pub cpus: u32,
     /// Environment variables for the tests, as `NAME=VALUE`.
     pub variables: Vec<String>,
-    /// File for its output.
+    /// File for the guest's output.
     pub log: PathBuf,
     /// The guest counts as hung if it prints nothing for this time.
     pub silence: Duration,
     /// The guest counts as lost if it runs for this time.
     pub total: Duration,
-    /// Whether to print its output as it arrives.
+    /// Whether to print the guest's output as it arrives.
     pub live: bool,
 }
 
-/// How a boot ended.
+/// The reason for the end of a boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// Init left through the exit device with this code.
     Code(u8),
     /// The emulator ended without a code: the kernel panicked, or the emulator died.
     Died(String),
-    /// Killed because it printed nothing for this long.
+    /// The guest was killed because it printed nothing for this time.
     Silent(Duration),
-    /// Killed because it did not end within this time.
+    /// The guest was killed because it did not end within this time.
     Late(Duration),
 }
 
@@ -94,11 +94,11 @@ impl Guest {
     /// command line states the frequency.
     ///
     /// The kernel uses the counter and not the timer of the emulated board, because every read of
-    /// that timer leaves the guest's code. These reads took a sixth of all the time.
+    /// that timer leaves the guest's code. These reads took a sixth of the total time.
     ///
     /// The kernel also does not test whether the timer's interrupts arrive (`no_timer_check`): the
     /// test waits for ten interrupts, and panics if the emulator on a busy host delivers fewer. A
-    /// kernel that recognizes KVM skips this test as well.
+    /// kernel that recognizes KVM also skips this test.
     fn command(&self, tsc_khz: u64) -> Command {
         let speed = format!("tsc_early_khz={tsc_khz}");
         let mut words = vec!["console=ttyS0", "loglevel=5", "panic=-1", "tsc=reliable", &speed, "pti=off"];
@@ -120,7 +120,7 @@ impl Guest {
     fn read(&self, child: &mut Child, lines: &mut Vec<String>) -> Result<Option<Ended>> {
         let serial = BufReader::new(child.stdout.take().context("the emulator's output")?);
         let (sender, received) = mpsc::channel();
-        // Ends with the emulator.
+        // The thread ends with the emulator.
         std::thread::spawn(move || serial.split(b'\n').try_for_each(|line| sender.send(line)));
         let mut log = File::create(&self.log).with_context(|| format!("write {}", self.log.display()))?;
         let end = Instant::now() + self.total;
@@ -144,7 +144,7 @@ impl Guest {
     }
 }
 
-/// Prints a line as it arrives; shortens an event.
+/// Prints a line of the guest. An event is printed in a shorter form.
 fn show(name: &str, line: &str) {
     match Event::of_line(line) {
         Some(Event::Test { event, name: test, exec_time, .. }) if event != "started" => {
@@ -178,14 +178,14 @@ fn tsc_khz() -> Result<u64> {
     u64::try_from(khz).context("the time stamp counter jumps")
 }
 
-/// Guests have the host's architecture.
+/// This architecture has no guests.
 #[cfg(not(target_arch = "x86_64"))]
 fn tsc_khz() -> Result<u64> {
     anyhow::bail!("guests are x86-64, so the host must be x86-64")
 }
 
-/// The exit device turns a code into twice the code plus one. The lowest codes look like an
-/// emulator that failed.
+/// The emulator's status is twice the guest's code plus one. The lowest codes are those of a failed
+/// emulator.
 fn of_status(status: ExitStatus) -> Ended {
     match status.code() {
         Some(code) if code > 3 && code % 2 == 1 => {
@@ -195,7 +195,7 @@ fn of_status(status: ExitStatus) -> Ended {
     }
 }
 
-/// The command line as an operator would type it.
+/// The command line as text.
 fn describe(command: &Command) -> String {
     let quote = |word: &std::ffi::OsStr| {
         let word = word.to_string_lossy().into_owned();

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use crate::cpio::Archive;
 
 /// Programs of the host that tests call, each with its purpose. Tests find them at this path or
-/// through `PATH`. The image also has the libraries that they are linked to, so tests need nothing
-/// more in a guest than on the host.
+/// through `PATH`. The image also has the libraries that they are linked to, so tests need no
+/// further file in a guest.
 const HOST_PROGRAMS: [(&str, &str); 7] = [
     ("/usr/sbin/bpftool", "shows maps by the names of their fields"),
     ("/usr/bin/setpriv", "removes capabilities"),

@@ -51,7 +51,8 @@ struct Options {
     /// Write the results of each kernel to this file, as JSON
     #[arg(long)]
     results: Option<PathBuf>,
-    /// Kernels, the oldest first: folders with `vmlinuz` and `modules/`, named like the kernel
+    /// Folders of the kernels, the oldest kernel first. Each has the kernel's name and contains
+    /// `vmlinuz` and `modules/`
     #[arg(required = true)]
     kernels: Vec<PathBuf>,
 }
@@ -67,7 +68,7 @@ struct Which {
     /// Run one class of tests, on every kernel
     #[arg(long, value_parser = parse_class)]
     class: Option<Class>,
-    /// Run only tests with a name that contains this
+    /// Run only tests with a name that contains this text
     #[arg(long)]
     filter: Option<String>,
     /// Write the verifier's counts to this file, instead of comparing with it
@@ -148,7 +149,7 @@ fn run(options: Options) -> Result<()> {
     Ok(())
 }
 
-/// The names of all tests, from their program.
+/// Lists the names of all tests in the test program.
 fn list(tests: &Path) -> Result<Vec<String>> {
     let output = Command::new(tests).args(LIST).output();
     let output = output.with_context(|| format!("start {}", tests.display()))?;
@@ -181,7 +182,7 @@ fn test(driver: &Driver, boots: &[Boot]) -> Vec<(usize, Result<Tested>)> {
     tested.into_inner().expect("no thread panics while it holds the lock")
 }
 
-/// Adds up the boots of a kernel. A fault of the guest itself counts as a failed test.
+/// Sums the results of a kernel's boots. A fault of the guest itself counts as a failed test.
 fn summary(kernel: &str, boots: impl Iterator<Item = Result<Tested>>) -> Summary {
     let mut summary = Summary { name: format!("vm {kernel}"), ..Summary::default() };
     for boot in boots {
@@ -231,7 +232,7 @@ fn print(modules: &Modules, summary: &Summary) -> usize {
     failed.len() + strict.len()
 }
 
-/// The unsteady tests that make the run fail although they passed the second try.
+/// The unsteady tests that make the run fail despite a passed second try.
 fn strict<'t>(modules: &Modules, unsteady: &'t [Failed]) -> Vec<&'t str> {
     unsteady.iter().map(|test| test.name.as_str()).filter(|test| modules.is_strict(test)).collect()
 }

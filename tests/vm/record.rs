@@ -1,4 +1,4 @@
-//! Writes the counts of the guests' verifiers into the record that is committed.
+//! Writes the counts of the guests' verifiers into the committed record.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,17 @@ use stage::record::{Count, RECORDING, Record};
 pub const TEST: &str = "verifier::";
 
 /// Writes the guests' counts and those of this machine's kernel. Recorded counts of other kernels
-/// stay.
+/// do not change.
 pub fn write(path: &Path, counts: impl IntoIterator<Item = Count>, tests: &Path) -> Result<()> {
     let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
     let mut record = Record::parse(&text).with_context(|| format!("read {}", path.display()))?;
     let host = count_here(tests)?;
     record.replace(counts.into_iter().chain(host));
     fs::write(path, record.text()).with_context(|| format!("write {}", path.display()))?;
-    println!("recorded in {}: check the difference, and commit it if it is intended", path.display());
+    println!(
+        "recorded in {}: check the difference, and commit the file if the difference is intended",
+        path.display()
+    );
     Ok(())
 }
 

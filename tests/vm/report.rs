@@ -15,7 +15,8 @@ const FAILED: u8 = 0x11;
 /// Init's code if the guest could not be prepared for the tests.
 const UNFIT: u8 = 0x12;
 
-/// Kernel messages about a fault in the kernel or in its use. Results of such a boot prove nothing.
+/// Kernel messages about a fault of the kernel. After such a message, the results of the boot are
+/// not valid.
 const ALARMS: [&str; 6] = [
     "Kernel panic",
     "BUG: ",
@@ -30,15 +31,15 @@ const STALLS: [&str; 4] = ["rcu: INFO: rcu_", "soft lockup", "blocked for more t
 
 #[derive(Default)]
 pub struct Report {
-    /// The kernel's release; empty if it printed none.
+    /// The kernel's release. Empty if the guest did not print a release.
     pub release: String,
-    /// The tests. A test that started and did not end has failed.
+    /// The results of the tests. A test that started and did not end has failed.
     pub run: Run,
     /// Messages that the kernel prints when the host is busy.
     pub stalls: Vec<String>,
     /// The verifier's counts.
     pub counts: Vec<Count>,
-    /// Faults other than failed tests. If there is one, no result of this boot proves anything.
+    /// Faults other than failed tests. With any fault, no result of this boot is valid.
     pub faults: Vec<String>,
 }
 
@@ -143,7 +144,7 @@ mod tests {
         Report::read(&Booted { ended: ended.clone(), lines }, &["a::b".to_owned()])
     }
 
-    /// The faults of a log, after the tests that have failed.
+    /// Checks the failed tests and the faults in a log.
     #[track_caller]
     fn check(ended: &Ended, lines: &[&str], failed: &[&str], faults: &[&str]) {
         let report = report(ended, lines);

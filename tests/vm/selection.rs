@@ -1,5 +1,5 @@
-//! Selects the tests that each kernel runs: by the classes in the table of test modules, or as the
-//! command line requests.
+//! Selects the tests that each kernel runs: by their class in the table of test modules, or by the
+//! options on the command line.
 //!
 //! A kernel is identified by its position in the list, which begins with the oldest kernel. This
 //! file boots no kernel.
@@ -24,7 +24,7 @@ pub enum Selection {
 pub struct Boot {
     /// The kernel's position in the list.
     pub kernel: usize,
-    /// How many CPUs the guest has.
+    /// The number of the guest's CPUs.
     pub cpus: u32,
     /// The names of its tests.
     pub tests: Vec<String>,
@@ -33,9 +33,9 @@ pub struct Boot {
 impl Selection {
     /// Every boot. Boots with one CPU come first, because they take longest.
     ///
-    /// For two CPUs the emulator uses two threads, which wait for each other, so the tests take a
-    /// quarter more CPU time on a busy host. So only tests that need two CPUs get them, on the
-    /// oldest kernel or if the command line names these tests.
+    /// With two CPUs, the emulator's two threads wait for each other, so tests take a quarter more
+    /// CPU time on a busy host. Only tests that need two CPUs get them, on the oldest kernel or if
+    /// the command line names these tests.
     pub fn boots(&self, modules: &Modules, tests: &[String], kernels: usize) -> Vec<Boot> {
         let boot = |cpus: u32, kernel: usize| {
             let is_here = |test: &&String| {
@@ -98,7 +98,7 @@ mod tests {
     const TESTS: [&str; 8] =
         ["a::a", "b::plain", "b::smoke", "b::two", "c::c", "e::daemon", "e::of_the_kernel", "other_e::f"];
 
-    /// `expected`: the tests of each boot of two kernels, after its kernel and CPUs.
+    /// `expected`: kernel, number of CPUs and tests of each boot, for two kernels.
     #[track_caller]
     fn check(selection: &Selection, expected: &[(usize, u32, &str)]) {
         let boots = selection.boots(&Modules::parse(SMALL).unwrap(), &TESTS.map(str::to_owned), 2);
@@ -165,8 +165,8 @@ mod tests {
         assert_eq!(faults, Vec::<String>::new());
     }
 
-    /// The constants of features that some kernel after the oldest lacks, from
-    /// `tests/stage/kernel.rs`.
+    /// The constants in `tests/stage/kernel.rs` of features that some kernel other than the oldest
+    /// lacks.
     fn features_that_differ() -> Vec<String> {
         let kernels: toml::Table = source("vm/kernels.toml").parse().unwrap();
         let second = Version::parse(kernels["kernel"][1]["name"].as_str().unwrap()).unwrap();

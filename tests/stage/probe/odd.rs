@@ -13,15 +13,15 @@ impl Probe {
         self.must(&Request::DialByRing(address(to)))
     }
 
-    /// Connects a new TCP socket by sending: the SYN carries data if the peer has sent a cookie
-    /// before.
+    /// Connects a new TCP socket with `MSG_FASTOPEN`. The SYN contains data if the peer has sent a
+    /// cookie earlier.
     #[track_caller]
     pub fn dial_fast_open(&mut self, to: &str) -> SocketId {
         self.must(&Request::DialFastOpen(address(to)))
     }
 
-    /// Connects a new TCP socket that delays its SYN until the first write, if the peer has sent a
-    /// cookie before.
+    /// Connects a new TCP socket. If the peer has sent a cookie earlier, the SYN is sent with the
+    /// first write.
     #[track_caller]
     pub fn dial_deferred(&mut self, to: &str) -> SocketId {
         self.must(&Request::DialDeferred(address(to)))
@@ -39,7 +39,7 @@ impl Probe {
         self.call(&Request::ConnectOddly(address(to), oddity))
     }
 
-    /// Connects a new TCP socket that was bound to an address before.
+    /// Connects a new TCP socket from the address `source`.
     pub fn connect_from(&mut self, source: &str, to: &str) -> Answer<SocketId> {
         self.call(&Request::ConnectFrom(address(source), address(to)))
     }
@@ -55,13 +55,13 @@ impl Probe {
         self.must(&Request::ReadName(socket))
     }
 
-    /// How often the SYN may be retransmitted.
+    /// The maximum number of SYN retransmissions.
     #[track_caller]
     pub fn syn_retries(&mut self, socket: SocketId) -> u32 {
         self.must(&Request::SynRetries(socket))
     }
 
-    /// How often the SYN was retransmitted.
+    /// The number of SYN retransmissions so far.
     #[track_caller]
     pub fn retransmissions(&mut self, socket: SocketId) -> u8 {
         self.must(&Request::Retransmissions(socket))

@@ -24,9 +24,9 @@ pub fn names(listing: &str) -> Vec<String> {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Event {
-    /// The whole program has `started`, is `ok` or has `failed`.
+    /// The event of the test program: `started`, `ok` or `failed`.
     Suite { event: String },
-    /// A test has `started`, is `ok`, has `failed` or is `ignored`.
+    /// The event of a test: `started`, `ok`, `failed` or `ignored`.
     Test {
         event: String,
         /// The test's path.
@@ -61,7 +61,7 @@ pub struct Run {
     pub skipped: Vec<String>,
     /// Tests that have started and not ended.
     pub running: Vec<String>,
-    /// How many programs have started and ended.
+    /// The number of started programs, and of ended programs.
     pub programs: (u32, u32),
 }
 

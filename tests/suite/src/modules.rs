@@ -74,7 +74,7 @@ pub struct Modules(BTreeMap<String, Module>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phase {
     pub tests: Vec<String>,
-    /// How many run at a time.
+    /// The number of tests that run at the same time.
     pub threads: usize,
 }
 
@@ -120,8 +120,7 @@ impl Modules {
         Some(module.tests.get(name).copied().unwrap_or(module.class))
     }
 
-    /// Whether a test of classes B and C also runs on the kernels between the oldest and the
-    /// host's.
+    /// Whether a test of class B or C also runs on guest kernels other than the oldest.
     pub fn is_smoke(&self, test: &str) -> bool {
         self.module(test).is_some_and(|(module, name)| module.smoke.iter().any(|smoke| smoke == name))
     }
@@ -136,7 +135,7 @@ impl Modules {
         self.module(test).is_some_and(|(module, _)| module.strict)
     }
 
-    /// The modules that have no test in any guest in a normal run.
+    /// The modules without a test in any guest of a normal run.
     pub fn host_only(&self) -> Vec<String> {
         let is_host = |class: &Class| *class >= Class::E;
         let modules =
@@ -159,7 +158,7 @@ impl Modules {
         (0..3).map(phase).filter(|phase| !phase.tests.is_empty()).collect()
     }
 
-    /// Entries of the table without a test, and modules of these tests that the table lacks.
+    /// Lists entries of the table without a test, and tests without a module in the table.
     pub fn faults(&self, tests: &[String]) -> Vec<String> {
         let mut faults = Vec::new();
         for test in tests {

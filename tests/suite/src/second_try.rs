@@ -1,10 +1,10 @@
-//! The second try: if only a few tests have failed, they run again, alone, and the report shows
-//! this.
+//! The second try: if only a few tests have failed, each failed test runs again, alone. The report
+//! shows the second try.
 //!
 //! If each of a thousand tests fails by accident once in ten thousand runs, every tenth run of the
 //! suite fails. So a failed test that passes alone is reported as unsteady and does not fail the
-//! run. Exceptions are new tests, and tests for the most important races, because a failure of
-//! these must not be dismissed as an accident.
+//! run. Exceptions are new tests, and tests for the most important races, because their failures
+//! must not be dismissed as accidents.
 
 use anyhow::Result;
 
@@ -13,7 +13,7 @@ use crate::Failed;
 /// If more tests of a tier than this number fail, none runs again.
 const MOST: usize = 3;
 
-/// How often a test must pass alone.
+/// The number of consecutive runs alone that a test must pass.
 pub const RETRIES: usize = 2;
 
 /// The failed tests of a tier after the second try.
@@ -30,8 +30,7 @@ pub struct Retried {
 /// `is_changed` identifies new and changed tests, which get no second try. `alone` runs the named
 /// tests one at a time and returns the names of those that passed.
 ///
-/// # Errors
-/// Those of `alone`.
+/// # Errors Errors of `alone`.
 pub fn retry(
     failed: Vec<Failed>,
     is_changed: impl Fn(&str) -> bool,

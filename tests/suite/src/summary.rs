@@ -1,5 +1,5 @@
-//! The report of a tier. Tests on the host and in guests have the same report. The driver of the
-//! guests sends it to the driver on the host as JSON.
+//! The report of a tier. Tests on the host and in guests use this type. The driver of the guests
+//! sends it to the driver on the host as JSON.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,12 +20,12 @@ pub struct Failed {
     pub output: String,
 }
 
-/// One tier, or one guest.
+/// The results of a tier or of a guest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Such as `local` or `vm 5.10`.
+    /// The name of the tier or guest, such as `local` or `vm 5.10`.
     pub name: String,
-    /// Every test, in the order in which they ended. A second try does not add an entry.
+    /// Every test, in the order of their ends. A second try does not add an entry.
     pub ran: Vec<Ran>,
     /// Tests that did not run, with the reason: `NAME: needs Linux 5.18 (FEATURE)`.
     pub skipped: Vec<String>,
