@@ -1,6 +1,6 @@
 //! Datagrams that reach an agent from several addresses. Some senders have a key, and others have
-//! none. The text determines the order of the datagrams, and the changes of the backends between
-//! them. The kernel program that answers in place of the agent is compiled for this host, and
+//! none. The text determines the order of the datagrams, and the changes of backends between the
+//! datagrams. The kernel program that answers in place of the agent is compiled for this host, and
 //! processes every datagram that the agent's socket processes.
 
 use std::cell::Cell;
@@ -33,7 +33,7 @@ const RETAINED: usize = 64;
 /// The maximum number of pushes of one change to one address.
 const TIMES: u32 = 5;
 
-/// The agent's port, and below, its addresses and the secret of its cookies.
+/// The agent's port. The constants below are its addresses and the secret of its cookies.
 const PORT: u16 = 9465;
 const HERE: [&str; 2] = ["192.0.2.9", "2001:db8::9"];
 const SECRET: [u8; 16] = [9; 16];
@@ -47,8 +47,7 @@ struct World {
     cookies: HashMap<(SocketAddr, Name), Vec<u64>>,
     /// The addresses that have returned a cookie for a backend since the backend was last added.
     returned: HashSet<(SocketAddr, Name)>,
-    /// The last change that was pushed to each address about a backend, and how often it was
-    /// pushed.
+    /// The last change of a backend that was pushed to each address, and the number of pushes.
     pushed: HashMap<(SocketAddr, Name), (u16, u32)>,
     /// The incarnation and the counter of the last report of each backend.
     numbers: HashMap<Name, (u32, u32)>,
@@ -106,7 +105,7 @@ fn requester(number: u8) -> Requester {
 /// The longest payload that fits into a frame of this file, in bytes.
 const LONGEST: usize = 2 * BYTES - 8;
 
-/// The maps of the program, filled as the agent would have filled them at this moment.
+/// The content of the program's maps at this moment.
 struct Kernel<'r> {
     reports: &'r Reports,
     now: Instant,
@@ -202,7 +201,10 @@ impl World {
         assert_eq!(report.readiness(), Some(entry.readiness()));
         let number = (report.incarnation.to_host(), report.counter.to_host());
         let before = self.numbers.insert(name, number);
-        assert!(before.is_none_or(|before| before <= number), "{before:?} came before {number:?}");
+        assert!(
+            before.is_none_or(|before| before <= number),
+            "the numbers of reports grow: {before:?}, then {number:?}"
+        );
         self.cookies.entry((to.address, name)).or_default().push(report.cookie);
         self.retain(*report);
     }
@@ -214,8 +216,8 @@ impl World {
         }
     }
 
-    /// A datagram from a client that has the key. Its cookie is one of this client's, one of
-    /// another client's, or none.
+    /// A datagram from a client that has the key. Its cookie belongs to this client, belongs to
+    /// another client, or is absent.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
         let from = requester(operations.byte());
         let names = names();
@@ -244,7 +246,7 @@ impl World {
         self.answer(datagram.bytes(), from);
     }
 
-    /// A datagram that was sent before, with one byte changed.
+    /// A previously sent datagram, with one changed byte.
     fn changed(&mut self, operations: &mut Operations<'_>) {
         let from = requester(operations.byte());
         let Some(datagram) = operations.choice(&self.datagrams) else { return };
@@ -269,7 +271,7 @@ impl World {
         let answer = self.reports.answer(bytes, from, self.now);
         match by_kernel {
             Some((Response::Answered, frame)) => {
-                let theirs = answer.expect("program and socket answer");
+                let theirs = answer.expect("if the program answers, the socket answers");
                 assert!(frame.ends_with(theirs.bytes()), "program and socket send the same answer");
             }
             Some((Response::Refused(why), _)) => {
@@ -283,7 +285,7 @@ impl World {
         let entry = name.and_then(|name| self.reports.get(name));
         let key = request.zip(entry).and_then(|(request, entry)| entry.key(request.key_id.to_host()));
         let is_authentic = request.zip(key).is_some_and(|(request, key)| request.is_authentic(key));
-        assert_eq!(answer.is_some(), is_authentic, "an authentic request is answered, and nothing else");
+        assert_eq!(answer.is_some(), is_authentic, "only an authentic request is answered");
         let (Some(answer), Some(request), Some(name)) = (answer, request, name) else { return };
         assert!(answer.bytes().len() <= bytes.len(), "no answer is longer than its request");
         assert_eq!(answer.kind(), Some(Kind::Answer));
@@ -305,7 +307,7 @@ impl World {
         let here = HERE[usize::from(from.address.is_ipv6())].parse().expect("an address");
         let mut frame = Frame::new(shape, from.address, SocketAddr::new(here, PORT), bytes);
         let before = frame;
-        let age = u64::try_from((self.now - self.start).as_nanos()).expect("some years");
+        let age = u64::try_from((self.now - self.start).as_nanos()).expect("the age fits into 64 bits");
         let kernel = Kernel { reports: &self.reports, now: self.now, age, subscribed: Cell::new(false) };
         let mut workspace = bytemuck::Zeroable::zeroed();
         let workspace: &mut Workspace = &mut workspace;
@@ -317,8 +319,8 @@ impl World {
         Some((response?, frame.bytes().to_vec()))
     }
 
-    /// A datagram that was sent before, in a frame of another shape. The program may answer it only
-    /// if the socket would answer it.
+    /// A previously sent datagram, in a frame of another shape. The program may answer it only if
+    /// the socket would answer it.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let from = requester(operations.byte());
         let [tags, options, fragment, protocol, off] = [(); 5].map(|()| operations.byte());
@@ -373,7 +375,7 @@ impl World {
 
     fn check(&self) {
         for (_, entry) in self.reports.iter() {
-            assert!(entry.subscribers() <= usize::from(ASKERS), "an address subscribes once");
+            assert!(entry.subscribers() <= usize::from(ASKERS), "each address has at most one subscription");
             assert!(entry.unacknowledged(self.now) <= entry.subscribers());
         }
     }

@@ -112,7 +112,7 @@ impl World {
         datagram.sealed(KEYS.current().key.wire())
     }
 
-    /// The last datagram, in a frame of another shape or with one byte changed.
+    /// The last datagram, in a frame of another shape or with one changed byte.
     fn odd(&mut self, operations: &mut Operations<'_>) {
         let [tags, options, fragment, protocol, at, byte] = [(); 6].map(|()| operations.byte());
         let length_off = if protocol % 8 == 7 { i16::from(byte) - 88 } else { 0 };
@@ -136,7 +136,7 @@ impl World {
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.now.as_nanos()).expect("some years")
+        u64::try_from(self.now.as_nanos()).expect("the time fits into 64 bits")
     }
 
     fn state(&self) -> (LastReport, u64) {
@@ -151,13 +151,13 @@ impl World {
         let is_for_us = holds_udp(shape, self.is_v6);
         let Some(Received { reception, goes_on }) = taken else {
             assert!(!is_for_us, "{shape:?} is for the daemon");
-            return assert_eq!(self.state(), before, "a frame that passes changes nothing");
+            return assert_eq!(self.state(), before, "a passed frame changes no state");
         };
         assert!(is_for_us, "{shape:?} is not for the daemon");
         if reception != Reception::Believed {
             let (mut last, until) = self.state();
             last.repeated_ns = before.0.repeated_ns;
-            assert_eq!((last, until), before, "a datagram that is not believed changes nothing");
+            assert_eq!((last, until), before, "a rejected datagram changes no state");
         }
         // The network stack delivers as many bytes to the socket as the UDP header states. If the
         // frame has fewer bytes, the socket receives nothing.
@@ -180,25 +180,29 @@ impl World {
         }
     }
 
-    /// Compares the two results of a report that both accept.
+    /// Compares the results of program and socket for a report that both accept.
     fn compare(&mut self, payload: &[u8]) {
         let datagram = Datagram::parse(payload).expect("an accepted datagram can be parsed");
         assert!(datagram.is_authentic(KEYS.current().key.wire()));
         let (_, reported) = self.socket.get(self.name).expect("a target of requests");
         let (last, until) = self.state();
         assert_eq!(Base::of(last.base), reported.base());
-        assert_eq!((last.nonce, reported.nonce()), (0, 0), "the nonce is used up");
+        assert_eq!((last.nonce, reported.nonce()), (0, 0), "the nonce is cleared");
         self.outstanding = 0;
         let by_socket = reported.lame_until();
-        let by_socket = by_socket.map_or(0, |until| u64::try_from(until.as_nanos()).expect("some years"));
+        let by_socket =
+            by_socket.map_or(0, |until| u64::try_from(until.as_nanos()).expect("the time fits into 64 bits"));
         let is_serving = matches!(datagram.readiness(), Some(Readiness::Ready | Readiness::LameDuck));
-        // The kernel's program stores a single end for the states lame duck and down, so its end
-        // may be later than the socket's. The daemon corrects this afterwards.
+        // The kernel's program stores one end time for the states lame duck and down, so its end
+        // time may be later than the socket's. The daemon corrects the time afterwards.
         assert!(
             if is_serving { until == by_socket } else { until >= by_socket },
-            "{until} {by_socket} {datagram:?}"
+            "end time of the program: {until}, of the socket: {by_socket}: {datagram:?}"
         );
-        assert!(until <= self.now_ns() + u64::try_from(MAX_HOLD.as_nanos()).expect("an hour"), "bounded");
+        assert!(
+            until <= self.now_ns() + u64::try_from(MAX_HOLD.as_nanos()).expect("the hold fits into 64 bits"),
+            "the end time is within the maximum hold"
+        );
         self.kernel.lame_until_ns.set(by_socket);
     }
 }

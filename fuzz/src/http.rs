@@ -9,13 +9,16 @@ use tokio::sync::mpsc;
 /// Sends a text as a client that then closes its side of the connection, and checks the answer.
 pub fn requests(text: &[u8]) {
     // Each text has its own runtime, so that no task of one text runs during the next text.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().build().expect("build a runtime");
     let answer = runtime.block_on(exchange(text));
     if answer.is_empty() {
         return;
     }
     let status = answer.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
-    let status: u16 = status.and_then(|code| str::from_utf8(code).ok()?.parse().ok()).expect("a status line");
+    let status: u16 = status
+        .and_then(|code| str::from_utf8(code).ok()?.parse().ok())
+        .expect("the answer has a status line");
     // Requests cannot succeed, because the daemon does not answer. But no status may be 500, which
     // is an error in the server itself.
     assert!((400..500).contains(&status) || status == 503 || status == 505, "status {status}");

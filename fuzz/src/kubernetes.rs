@@ -58,7 +58,7 @@ pub fn watch(text: &[u8]) {
                 match endpoints::parse(&snapshot.text, &context) {
                     Ok(parsed) => assert!(
                         parsed.list.as_slice().len() == snapshot.endpoints || !parsed.hosts.is_empty(),
-                        "host names have no addresses here"
+                        "host names have no addresses"
                     ),
                     Err(faults) => crate::can_be_shown(&faults),
                 }
@@ -96,7 +96,7 @@ pub fn service(text: &[u8]) {
                         assert!(family.is_none_or(|family| family == IpFamily::of(address.ip())));
                         assert_eq!((snapshot.endpoints, &*snapshot.version), (1, objects.version()));
                     }
-                    Ok(other) => panic!("a Service is an address or a failure: {other:?}"),
+                    Ok(other) => panic!("the result is neither an address nor a failure: {other:?}"),
                     Err(failure) => can_be_shown(failure),
                 }
                 assert_eq!(cluster_ip::finding(text, objects.version(), &wanted), found);

@@ -1,7 +1,7 @@
-//! The fuzz targets. Each is a reader of text or of datagrams from outside, with properties that
-//! must hold for every input. No reader may panic, loop forever or contradict itself, and its
-//! messages must not contain terminal control sequences. If a target reads datagrams, its text
-//! determines a sequence of them, because a fault may need many datagrams.
+//! The fuzz targets. Each target is a reader of external text or datagrams, and checks properties
+//! for every input. No reader may panic, loop forever or contradict itself, and its messages must
+//! not contain terminal control sequences. If a target reads datagrams, its text determines a
+//! sequence of them, because a fault may need many datagrams.
 //!
 //! The answers to HTTP probes are not a target: hyper reads them, and socklb only compares the
 //! status.
@@ -40,7 +40,7 @@ mod reports;
 
 pub mod variation;
 
-/// A reader.
+/// A fuzz target.
 pub struct Target {
     /// The name of the reader, of its corpus and of its dictionary.
     pub name: &'static str,
@@ -48,7 +48,7 @@ pub struct Target {
     pub read: fn(&[u8]),
 }
 
-/// All readers.
+/// All fuzz targets.
 pub const TARGETS: [Target; 16] = [
     Target { name: "agent", read: agent::agent },
     Target { name: "agent_configuration", read: agent_configuration },
@@ -151,8 +151,8 @@ fn endpoint_file(text: &[u8], path: &Path) {
         services: &services,
         hosts: &endpoints::NO_HOSTS,
     };
-    // Every host name has two addresses: one that all names have, and one that all names with the
-    // same first byte have.
+    // Every host name has two addresses: one is the same for all names, and the first byte of the
+    // name determines the other.
     let names = endpoints::parse(text, &bare).map(|parsed| parsed.hosts).unwrap_or_default();
     let addresses = |name: String| -> (Arc<str>, Arc<[IpAddr]>) {
         let first = name.bytes().next().unwrap_or_default();

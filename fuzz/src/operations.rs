@@ -1,7 +1,7 @@
 //! Reads a text as a sequence of operations. Each number is read from the beginning of the unread
 //! part of the text.
 
-/// The part of a text that was not read yet.
+/// The unread part of a text.
 pub struct Operations<'t>(&'t [u8]);
 
 impl<'t> Operations<'t> {
@@ -42,7 +42,7 @@ impl<'t> Operations<'t> {
         u64::from_be_bytes(self.array())
     }
 
-    /// Some bytes, at most `most`. The text determines how many.
+    /// At most `most` bytes. The text determines the number.
     pub fn bytes(&mut self, most: usize) -> &'t [u8] {
         let length = usize::from(self.byte()).min(most).min(self.0.len());
         let (taken, rest) = self.0.split_at(length);
@@ -50,7 +50,7 @@ impl<'t> Operations<'t> {
         taken
     }
 
-    /// One of `choices`. The text determines which.
+    /// One of `choices`, which the text determines.
     pub fn choice<'c, T>(&mut self, choices: &'c [T]) -> Option<&'c T> {
         let number = usize::from(self.byte());
         choices.get(number % choices.len().max(1))

@@ -25,7 +25,7 @@ const BATCH: usize = 64;
 /// The number of datagrams that are stored and may be sent again.
 const RETAINED: usize = 64;
 
-/// The data about a backend that a datagram may change.
+/// The part of a backend's state that a datagram may change.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     base: Option<Base>,
@@ -115,7 +115,7 @@ impl World {
         };
         world.targets.pop();
         let changes = world.senders.set_targets(world.targets.clone(), |_| (None, None), world.now);
-        assert_eq!(changes, [], "there is no report yet");
+        assert_eq!(changes, [], "a new target has no report");
         world
     }
 
@@ -145,7 +145,7 @@ impl World {
     /// may be due.
     fn settle(&mut self) {
         for change in self.senders.pass(self.now) {
-            assert!(self.senders.get(change.name).is_some(), "a change is about a target of requests");
+            assert!(self.senders.get(change.name).is_some(), "a change belongs to a target of requests");
         }
         while self.poll() == BATCH {}
         let is_later = self.senders.next_due().is_none_or(|due| due > self.now);
@@ -168,7 +168,7 @@ impl World {
         for Request { to, datagram: request, .. } in &requests {
             let name = name_in(request).expect("a name");
             let target = self.target(name).expect("a target");
-            assert_eq!(*to, target.agent, "requests go to agents alone");
+            assert_eq!(*to, target.agent, "each request goes to the backend's agent");
             assert_eq!(request.kind(), Some(Kind::Request));
             assert!(request.is_authentic(target.keys.current().key.wire()));
             self.outstanding.insert(name, request.nonce);
@@ -187,8 +187,7 @@ impl World {
         self.targets.iter().find(|target| target.name == name)
     }
 
-    /// A datagram from a sender that has a backend's key, which is the backend's agent or a
-    /// client's host.
+    /// A datagram from a sender with a backend's key: the backend's agent or a client's host.
     fn authentic(&mut self, operations: &mut Operations<'_>) {
         let Some(target) = operations.choice(&ALL) else { return };
         let [kind, readiness, key, nonce] = [(); 4].map(|()| operations.byte());
@@ -221,7 +220,7 @@ impl World {
         self.take(datagram.bytes());
     }
 
-    /// A datagram that was sent or received before, with one byte changed.
+    /// A previously sent or received datagram, with one changed byte.
     fn changed(&mut self, operations: &mut Operations<'_>) {
         let Some(datagram) = operations.choice(&self.datagrams) else { return };
         let mut bytes = datagram.bytes().to_vec();
@@ -258,7 +257,7 @@ impl World {
         }
     }
 
-    /// Processes a datagram, and checks what has changed.
+    /// Processes a datagram, and checks the changes.
     fn take(&mut self, bytes: &[u8]) {
         let (before, sick, due) = (self.shown(), self.senders.sick().clone(), self.senders.next_due());
         let result = self.senders.take(bytes, self.now);
@@ -272,20 +271,20 @@ impl World {
         let (name, change) = match result {
             Ok(taken) => taken,
             Err(refusal) => {
-                assert_eq!(after, before, "a datagram that is not believed changes nothing");
+                assert_eq!(after, before, "a rejected datagram changes no state");
                 assert_eq!(*self.senders.sick(), sick);
                 let is_again = refusal == Refusal::Disbelieved(Disbelieved::Replayed) && is_authentic;
-                assert!(
-                    is_again || self.senders.next_due() == due,
-                    "a datagram that is not believed causes no request"
-                );
+                assert!(is_again || self.senders.next_due() == due, "a rejected datagram causes no request");
                 return;
             }
         };
-        assert!(is_authentic, "a believed datagram is authentic");
+        assert!(is_authentic, "an accepted datagram is authentic");
         let datagram = datagram.expect("an accepted datagram can be parsed");
         for (other, shown) in &after {
-            assert!(*other == name || Some(shown) == before.get(other), "a datagram is about one backend");
+            assert!(
+                *other == name || Some(shown) == before.get(other),
+                "a datagram changes only its own backend"
+            );
         }
         let (before, after) = (&before[&name], &after[&name]);
         let base = Base { incarnation: datagram.incarnation.to_host(), counter: datagram.counter.to_host() };
@@ -299,7 +298,7 @@ impl World {
                 before.base.is_some_and(|before| before < base),
                 "an accepted push is later than the last one"
             ),
-            Some(Kind::Request) | None => panic!("a request is no report"),
+            Some(Kind::Request) | None => panic!("a request was accepted as a report"),
         }
         let (_, reported) = self.senders.get(name).expect("a target of requests");
         let report = reported.report().expect("there is a report");

@@ -2,7 +2,7 @@
 
 use lb_report::fixtures::Shape;
 
-/// The shape that four bytes and a length determine.
+/// Makes a shape from four bytes and a length offset.
 pub fn shape([tags, options, fragment, protocol]: [u8; 4], length_off: i16) -> Shape {
     let tag = |bits: u8| [0, 0x8100, 0x88a8, 0x0806][usize::from(bits % 4)];
     Shape {

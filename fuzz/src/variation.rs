@@ -4,7 +4,7 @@
 
 use fastrand::Rng;
 
-/// The maximum length of a variation. A longer text takes longer, but does not find more.
+/// The maximum length of a variation. Longer texts need more time and reach no further code.
 const LONGEST: usize = 16 << 10;
 
 /// A variation of one of `texts`, with a few changes.
@@ -30,7 +30,7 @@ fn change(text: &mut Vec<u8>, texts: &[Vec<u8>], words: &[Vec<u8>], random: &mut
             text.splice(at..at, piece);
         }
         2 => {
-            // Many copies of a piece make deep nesting and long values.
+            // Copies of a piece produce deep nesting and long values.
             let piece = text[begin..end].repeat(1 + random.usize(..PIECE));
             text.splice(begin..end, piece);
         }

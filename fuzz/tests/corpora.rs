@@ -1,6 +1,6 @@
 //! Reads the committed corpora, and a fixed number of variations of their texts. Fuzzers have found
-//! these texts, which together reach much of the code. The variations are the same in each run, so
-//! that a failure can be repeated.
+//! the texts of the corpora, which together reach much of the code. The variations are the same in
+//! each run, so that a failure can be repeated.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -13,19 +13,19 @@ use lb_fuzz::{Target, target};
 /// Reads the corpus of a target, and then `variations` variations of it.
 #[track_caller]
 fn check(name: &str, variations: u32) {
-    let Target { read, .. } = target(name).expect("a target");
+    let Target { read, .. } = target(name).expect("the target exists");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files = fs::read_dir(folder.join("corpus").join(name)).expect("a corpus");
-    let mut paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
+    let files = fs::read_dir(folder.join("corpus").join(name)).expect("list the corpus");
+    let mut paths: Vec<_> = files.map(|file| file.expect("read a directory entry").path()).collect();
     // The paths are sorted, because a folder returns its files in no particular order.
     paths.sort();
-    let texts: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).expect("a text")).collect();
-    assert!(texts.len() >= 5, "a corpus of {} texts", texts.len());
+    let texts: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).expect("read a text")).collect();
+    assert!(texts.len() >= 5, "the corpus has only {} texts", texts.len());
     for (path, text) in paths.iter().zip(&texts) {
         println!("{}", path.display());
         read(text);
     }
-    let dictionary = fs::read_to_string(folder.join("dictionaries").join(name)).expect("a dictionary");
+    let dictionary = fs::read_to_string(folder.join("dictionaries").join(name)).expect("read the dictionary");
     let words = words(&dictionary);
     let random = &mut Rng::with_seed(1);
     for number in 0..variations {

@@ -26,8 +26,8 @@ pub struct Package {
 
 /// Debian's keys, from the package `debian-archive-keyring`.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// Debian's suites. If a line of the machine's apt sources has another suite, the line does not
-/// name a Debian mirror.
+/// Debian's suites. A line of the machine's apt sources with another suite does not name a Debian
+/// mirror.
 const SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
 const SECURITY: &str = "-security";
@@ -66,7 +66,7 @@ impl Apt {
 
     /// The newest version of a package.
     pub fn newest(&self, name: &str) -> Result<Package> {
-        // The first version in the output of `show` is the one that apt would install.
+        // The first version in the output of `show` is the version that apt installs.
         let shown = parse(&output(self.command("apt-cache").args(["show", name]))?);
         shown.into_iter().next().with_context(|| format!("there is no package {name}"))
     }
@@ -120,7 +120,7 @@ fn mirror(suite: &str) -> Result<String> {
     })
 }
 
-/// Chooses the mirror of a suite. Security updates have a separate one.
+/// Chooses the mirror of a suite. Security updates have a separate mirror.
 fn choose_mirror(targets: &str, suite: &str) -> Option<String> {
     let is_debian = |release: &str| SUITES.contains(&release.split('-').next().unwrap_or(release));
     let fits = |line: &&str| {

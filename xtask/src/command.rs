@@ -36,7 +36,7 @@ pub fn cargo() -> Command {
     command
 }
 
-/// The command line as a developer would type it.
+/// The command line as text for a shell.
 pub fn describe(command: &Command) -> String {
     let mut words: Vec<String> = Vec::new();
     for (name, value) in command.get_envs() {
@@ -50,7 +50,7 @@ pub fn describe(command: &Command) -> String {
 }
 
 fn quote(word: &OsStr) -> String {
-    // `CARGO_ENCODED_RUSTFLAGS` separates flags by this character. A developer would type a blank.
+    // `CARGO_ENCODED_RUSTFLAGS` separates flags by this character. The text has a blank instead.
     let word = word.to_string_lossy().replace('\x1f', " ");
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:+,@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

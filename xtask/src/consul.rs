@@ -2,7 +2,7 @@
 //! package is unpacked but not installed, because an installed Consul would be a service of this
 //! machine.
 //!
-//! Debian's newest suite with Consul is an old one, which a mirror may no longer have.
+//! The newest Debian suite with Consul is so old that a mirror may no longer have it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,8 +1,8 @@
 //! The demo: five backend processes, one client in a cgroup, socklb between them, and a live table.
 //!
-//! The demo creates everything in the target folder and in its own cgroup, including a bpffs, and
-//! removes it at the end. The backends and the client are processes of this binary (`processes`),
-//! so the demo needs only a Rust toolchain.
+//! The demo creates files and a bpffs in the target folder, and a cgroup. It removes all of them at
+//! the end. The backends and the client are processes of this binary (`processes`), so the demo
+//! needs only a Rust toolchain.
 
 mod processes;
 
@@ -34,8 +34,8 @@ pub struct Options {
 }
 
 /// The arguments with which cargo builds the installed program. The documentation states the same
-/// command. With a different choice of packages, cargo would combine features differently, and
-/// compile most packages a second time.
+/// command. With another choice of packages, cargo combines features differently, and compiles most
+/// packages again.
 pub const BUILD: [&str; 5] = ["build", "--release", "--package", "lb-user", "--locked"];
 
 /// The five backends; `b3` has weight 3 in the endpoint file.
@@ -70,8 +70,8 @@ pub fn run(options: &Options) -> Result<()> {
         let mut daemon = Command::new(&socklb);
         daemon.arg("run").args(&options.daemon);
         println!("$ {}", describe(&daemon));
-        // The daemon replaces this process, so it gets the signals sent to this process, and its
-        // exit code becomes that of this command.
+        // The daemon replaces this process, so it receives the signals sent to this process, and
+        // its exit code is the exit code of this command.
         return Err(daemon.exec()).context("start socklb");
     }
     if !rustix::process::geteuid().is_root() {
@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
 
 struct Demo {
     socklb: PathBuf,
-    /// The folder for everything: configuration, log, bpffs.
+    /// The folder for the configuration, the log and the bpffs.
     folder: PathBuf,
     cgroup: PathBuf,
     children: Vec<(&'static str, Child)>,
@@ -106,7 +106,8 @@ impl Demo {
     }
 
     async fn play(mut self) -> Result<()> {
-        // The signal handlers come first, so that ^C at any later moment leads to the clean-up.
+        // The signal handlers are installed first, so that ^C at any later moment leads to the
+        // clean-up.
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hangup = signal(SignalKind::hangup())?;
@@ -171,7 +172,7 @@ impl Demo {
     fn player(&self, arguments: &[&str]) -> Result<Child> {
         let mut player = Command::new(std::env::current_exe()?);
         player.args(arguments).stdin(Stdio::null());
-        // A process group of its own shields the new process from ^C. Only the demo itself receives
+        // In a separate process group, the new process does not receive ^C. Only the demo receives
         // ^C, and then ends the other processes in order.
         player.process_group(0).spawn().with_context(|| format!("start {}", arguments.join(" ")))
     }
@@ -233,8 +234,8 @@ impl Demo {
     /// Ends all processes, and removes the mounts and the cgroup. If a step fails, continues with
     /// the next one.
     fn clean_up(&mut self) {
-        // The client, which is the last of the children, must end first, because it would report
-        // the end of a backend as an error.
+        // The client is the last child. It must end first, because it reports the end of a backend
+        // as an error.
         for (_, child) in self.children.iter_mut().rev() {
             let _ = end(child);
         }
@@ -271,7 +272,7 @@ fn end(child: &mut Child) -> io::Result<ExitStatus> {
     child.wait()
 }
 
-/// The mount point of cgroup2, found by file system type.
+/// The mount point of the file system of type cgroup2.
 fn cgroup2_mount() -> Result<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     let mounted = table.lines().find_map(|line| {

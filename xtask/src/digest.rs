@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-/// Files by their path below the root of the repository.
+/// The content of files, keyed by their path below the root of the repository.
 pub type Files = BTreeMap<String, Vec<u8>>;
 
 /// Reads files, and every file below folders except build output (folders named `target`).

@@ -25,8 +25,8 @@ const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-cov
                                -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                                -Cllvm-args=-sanitizer-coverage-pc-table \
                                -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Copt-level=2";
-/// The target of the build. If the command did not state a target, cargo would apply the flags to
-/// build scripts too.
+/// The target of the build. Without an explicit target, cargo also applies the flags to build
+/// scripts.
 const HOST: &str = "x86_64-unknown-linux-gnu";
 
 /// `cargo xtask fuzz`.
@@ -51,7 +51,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The names of all readers, or of the requested one.
+/// The names of all readers, or the name of the requested reader.
 fn names(only: Option<&str>) -> Result<Vec<String>> {
     let corpora = root().join("fuzz/corpus");
     let entries = fs::read_dir(&corpora).with_context(|| format!("list {}", corpora.display()))?;

@@ -1,5 +1,5 @@
-//! Builds and runs the fault injection. It makes the daemon's calls that take a resource or a
-//! privilege fail, one call in each case.
+//! Builds and runs the fault injection. The fault injection makes daemon calls that need a resource
+//! or a privilege fail, one call in each case.
 
 use anyhow::{Result, bail};
 

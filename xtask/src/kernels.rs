@@ -38,8 +38,8 @@ const FRESH: Duration = Duration::from_secs(24 * 3600);
 struct Kernel {
     name: String,
     suite: String,
-    /// The name patterns of its packages; the first is that of the image. Each pattern has one `*`,
-    /// which stands for the part that changes with a version.
+    /// The name patterns of the kernel's packages, the image's package first. Each pattern has one
+    /// `*`, which stands for the part that changes with a version.
     packages: Vec<String>,
     #[serde(flatten)]
     pin: Option<Pin>,
@@ -57,7 +57,7 @@ struct Kernels {
     kernel: Vec<Kernel>,
 }
 
-/// The record of a cached kernel: a file in the kernel's folder.
+/// The record of a cached kernel, stored in the kernel's folder.
 #[derive(Debug, Serialize, Deserialize)]
 struct CachedKernel {
     package: String,
@@ -91,8 +91,8 @@ pub fn all(name: Option<&str>) -> Result<Vec<PathBuf>> {
         let folder = folder(&kernel);
         match obtain(&kernel, &folder) {
             Ok(()) => folders.push(folder),
-            // Only the newest kernel has no pin. It may be left out, because there may be no
-            // reachable mirror.
+            // Only the newest kernel has no pin. It may be missing, because a mirror may be
+            // unreachable.
             Err(error) if kernel.pin.is_none() => {
                 println!("kernels: {} is NOT TESTED: {error:#}", kernel.name);
             }
@@ -143,13 +143,13 @@ fn obtain(kernel: &Kernel, folder: &Path) -> Result<()> {
         return if age > FRESH { renew(kernel, folder, &cached_kernel) } else { Ok(()) };
     };
     if cached_kernel.version != pin.version {
-        // There are two cases: the pin has changed since the kernel was fetched, or the mirror no
-        // longer had the pinned package, and a newer package was fetched instead.
+        // Either the pin has changed after the fetch, or the mirror had only a newer package than
+        // the pinned package.
         return renew(kernel, folder, &cached_kernel);
     }
     if cached_kernel.sha256 != pin.sha256 {
         bail!(
-            "the cached {} {} has another hash than the recorded one; remove {}",
+            "the hash of the cached {} {} differs from the recorded hash; remove {}",
             cached_kernel.package,
             cached_kernel.version,
             folder.display()
@@ -279,7 +279,7 @@ fn is_newer(version: &str, than: &str) -> bool {
     output(Command::new("dpkg").args(["--compare-versions", version, "gt", than])).is_ok()
 }
 
-/// The part of a name for which the `*` of its pattern stands.
+/// The part of a name that the `*` of its pattern matches.
 fn between<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     let (before, after) = pattern.split_once('*')?;
     name.strip_prefix(before)?.strip_suffix(after)
@@ -298,8 +298,8 @@ fn store(folder: &Path, unpacked: &Path, package: &Package) -> Result<()> {
     fs::create_dir(folder.join("modules"))?;
     let mut loaded: Vec<String> = Vec::new();
     let mut pending: Vec<String> = MODULES.iter().rev().map(|module| (*module).to_owned()).collect();
-    // The loop is bounded, because a module is read at most twice: first for its dependencies, and
-    // again after these are stored.
+    // The loop is bounded: a module is read at most twice, before and after its dependencies are
+    // stored.
     while let Some(module) = pending.pop() {
         if loaded.contains(&module) {
             continue;

@@ -11,14 +11,14 @@ use sha2::{Digest, Sha256};
 use crate::command::{root, run as run_command, target};
 use crate::{digest, toolchain};
 
-/// The shipped objects: the programs that clients attach, the programs that only probe the kernel's
-/// features, the host's maps with the receiver, and the responder.
+/// The shipped objects: the programs for clients, the programs that probe the kernel's features,
+/// the host's maps with the receiver, and the responder.
 const NAMES: [&str; 4] = ["socklb", "probes", "host", "responder"];
 
 /// The objects that also have a variant with programs that write log lines, for developers.
 const LOGGING: [&str; 3] = ["socklb", "host", "responder"];
 
-/// The path of the committed object with the programs that are attached.
+/// The path of the committed object with the programs for clients.
 pub fn committed() -> PathBuf {
     committed_as("socklb")
 }
@@ -160,8 +160,8 @@ pub fn sources_hash() -> Result<String> {
     Ok(digest::of(&digest::files(&root(), &SOURCES)?))
 }
 
-/// The files that determine the objects' bytes. Of the modules in `lb-report`, only those that are
-/// built without `std` are listed.
+/// The files that determine the objects' bytes. The list contains only the modules of `lb-report`
+/// that are built without `std`.
 const SOURCES: [&str; 14] = [
     "lb-common/Cargo.toml",
     "lb-common/src",
@@ -188,8 +188,7 @@ pub fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    /// If a source were missing from the list, a change of this source would not make the object
-    /// stale.
+    /// A source that is missing in the list does not make the object stale when it changes.
     #[test]
     fn every_module_built_without_std_is_a_source() {
         let text = fs::read_to_string(root().join("crates/lb-report/src/lib.rs")).unwrap();

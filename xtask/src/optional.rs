@@ -1,6 +1,6 @@
-//! Programs that some tests need, and that may be impossible to fetch on this machine. If a program
-//! cannot be fetched, a file in the program's folder contains the reason, and the tests that need
-//! the program are skipped.
+//! Programs that some tests need, and that some machines cannot fetch. If a program cannot be
+//! fetched, a file in the program's folder contains the reason, and the tests that need the program
+//! are skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cached, output, target};
 use crate::object::hex;
 
-/// The time after a failure in which setup makes no further attempt.
+/// The time after a failed attempt until setup makes the next attempt.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
 
 /// A program that is unpacked into the cache, but not installed.
@@ -22,9 +22,9 @@ pub struct OptionalProgram {
     pub version: &'static str,
     /// The name of the program's folder in the cache. Tests contain the same name.
     pub folder: &'static str,
-    /// The argument with which the program prints its version.
+    /// The program's argument that prints its version.
     pub version_argument: &'static str,
-    /// A text in the output of the program with this argument.
+    /// A text that the program prints with `version_argument`.
     pub prints: &'static str,
     /// Unpacks the package into a folder, and returns the path of the program there.
     pub fetch: fn(&Path) -> Result<PathBuf>,
@@ -49,7 +49,8 @@ impl OptionalProgram {
         Ok(())
     }
 
-    /// Whether the program exists and starts, or could not be fetched during the last day.
+    /// Whether the program exists and starts, or an attempt to fetch it has failed during the last
+    /// day.
     pub fn is_settled(&self) -> bool {
         let failed = fs::metadata(self.reason()).and_then(|metadata| metadata.modified()).ok();
         let is_fresh = failed.and_then(|failed| failed.elapsed().ok()).is_some_and(|age| age < FRESH);

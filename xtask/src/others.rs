@@ -1,8 +1,8 @@
 //! Builds two other versions of socklb for tests of upgrades: one has changed kernel programs, and
 //! the other also has another ABI version.
 //!
-//! Both are built in a copy of this tree. The copy has only these changes, and another version of
-//! the workspace's packages.
+//! Both are built in a copy of this tree, which also has another version of the workspace's
+//! packages.
 
 use std::fs;
 use std::path::Path;
@@ -48,11 +48,10 @@ fn build_one(tree: &Path, to: &Path) -> Result<()> {
     let folder = target().join("others/build");
     let mut build = suite_cargo("build")?;
     // The build shares its intermediate artefacts with the test suite: dependencies are compiled
-    // once for all three trees, if their features are the same. The example has no other purpose
-    // than to make cargo include the features that tests need.
+    // once for all three trees, if their features are the same. The example only makes cargo
+    // include the features that tests need.
     build.current_dir(tree).env("CARGO_TARGET_DIR", &folder).env("CARGO_BUILD_BUILD_DIR", target());
-    // The second version differs from the first by one line, so an incremental build saves a
-    // minute.
+    // The two versions differ by one line, so an incremental build saves a minute.
     build.env("CARGO_INCREMENTAL", "1");
     run_command(build.args(["--workspace", "--bin", "socklb", "--example", "agent_keys"]))?;
     let built = folder.join(triple()?).join(PROFILE).join("socklb");
@@ -61,8 +60,8 @@ fn build_one(tree: &Path, to: &Path) -> Result<()> {
 }
 
 /// The version of all packages in the copied tree. Cargo distinguishes packages by their version
-/// and by their path *within* their workspace. With the same version, artefacts of the two trees
-/// would replace each other.
+/// and by their path *within* their workspace. If the versions were equal, artefacts of the two
+/// trees would replace each other.
 const OF_OTHERS: &str = "0.1.0-other";
 
 /// Changes the version of the workspace's own packages in the text of a manifest or a lock file.
@@ -91,7 +90,7 @@ fn write_if_other(to: &Path, content: &[u8]) -> Result<()> {
     if fs::read(to).is_ok_and(|there| there == content) {
         return Ok(());
     }
-    let folder = to.parent().context("a file lies in a folder")?;
+    let folder = to.parent().context("the file has no folder")?;
     fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
     fs::write(to, content).with_context(|| format!("write {}", to.display()))
 }

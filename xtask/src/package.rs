@@ -16,8 +16,8 @@ use crate::test::{PROFILE, suite_cargo, triple};
 /// The packaged programs. The planner (`socklb-sim`) needs none of [`FILES`].
 const PROGRAMS: [&str; 2] = ["socklb", "socklb-sim"];
 
-/// The other files: paths in the repository, in which `*` stands for any text, and where the
-/// package puts them. A destination that ends with `/` is a folder.
+/// The other files of the package: paths in the repository, in which `*` matches any text, and
+/// their destinations. A destination that ends with `/` is a folder.
 const FILES: [(&str, &str); 26] = [
     ("packaging/systemd/socklb.service", "usr/lib/systemd/system/"),
     ("packaging/systemd/socklb-agent.service", "usr/lib/systemd/system/"),
@@ -59,12 +59,12 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// The build from which the packaged programs are taken.
+/// The build of the packaged programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
     Release,
-    /// The build of the test suite, which already exists. With a package of this build, tests show
-    /// that the package can be installed and used. It must not be shipped.
+    /// The build of the test suite, which already exists. Tests install and use a package of this
+    /// build. It must not be shipped.
     Suite,
 }
 
@@ -80,14 +80,14 @@ pub fn build(from: From) -> Result<PathBuf> {
     // look for the package there.
     let folder = root().join("target/package");
     let files = folder.join("files");
-    // The folder is emptied first, because the page of a removed command must not be packaged.
+    // The folder is emptied first, so that the manual page of a removed command is not packaged.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
     }
     fs::create_dir_all(&files).with_context(|| format!("create {}", files.display()))?;
     let suite = target().join(triple()?).join(PROFILE);
-    // The example writes the manual pages and completions. The features are those of the whole
-    // workspace, as in the build of the tests, so that a run of the tests compiles nothing twice.
+    // The example writes the manual pages and completions. The build uses the features of the whole
+    // workspace, like the build of the tests, so that nothing is compiled twice.
     let mut build = suite_cargo("build")?;
     build.args(["--workspace", "--example", "manual"]);
     if from == From::Suite {
@@ -109,7 +109,7 @@ pub fn build(from: From) -> Result<PathBuf> {
     // The modes in a working copy depend on its umask.
     run_command(Command::new("chmod").args(["--recursive", "u=rwX,go=rX"]).arg(&tree))?;
     let mut deb = Command::new("dpkg-deb");
-    // A package that is not shipped need not be small.
+    // Packages that are not shipped are not compressed.
     let level = if from == From::Suite { "-z0" } else { "-z6" };
     run_command(deb.args(["--root-owner-group", "-Zxz", level, "--build"]).arg(&tree).arg(&folder))?;
     fs::remove_dir_all(&tree).with_context(|| format!("remove {}", tree.display()))?;
@@ -131,7 +131,7 @@ fn lay_out(programs: &Path, tree: &Path) -> Result<()> {
         for file in matching(pattern)? {
             let mut to = tree.join(place);
             if place.ends_with('/') {
-                to.push(file.file_name().context("a file has a name")?);
+                to.push(file.file_name().context("the file has no name")?);
             }
             copy(&file, &to)?;
         }
@@ -142,14 +142,14 @@ fn lay_out(programs: &Path, tree: &Path) -> Result<()> {
 }
 
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
+    fs::create_dir_all(to.parent().context("the file has no folder")?)?;
     fs::copy(from, to).map(drop).with_context(|| format!("copy {} to {}", from.display(), to.display()))
 }
 
-/// The files that a pattern of [`FILES`] names. If there is none, returns an error.
+/// The files that match a pattern of [`FILES`]. Returns an error if no file matches.
 fn matching(pattern: &str) -> Result<Vec<PathBuf>> {
     let Some((before, after)) = pattern.split_once('*') else { return Ok(vec![root().join(pattern)]) };
-    let (folder, before) = before.rsplit_once('/').context("a pattern names a folder")?;
+    let (folder, before) = before.rsplit_once('/').context("the pattern has no folder")?;
     let folder = root().join(folder);
     let mut files = Vec::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {

@@ -13,10 +13,10 @@ use crate::apt::Apt;
 use crate::command::{output, run as run_command, target};
 use crate::toolchain::tools;
 
-/// The Debian suite of the packages. It is so old that its programs run on every system that can
-/// build socklb.
+/// The Debian suite of the packages. Its programs run on every system that can build socklb,
+/// because the suite is old.
 const SUITE: &str = "bookworm";
-/// The packages, each with those of its programs that the tests use.
+/// The packages, each with the programs that tests use.
 const PACKAGES: [(&str, &[&str]); 2] =
     [("prometheus", &["prometheus", "promtool"]), ("prometheus-alertmanager", &["amtool"])];
 
@@ -35,8 +35,8 @@ pub fn is_there() -> bool {
 }
 
 fn start(programs: &[&str]) -> bool {
-    // The tests do not use installed programs of these names, because the shipped files may be
-    // valid for one version and invalid for another.
+    // The tests do not use installed programs, because the shipped files may be invalid for another
+    // version.
     programs.iter().all(|name| output(Command::new(program(name)).arg("--version")).is_ok())
 }
 

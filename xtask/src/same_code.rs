@@ -45,7 +45,7 @@ pub fn run(options: &Options) -> Result<()> {
         let new = after.as_ref().map_or(Ok(String::new()), |after| {
             fs::read_to_string(root().join(after)).with_context(|| format!("read {after}"))
         })?;
-        let name = after.as_ref().or(before.as_ref()).context("a file has a name")?;
+        let name = after.as_ref().or(before.as_ref()).context("a changed file has no name")?;
         let old = names(&old, &renames).with_context(|| format!("{name} at {}", options.base))?;
         let new = names(&new, &BTreeMap::new()).with_context(|| name.clone())?;
         if let Some((old, new)) = first_difference(&old, &new) {
@@ -208,8 +208,8 @@ fn first_difference(old: &[String], new: &[String]) -> Option<(String, String)> 
 
 /// The instructions of an object in a commit.
 fn instructions(base: &str, name: &str) -> Result<Vec<String>> {
-    // Another process may run this command at the same time, so the file's name contains the
-    // process id.
+    // The file's name contains the process id, because several processes may run this command at
+    // the same time.
     let path = target().join(format!("same-code-{}.o", std::process::id()));
     fs::write(&path, at(base, name)?).with_context(|| format!("write {}", path.display()))?;
     let instructions = disassembly(&path);

@@ -21,14 +21,14 @@ pub struct Options {
     /// missing
     #[arg(long)]
     check: bool,
-    /// Whether the licence checker is needed. A run of the tests that skips the licence check need
-    /// not wait until the checker is built.
+    /// Whether the licence checker is needed. A run of the tests that skips the licence check does
+    /// not wait for the build of the checker.
     #[arg(skip = true)]
     licences: bool,
 }
 
 impl Options {
-    /// Install what is missing.
+    /// Options to install missing tools.
     pub fn install(licences: bool) -> Self {
         Self { check: false, licences }
     }
@@ -81,7 +81,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// A part of apt's English message that another package manager holds a lock.
 const LOCKED: &str = "Could not get lock";
 
-/// Something that is missing, and the commands that install it.
+/// A missing tool, and the commands that install it.
 struct Missing {
     what: String,
     commands: Vec<Command>,
@@ -101,7 +101,7 @@ pub fn run(options: &Options) -> Result<()> {
     let by_hand = format!("to install by hand:\n  {}", commands.join("\n  "));
     if options.check {
         println!("{by_hand}");
-        bail!("{} things are missing", missing.len());
+        bail!("{} tools are missing", missing.len());
     }
     if !Path::new("/usr/bin/apt-get").exists() {
         bail!(
@@ -126,8 +126,8 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Installs missing components of the stable toolchain. They are installed first, because a run of
-/// the tests checks the host's code with them while [`run`] installs the other tools.
+/// Installs missing components of the stable toolchain. A run of the tests checks the host's code
+/// with these components while [`run`] installs the other tools.
 pub fn install_components() -> Result<()> {
     for mut one in missing_components() {
         println!("missing: {}", one.what);
@@ -172,8 +172,8 @@ fn missing(licences: bool) -> Vec<Missing> {
         (ENVOY.is_settled(), "envoy", "reads the daemon's files in a test"),
     ];
     for (_, name, purpose) in programs.into_iter().filter(|(is_there, ..)| !is_there) {
-        // This program is started directly, because `cargo xtask` would wait for the check that
-        // runs at the same time.
+        // This program is started directly, because `cargo xtask` waits for the check that runs at
+        // the same time.
         let mut fetch = Command::new(std::env::current_exe().expect("the path of the running program"));
         fetch.arg(name);
         missing.push(Missing {
@@ -267,8 +267,8 @@ fn build_folder() -> PathBuf {
 mod tests {
     use super::*;
 
-    /// A substitute for apt. While the file `lines` is not empty, each run removes one of its
-    /// lines, and fails as if another process held the lock.
+    /// A substitute for apt. Each run removes a line of the file `lines` and fails with the message
+    /// of a held lock, until the file is empty.
     fn fails_as_often_as(lines: &Path) -> Command {
         let mut command = Command::new("sh");
         let script = "test -s $0 || exit 0; sed -i 1d $0; echo 'E: Could not get lock /l. It is held by 1 (apt)' >&2; exit 100";

@@ -61,14 +61,14 @@ pub struct Options {
     record: bool,
 }
 
-/// The variable that selects the long form of tests that also have a short one.
+/// The variable that selects the long form of tests.
 const LONG: &str = "SOCKLB_TEST_LONG";
 
-/// The number of the slowest tests that are listed.
+/// Number of listed slowest tests.
 const SLOWEST: usize = 20;
 
-/// The tests of the package that run if the package's inputs are unchanged. They install, use,
-/// upgrade and purge a package of the suite's own build.
+/// The package tests that run if the package's inputs are unchanged. They install, use, upgrade and
+/// purge a package of the suite's build.
 const SHORT_PACKAGE: [&str; 2] = [
     "service::an_upgrade_restarts_the_daemon_and_retains_the_programs",
     "contents::removal_and_purge_leave_only_the_user",
@@ -166,8 +166,8 @@ impl<'o> Suite<'o> {
     }
 
     /// Runs set-up, and at the same time checks and builds the code that needs only the stable
-    /// toolchain. On a new machine, set-up takes minutes, and mostly waits for disks and the
-    /// network.
+    /// toolchain. On a new machine, set-up takes minutes, which it mostly spends waiting for disks
+    /// and the network.
     fn prepare(&mut self) -> Result<Built> {
         setup::install_components()?;
         let lints = !self.relies_on(Part::Lints)?;
@@ -181,7 +181,7 @@ impl<'o> Suite<'o> {
                 anyhow::Ok(began.elapsed().as_secs_f64())
             });
             let built = self.check_and_build(lints)?;
-            let seconds = set_up.join().expect("set-up does not panic")?;
+            let seconds = set_up.join().expect("the set-up thread does not panic")?;
             self.steps.push(("at the same time, set-up and check of kernel programs", seconds));
             anyhow::Ok(built)
         })?;
@@ -249,7 +249,7 @@ impl<'o> Suite<'o> {
         self.tier(tier, &built, filters)
     }
 
-    /// Runs the tiers of the changed packages, and of the packages that use these.
+    /// Runs the tiers of the changed packages and of the packages that depend on them.
     fn changed_tiers(&mut self) -> Result<()> {
         let base = self.base.as_ref().context("no base commit is known: name one with --base COMMIT")?;
         let files = changed::files(base)?;
@@ -311,8 +311,8 @@ impl<'o> Suite<'o> {
         self.programs(tier, built, filters)
     }
 
-    /// Runs all tests of the package, on a package of the release build. If nothing that the
-    /// package depends on has changed, runs only the short form, on a package of the suite's build.
+    /// Runs all tests of the package, on a package of the release build. If the package's inputs
+    /// are unchanged, runs only [`SHORT_PACKAGE`], on a package of the suite's build.
     fn package(&mut self, built: &Built) -> Result<()> {
         if self.relies_on(Part::Package)? {
             self.step("package's build", |_| package::build(package::From::Suite).map(drop))?;
@@ -323,8 +323,8 @@ impl<'o> Suite<'o> {
         self.passed.note(Part::Package)
     }
 
-    /// Runs the tests on every kernel. If nothing that these tests depend on has changed, runs only
-    /// a smoke test on the oldest kernel.
+    /// Runs the tests on every kernel. If the inputs of these tests are unchanged, runs only a
+    /// smoke test on the oldest kernel.
     fn every_guest(&mut self, built: &Built) -> Result<()> {
         object::build_logging_for_tests(&built.folder)?;
         if !self.relies_on(Part::Guests)? {
@@ -332,13 +332,13 @@ impl<'o> Suite<'o> {
             self.guests(built, &vm::Options { tests, ..vm::Options::default() })?;
             return self.passed.note(Part::Guests);
         }
-        // The guest has one CPU, so the other versions, which tier `proof` needs, are built beside
-        // it.
+        // The guest occupies one CPU, so the other versions of socklb, which tier `proof` needs,
+        // are built at the same time.
         let options = vm::Options { tests: vm::Tests::Smoke, ..vm::Options::default() };
         std::thread::scope(|scope| {
             let others = scope.spawn(|| others::build(&built.folder));
             let guests = self.guests(built, &options);
-            others.join().expect("a build does not panic").and(guests)
+            others.join().expect("the build thread does not panic").and(guests)
         })?;
         self.others_built = true;
         Ok(())
@@ -408,7 +408,7 @@ impl<'o> Suite<'o> {
         done
     }
 
-    /// Whether the run covered everything that a normal run covers.
+    /// Whether the run covered all parts of a normal run.
     fn is_whole(&self) -> bool {
         self.options.tier.is_none() && !self.options.changed
     }

@@ -26,8 +26,8 @@ use crate::test::Workspace;
 const EDGES: [(&str, Allowed); 23] = [
     ("lb-common", Allowed::Exactly(&["bytemuck"])),
     ("lb-core", Allowed::Exactly(&["lb-common", "thiserror", "xxhash-rust"])),
-    // Both ends of the protocol that brings backends' reports to decisions. Kernel programs contain
-    // the steps between the two ends.
+    // Both ends of the protocol for backends' reports. Kernel programs contain the steps between
+    // the two ends.
     (
         "lb-report",
         Allowed::Exactly(&[
@@ -43,7 +43,8 @@ const EDGES: [(&str, Allowed); 23] = [
     ),
     // Draws charts of values that other crates have computed.
     ("lb-svg", Allowed::Exactly(&[])),
-    // The planner decides like the daemon and chooses like the kernel, but depends on neither.
+    // The planner uses the decisions of the daemon and the choices of the kernel, but depends on
+    // neither `lb-user` nor the kernel programs.
     ("lb-sim", Allowed::Ours(&["lb-common", "lb-config", "lb-core", "lb-report", "lb-svg", "lb-view"])),
     // Parses the files that both the planner and the daemon read.
     ("lb-config", Allowed::Ours(&["lb-common", "lb-core", "lb-document", "lb-report"])),
@@ -120,7 +121,7 @@ const EDGES: [(&str, Allowed); 23] = [
             "lb-user",
         ]),
     ),
-    // Used by both programs that run the tests: `xtask` on the host, and `vm` in lb-tests for
+    // Both programs that run tests use this crate: `xtask` on the host, and `vm` in `lb-tests` for
     // guests.
     ("lb-suite", Allowed::Exactly(&["anyhow", "serde", "serde_json", "toml"])),
     ("xtask", Allowed::Ours(&["lb-suite"])),
@@ -129,11 +130,11 @@ const EDGES: [(&str, Allowed); 23] = [
 enum Allowed {
     /// The list names every permitted dependency.
     Exactly(&'static [&'static str]),
-    /// Every external dependency is permitted. Of our own crates, only these are.
+    /// Every external dependency is permitted, and only these of our own crates.
     Ours(&'static [&'static str]),
 }
 
-/// A text that must not be written, where this rule applies, and what to write instead.
+/// A forbidden text, the files in which it is forbidden, and a replacement.
 struct Idiom {
     pattern: &'static str,
     /// The rule applies to files below this path.
@@ -171,8 +172,8 @@ static IDIOMS: [Idiom; 7] = [
     Idiom {
         pattern: concat!("Instant", "::now"),
         inside: "lb-user/src",
-        // The exceptions are scripted tests, which read the clock once, for their start, and a
-        // command that measures how long servers take to answer.
+        // The exceptions are scripted tests, which read the clock only at their start, and a
+        // command that measures the response time of servers.
         except: &[
             "lb-user/src/daemon/event_loop.rs",
             "lb-user/src/controller/scripts",
@@ -183,7 +184,7 @@ static IDIOMS: [Idiom; 7] = [
     Idiom {
         pattern: concat!("Instant", "::now"),
         inside: "crates/lb-report/src",
-        // The exception is the protocol's tests, which read the clock once, for their start.
+        // The exception is the protocol's tests, which read the clock only at their start.
         except: &["crates/lb-report/src/moment.rs"],
         instead: "callers pass the time to both sides of the protocol",
     },
@@ -258,8 +259,8 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// A fault if a count differs from the recorded number `most`, which may only fall. `file` in
-/// `xtask/src/tidy` defines the number. `advice` is a part of the fault if the count has grown.
+/// Returns a fault if a count differs from the recorded number `most`, which may only fall. `file`
+/// in `xtask/src/tidy` defines the number. `advice` is a part of the fault if the count has grown.
 fn ratchet(
     file: &str,
     most: usize,
@@ -280,19 +281,19 @@ fn edges(faults: &mut Vec<String>) -> Result<()> {
     // If the lock file does not match a manifest, `--locked` makes this command fail.
     let metadata = output(cargo().args(["metadata", "--format-version", "1", "--no-deps", "--locked"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
-    let packages = metadata["packages"].as_array().context("packages of cargo metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
     let ours: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
     for package in packages {
-        let name = package["name"].as_str().context("a package's name")?;
+        let name = package["name"].as_str().context("a package has no name")?;
         let Some((_, allowed)) = EDGES.iter().find(|(known, _)| *known == name) else {
             faults.push(format!(
                 "crate {name} is not in EDGES of xtask/src/tidy.rs, which lists the permitted dependencies"
             ));
             continue;
         };
-        let dependencies = package["dependencies"].as_array().context("a package's dependencies")?;
+        let dependencies = package["dependencies"].as_array().context("a package has no dependencies")?;
         for dependency in dependencies.iter().filter(|dependency| dependency["kind"] != "dev") {
-            let on = dependency["name"].as_str().context("a dependency's name")?;
+            let on = dependency["name"].as_str().context("a dependency has no name")?;
             let fine = match allowed {
                 Allowed::Exactly(list) => list.contains(&on),
                 Allowed::Ours(list) => !ours.contains(&on) || list.contains(&on),
@@ -303,7 +304,7 @@ fn edges(faults: &mut Vec<String>) -> Result<()> {
                 ));
             }
         }
-        let manifest = package["manifest_path"].as_str().context("a package's manifest")?;
+        let manifest = package["manifest_path"].as_str().context("a package has no manifest")?;
         if !fs::read_to_string(manifest)?.contains("[lints]\nworkspace = true") {
             faults.push(format!("{manifest} does not inherit the workspace's lints"));
         }
@@ -382,7 +383,7 @@ fn file(name: &str, text: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// The texts of all files to which rules apply, by the files' names.
+/// The texts of all files to which rules apply, keyed by file name.
 fn files(root: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     let mut pending = vec![root.to_owned()];

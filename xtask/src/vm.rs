@@ -20,7 +20,7 @@ pub enum Tests {
     Normal,
     /// Classes A to E on the oldest kernel, and A to C on the others.
     All,
-    /// The tests of class A on the oldest kernel, which show that guests still boot.
+    /// The tests of class A on the oldest kernel. They show that guests still boot.
     Smoke,
 }
 
@@ -78,7 +78,7 @@ pub fn run(
         driver.arg("--record").arg(root().join("tests/vm/verifier.toml"));
     }
     let result = run_command(driver.args(kernels));
-    // If the driver has failed before it had a result, there is no file.
+    // If the driver failed before the first result, the file does not exist.
     let text = fs::read_to_string(&results).unwrap_or_else(|_| "[]".to_owned());
     let summaries = serde_json::from_str(&text).with_context(|| format!("read {}", results.display()))?;
     Ok((summaries, result))

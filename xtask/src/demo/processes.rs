@@ -30,18 +30,18 @@ pub struct ClientOptions {
     address: SocketAddr,
 }
 
-/// Connects per second of the client.
+/// Number of connects of the client per second.
 const RATE: u32 = 200;
 /// The number of connections that the client holds open, so that the table shows active flows.
 const RETAINED: usize = 24;
 
-/// Makes this process end with the demo, however the demo ends.
+/// Makes this process end when the demo ends for any reason.
 fn end_with_parent() -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
     Ok(())
 }
 
-/// A backend: answers every connection with its name and closes when the client does.
+/// Runs a backend, which answers every connection with its name and closes after the client.
 pub fn backend(options: &BackendOptions) -> Result<()> {
     end_with_parent()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -60,11 +60,12 @@ pub fn backend(options: &BackendOptions) -> Result<()> {
     })
 }
 
-/// The client: connects to the service repeatedly, and reads the name that answers.
+/// Runs the client, which connects to the service repeatedly and reads the answering backend's
+/// name.
 pub fn client(options: &ClientOptions) -> Result<()> {
     end_with_parent()?;
-    // This must come before the first socket, because a socket belongs to the cgroup in which it
-    // was created.
+    // The client enters the cgroup before it opens a socket, because a socket belongs to the cgroup
+    // in which it was created.
     let procs = options.cgroup.join("cgroup.procs");
     fs::write(&procs, std::process::id().to_string())
         .with_context(|| format!("enter {}", procs.display()))?;
@@ -76,8 +77,7 @@ pub fn client(options: &ClientOptions) -> Result<()> {
             pace.tick().await;
             match dial(options.address).await {
                 Ok(stream) => retained.push_back(stream),
-                // Connects may fail, because backends come and go while a user edits the endpoint
-                // file.
+                // Connects may fail while a user edits the endpoint file.
                 Err(error) => eprintln!("client: {}: {error}", options.address),
             }
             if retained.len() > RETAINED {

@@ -67,7 +67,7 @@ impl What {
             Self::Tier { tier, filtered } => {
                 let mut arguments = words(&["--package", "lb-user", "--package", KERNEL_TESTS, "--bins"]);
                 if tier == Tier::Proof {
-                    // The program of the fault injection is needed in addition.
+                    // These tests also need the program of the fault injection.
                     arguments.extend(words(&["--package", "lb-inject"]));
                 }
                 if tier == Tier::Package {
@@ -100,11 +100,12 @@ pub fn suite_cargo(subcommand: &str) -> Result<Command> {
     let mut command = cargo();
     command.args([subcommand, "--locked", "--profile", PROFILE, "--target", &triple()?]);
     if cfg!(target_os = "linux") {
-        // Guests have no dynamic linker. Relocation would take most of the time of short programs.
+        // Guests have no dynamic linker. Without these flags, relocation takes most of the run time
+        // of short programs.
         command.env("RUSTFLAGS", "-C target-feature=+crt-static -C relocation-model=static");
     }
     if std::env::var_os("CI").is_some() {
-        // On a build server, no later build can use the incremental state.
+        // On a build server, no later build uses the incremental state.
         command.env("CARGO_INCREMENTAL", "0");
     }
     Ok(command)

@@ -11,7 +11,7 @@ use super::tiers::Workspace;
 use crate::command::{output, root};
 use crate::same_code;
 
-/// New and changed tests, by package and by the name of their function.
+/// The function names of new and changed tests, keyed by package.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changed(BTreeMap<String, BTreeSet<String>>);
 
@@ -24,8 +24,8 @@ impl Changed {
         for file in files(commit)?.iter().filter(|file| file.ends_with(".rs")) {
             let Some(package) = package(workspace, file) else { continue };
             let now = std::fs::read_to_string(root().join(file)).unwrap_or_default();
-            // If the commit contains the file neither under its present nor under its old name, all
-            // tests of the file are new.
+            // If the commit does not contain the file under its present or old name, all tests of
+            // the file are new.
             let old_name = renamed.get(file.as_str()).copied().unwrap_or(file);
             let before = git(&["show", &format!("{commit}:{old_name}")]).unwrap_or_default();
             let before = functions(&before);
@@ -49,8 +49,8 @@ impl Changed {
     }
 }
 
-/// The old name, by the new name, of each file that git reports as renamed. The lines have the form
-/// `R<similarity>`, old name, new name.
+/// The old names of the files that git reports as renamed, keyed by the new name. The lines have
+/// the form `R<similarity>`, old name, new name.
 fn old_names(renamed: &str) -> BTreeMap<&str, &str> {
     let names = renamed.lines().filter_map(|line| {
         let (_, names) = line.split_once('\t')?;
@@ -81,8 +81,8 @@ fn git(arguments: &[&str]) -> Result<String> {
     output(Command::new("git").current_dir(root()).args(arguments))
 }
 
-/// The package to which a file belongs. If folders of several packages contain the file, the result
-/// is the package with the innermost folder.
+/// The package to which a file belongs. If several package folders contain the file, the innermost
+/// folder determines the package.
 pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
     let path = root().join(file);
     let above = workspace.folders.iter().filter(|(_, folder)| path.starts_with(folder));
@@ -91,8 +91,8 @@ pub fn package<'w>(workspace: &'w Workspace, file: &str) -> Option<&'w str> {
         .map(|(package, _)| package.as_str())
 }
 
-/// The test functions of a formatted file, each with its code. The code does not contain the tests'
-/// names, comments and strings, because their change cannot make a test unsteady.
+/// The test functions of a formatted file, each with its code. The code excludes test names,
+/// comments and strings, because a change of these cannot make a test unsteady.
 fn functions(text: &str) -> Vec<(&str, Vec<String>)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::target;
 
-/// The required free space in bytes: for the test programs and the logs of a run, and for temporary
-/// files of tests.
+/// The required free space in bytes, for the programs and logs of a run, and for temporary files of
+/// tests.
 const ROOM: [(Place, u64); 2] = [(Place::Target, 6 << 30), (Place::Temporary, 1 << 30)];
 
 #[derive(Clone, Copy)]
@@ -25,10 +25,10 @@ enum Place {
 /// The prefix of the tests' folders (tests/stage/namespace.rs).
 const FOLDERS: &str = "socklb-test-";
 
-/// No run takes this long, so an older folder does not belong to a current run.
+/// Every run takes less time, so an older folder does not belong to a current run.
 const OLD: Duration = Duration::from_secs(3 * 3600);
 
-/// Checks the free space, and removes remains.
+/// Checks the free space, and removes the folders of killed tests.
 pub fn prepare() -> Result<()> {
     for (place, needed) in ROOM {
         let folder = match place {

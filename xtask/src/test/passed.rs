@@ -1,5 +1,5 @@
-//! Records which parts of the suite have passed, and with which inputs. A part that depends on a
-//! few files runs only if one of these files has changed.
+//! Records which parts of the suite have passed, and with which inputs. Some parts depend on few
+//! files, and run only if one of these files has changed.
 //!
 //! The record is `tests/passed.toml`. A run writes it, and a developer commits it. The next run
 //! skips parts that have passed with the same inputs, and prints their names. `cargo xtask test
@@ -17,7 +17,7 @@ use crate::digest;
 /// A part of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The tests in guests, on all kernels.
+    /// The tests in guests on all kernels.
     Guests,
     /// The release build, and all tests of the package.
     Package,
@@ -92,7 +92,7 @@ impl Part {
     }
 }
 
-/// The record.
+/// The record of passed parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Passed {

@@ -17,14 +17,14 @@ use crate::command::{describe, output, target};
 use crate::digest;
 use crate::toolchain::tools;
 
-/// If a test program prints nothing for this long, it counts as hung.
+/// A test program that prints nothing for this time counts as hung.
 const SILENCE: Duration = Duration::from_secs(600);
 
 /// The number of tests of the tiers `product` and `local` that run at the same time for each CPU.
-/// It is more than one, because many of these tests wait for other processes or until a time.
+/// Many of these tests wait for other processes or for a point in time, so the number exceeds one.
 const WAITING_THREADS_PER_CPU: usize = 2;
 
-/// How many times new and changed tests run.
+/// The number of runs of new and changed tests.
 const RUNS_OF_CHANGED: usize = 3;
 
 /// How to run a tier's programs.
@@ -60,7 +60,7 @@ impl Plan<'_> {
             failed.extend(run.failed.into_iter().map(|one| Failed { name: label(&one.name), ..one }));
         }
         let is_changed = |name: &str| {
-            let (program, test) = self.find(name).expect("a label of a test of this plan");
+            let (program, test) = self.find(name).expect("the label belongs to a test of this plan");
             self.changed.contains(&program.target.package, test)
         };
         let retried = retry(failed, is_changed, |names| self.alone(names))?;
@@ -137,7 +137,7 @@ impl Plan<'_> {
     fn alone(&self, names: &[String]) -> Result<Vec<String>> {
         let mut passed = Vec::new();
         for name in names {
-            let (program, test) = self.find(name).expect("a label of a test of this plan");
+            let (program, test) = self.find(name).expect("the label belongs to a test of this plan");
             let mut run = Run::default();
             self.phase(program, &Phase { tests: vec![test.to_owned()], threads: 1 }, &mut run)?;
             println!(
@@ -182,7 +182,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Starts a program once to run these tests. Returns how it ended, and its last lines.
+    /// Starts a program once to run these tests. Returns a text with its exit status and its last
+    /// lines.
     fn turn(&self, program: &TestProgram, tests: &[String], threads: usize, run: &mut Run) -> Result<String> {
         let mut command = command(program);
         command.args(["--test-threads", &threads.to_string(), "--exact"]).args(ARGUMENTS).args(tests);
@@ -240,8 +241,8 @@ fn lines(
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("copy a pipe")?).stderr(writer);
     let mut child =
         command.spawn().with_context(|| format!("start {}", command.get_program().to_string_lossy()))?;
-    // `command` still contains the writing ends of the pipe. If they were not closed here, reading
-    // from the pipe would never end.
+    // `command` still contains the writing ends of the pipe. They are closed here, so that reading
+    // from the pipe ends.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -273,7 +274,7 @@ fn lines(
 /// tier's summary.
 pub fn documentation(workspace: &Workspace, tier: Tier, summary: &mut Summary) -> Result<()> {
     for (package, source) in &workspace.libraries {
-        let folder = source.parent().context("a library's source lies in a folder")?;
+        let folder = source.parent().context("the library's source has no folder")?;
         let in_tier =
             workspace.targets.iter().any(|target| target.package == *package && target.tier() == Some(tier));
         if !in_tier || !has_examples(folder)? {

@@ -47,7 +47,7 @@ impl Tier {
         }
     }
 
-    /// Why the tier needs root; `None` if it does not.
+    /// The reason why the tier needs root; `None` if the tier does not need root.
     pub fn needs_root(self) -> Option<&'static str> {
         match self {
             Self::Local | Self::Proof => {
@@ -129,7 +129,7 @@ impl Target {
     }
 }
 
-/// The workspace's targets, libraries, folders and dependencies, from cargo's metadata.
+/// The targets, libraries, folders and dependencies in cargo's metadata of the workspace.
 pub struct Workspace {
     /// All targets with tests.
     pub targets: Vec<Target>,
@@ -137,8 +137,7 @@ pub struct Workspace {
     pub libraries: Vec<(String, PathBuf)>,
     /// The folder of each package.
     pub folders: Vec<(String, PathBuf)>,
-    /// For each package, the packages of the workspace that it uses, including those that only its
-    /// tests use.
+    /// For each package, the workspace packages that it or its tests use.
     pub edges: Vec<(String, Vec<String>)>,
 }
 
@@ -157,7 +156,7 @@ impl Workspace {
         for package in packages {
             let name = package["name"].as_str().context("a package has no name")?.to_owned();
             let manifest = package["manifest_path"].as_str().context("a package has no manifest")?;
-            let folder = PathBuf::from(manifest).parent().context("a manifest lies in a folder")?.to_owned();
+            let folder = PathBuf::from(manifest).parent().context("the manifest has no folder")?.to_owned();
             for target in package["targets"].as_array().into_iter().flatten() {
                 let text = |key: &str| target[key].as_str().unwrap_or_default().to_owned();
                 let kind = target["kind"][0].as_str().unwrap_or_default().to_owned();

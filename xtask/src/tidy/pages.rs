@@ -1,5 +1,5 @@
-//! Rules for the documentation: everything that a page links to or names must exist, and the pages
-//! that newcomers read first must be short.
+//! Rules for the documentation: link targets and names in a page must exist, and the pages that
+//! newcomers read first must be short.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ const FOR_ENGINEERS: [&str; 3] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/de
 /// Types of the standard library that these pages name.
 const OF_STD: [&str; 2] = ["Duration", "Instant"];
 
-/// If a function's name has at least this many words, it counts as the name of a test.
+/// A function name with at least this many words counts as the name of a test.
 const WORDS_OF_A_TEST: usize = 5;
 
 /// Checks a page, or a source file that names pages.
@@ -43,8 +43,8 @@ pub fn file(
             }
         }
     }
-    // In CONTRIBUTING.md, the text before the checklists is not checked: it may name types that do
-    // not exist, as bad examples.
+    // In CONTRIBUTING.md, the text before the checklists is not checked: its bad examples name
+    // types that do not exist.
     let begin = text.lines().position(|line| line == "## Checklists").unwrap_or(0);
     let lines = text.lines().enumerate().skip(begin);
     for (number, line) in lines.filter(|_| FOR_ENGINEERS.contains(&name)) {
@@ -98,8 +98,7 @@ fn tests(line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// The types that a line names, as in `` `Stage` `` and `` `Stage::new` ``. Each type has a list of
-/// the definitions that must exist. Each definition is a list of the ways in which it may be
-/// written.
+/// definitions that must exist. Each definition has a list of alternative texts.
 fn types(line: &str) -> impl Iterator<Item = (&str, Vec<Vec<String>>)> {
     line.split('`').skip(1).step_by(2).filter_map(|quoted| {
         let (name, member) = quoted.split_once("::").unwrap_or((quoted, ""));

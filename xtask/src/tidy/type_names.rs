@@ -64,7 +64,7 @@ fn module(file: &str) -> &str {
 #[derive(Default)]
 struct Definitions {
     types: Vec<String>,
-    /// The modules of tests that have files of their own.
+    /// The test modules with separate files.
     test_modules: Vec<String>,
 }
 

@@ -17,7 +17,7 @@ const EXCEPT: [(&str, &str); 5] = [
     ("draws", "crates/lb-sim"),
     // Fault injection walks a stack by its unwinding tables.
     ("walk", "tests/inject"),
-    // This file lists synonyms.
+    // This file contains a list of synonyms.
     ("", "xtask/src/tidy/words.rs"),
 ];
 
@@ -58,7 +58,7 @@ pub fn file(name: &str, text: &str, synonyms: &BTreeMap<String, String>, faults:
 /// Names of one letter are left out.
 fn names(line: &str) -> Vec<&str> {
     let mut names = Vec::new();
-    // Every second piece is a string, if no string continues over the end of a line.
+    // Every second piece is a string, unless a string continues on the next line.
     for (number, piece) in line.split('"').enumerate() {
         let is_string = number % 2 == 1;
         if is_string && piece.contains(' ') {
