@@ -132,7 +132,8 @@ const ROUNDS: u32 = 12;
 const FAILURES: usize = 40;
 
 impl Run {
-    /// Runs all cases. A failed case may affect later cases, so these run in a new scene.
+    /// Runs all cases. After a failed case, a new scene is made, because the failure may affect
+    /// later cases.
     fn in_sessions(&mut self) -> Result<()> {
         let mut is_first = true;
         loop {

@@ -175,7 +175,8 @@ impl Scene {
 
     /// If the daemon has ended for a permitted reason, returns its last message.
     ///
-    /// # Errors If the daemon has ended for another reason.
+    /// # Errors
+    /// If the daemon has ended for another reason.
     pub fn reap(&mut self) -> Result<Option<String>> {
         let Some(mut daemon) = self.daemon.take() else { return Ok(None) };
         match daemon.ending() {
@@ -190,7 +191,8 @@ impl Scene {
     /// Makes every request that a daemon receives while it runs. Returns after the daemon has
     /// completed all requests.
     ///
-    /// # Errors If the daemon does not complete a request in time.
+    /// # Errors
+    /// If the daemon does not complete a request in time.
     pub fn round(&mut self) -> Result<()> {
         self.round += 1;
         let list = LISTS[self.round % LISTS.len()];

@@ -139,7 +139,7 @@ fn counts_that_do_not_add_up_are_a_fault() {
                     2 flows too many";
     assert!(faults(&fixture).contains(expected), "{}", faults(&fixture));
     look(|| backend(&fixture, "127.0.0.1:8002").unaccounted).becomes(-2);
-    // Calls in progress may cause differences in this direction, so these are not a fault.
+    // Calls in progress cause differences, which are not a fault.
     row.flows -= 2;
     active.set(slot, Raw(row), 0).expect("restore the count");
     probe.start_dialling(SERVICE);

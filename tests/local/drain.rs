@@ -38,7 +38,7 @@ fn overrides(fixture: &Fixture) -> OverridesDocument {
     fixture.setup.document(&["overrides"])
 }
 
-/// Waits until all connects that began before the overrides have ended.
+/// Waits until no running connect still uses a table from before the overrides.
 #[track_caller]
 fn settled(fixture: &Fixture) {
     let clients = |document: &OverridesDocument| {

@@ -115,7 +115,7 @@ fn a_backend_that_fails_fast_does_not_look_idle_without_known_causes() {
         look(active).becomes(3);
         eventually("the policy is in force", || service(&fixture).rules.error_half_life, |half| *half > 0);
         let counts = connect(&mut fixture.probe(), 200);
-        // Without a penalty, this backend would get a third of the connects.
+        // The fair share of this backend is a third of the connects.
         assert!(failed(&counts) <= 67 + 1, "{policy}: {counts:?}");
     }
 }

@@ -78,7 +78,7 @@ fn a_missing_cgroup2_is_reported_with_its_mount_command() {
     rustix::mount::mount("none", again, "cgroup2", rustix::mount::MountFlags::empty(), None)
         .expect("mount cgroup2 again");
     check(&output, 1, &["no cgroup2", "mount -t cgroup2"]);
-    // The mount point of cgroup2 has no effect.
+    // The command in the message repairs the fault at any mount point.
     let daemon = Daemon::start(&setup, &text);
     assert_eq!(daemon.stop(), Some(0));
     // When `cgroup` is dropped, it removes itself by its old path, which is hidden here.

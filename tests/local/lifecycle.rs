@@ -268,8 +268,8 @@ fn a_start_succeeds_under_constant_signals() {
 #[test]
 fn tables_are_replaced_without_membarrier() {
     let fixture = Fixture::without_daemon();
-    // The arena has room for two tables, so each publication reuses the region of the previous
-    // table.
+    // The arena has room for two tables, so each publication reuses the region of the table before
+    // the current table.
     let text =
         config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nschedule_entries = 1024\n";
     fixture.setup.write("socklb.toml", &text);

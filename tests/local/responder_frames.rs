@@ -63,7 +63,7 @@ impl Twins {
         self.run_to([0; 6], shape, is_v6, payload, cut)
     }
 
-    /// As `run`, for a frame to the hardware address `to`.
+    /// As `run`, for a frame to the hardware address `station`.
     #[track_caller]
     fn run_to(
         &self,

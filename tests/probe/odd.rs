@@ -127,8 +127,7 @@ fn set_at(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &[u8
 
 fn get(socket: &OwnedFd, option: libc::c_int) -> Outcome<libc::c_int> {
     let (mut value, mut length) = (0, SIZE_OF_INT);
-    // SAFETY: the buffer and the length outlive the call, and the kernel writes at most `length`
-    // bytes.
+    // SAFETY: `value` and `length` outlive the call, and the kernel writes at most `length` bytes.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -141,7 +140,7 @@ fn get(socket: &OwnedFd, option: libc::c_int) -> Outcome<libc::c_int> {
     if result == 0 { Ok(value) } else { Err(errno(std::io::Error::last_os_error())) }
 }
 
-/// The size of `c_int`, as the type of lengths in socket calls.
+/// The size of `c_int`, as a length in socket calls.
 const SIZE_OF_INT: libc::socklen_t = 4;
 
 /// Connects through a request in a ring, and waits for its completion. IPv4 only.

@@ -40,8 +40,8 @@ fn imbalances_of(service: &ServiceStatus) -> Vec<String> {
     service.backends.iter().filter_map(of_backend).collect()
 }
 
-/// Lists the backends of all clients that violate the equation chosen = ended + active + reclaimed
-/// + untracked. Only calls in progress may cause a violation.
+/// Lists the backends of all clients with another number of chosen flows than the sum of ended,
+/// active, reclaimed and untracked flows. Only calls in progress may cause such a difference.
 pub fn imbalances(setup: &Setup) -> Vec<String> {
     setup.status().clients.iter().flat_map(|client| &client.services).flat_map(imbalances_of).collect()
 }

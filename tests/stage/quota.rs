@@ -43,7 +43,8 @@ pub struct Used {
 impl Quota {
     /// A cgroup without a limit yet.
     ///
-    /// # Errors If neither version has the controller `cpu`.
+    /// # Errors
+    /// If neither version has the controller `cpu`.
     pub fn new() -> Result<Self> {
         let name = name();
         let version = if let Some(cpu) = mount_1("cpu")? {

@@ -101,7 +101,8 @@ pub fn answer(answer: &impl Serialize) -> Result<()> {
 
 /// Answers requests in sequence, until the requester closes standard input.
 ///
-/// # Errors If a request cannot be read or carried out. The error names the request.
+/// # Errors
+/// If a request cannot be read or carried out. The error names the request.
 pub fn serve<R, T>(mut carry_out: impl FnMut(&R) -> Result<T>) -> Result<()>
 where
     R: DeserializeOwned + Debug,

@@ -189,7 +189,8 @@ fn link_info(pin: &Path) -> bpf_link_info {
 
 /// Opens the program with this kernel id.
 ///
-/// # Panics If no program has this id.
+/// # Panics
+/// If no program has this id.
 pub fn program(id: u32) -> OwnedFd {
     let mut attr = attributes();
     attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
@@ -329,8 +330,8 @@ pub fn attach_xdp(interface: &str, mode: XdpMode) -> OwnedFd {
 /// # Panics
 /// If the kernel refuses.
 pub fn count_runs() -> OwnedFd {
-    // The attributes select the statistics of kind 0, the run time. SAFETY: there are no pointers
-    // in these attributes.
+    // The attributes select the statistics of kind 0, the run time.
+    // SAFETY: there are no pointers in these attributes.
     let fd = unsafe { bpf(bpf_cmd::BPF_ENABLE_STATS, &mut attributes()) };
     let fd = fd.unwrap_or_else(|error| panic!("turn statistics on: {error}"));
     // SAFETY: the kernel has just made this descriptor, and nothing else owns it.

@@ -59,7 +59,7 @@ pub fn run() -> Result<()> {
         silent.push(listener);
     }
     reject::start()?;
-    // The socket receives datagrams until its buffer is full. They are not read.
+    // The socket receives datagrams until its buffer is full. No thread reads the datagrams.
     let datagrams = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     rustix::net::bind(&datagrams, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, ANSWERS)))?;
     answer()

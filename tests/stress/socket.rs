@@ -105,7 +105,7 @@ pub fn error(socket: impl AsFd) -> Result<Errno> {
     sockopt::socket_error(socket)?.err().context("the socket has no error")
 }
 
-/// Reads and clears the error of a socket. Fails if the socket has another error.
+/// Reads and clears the error of a socket. Fails unless the error is `with`.
 pub fn has_failed(socket: impl AsFd, with: Errno) -> Result<()> {
     let errno = error(socket)?;
     ensure!(errno == with, "failed with {errno:?}, not with {with:?}");

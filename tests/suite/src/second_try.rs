@@ -30,7 +30,8 @@ pub struct Retried {
 /// `is_changed` identifies new and changed tests, which get no second try. `alone` runs the named
 /// tests one at a time and returns the names of those that passed.
 ///
-/// # Errors Errors of `alone`.
+/// # Errors
+/// The errors of `alone`.
 pub fn retry(
     failed: Vec<Failed>,
     is_changed: impl Fn(&str) -> bool,

@@ -1,5 +1,5 @@
-//! The report of a tier. Tests on the host and in guests use this type. The driver of the guests
-//! sends it to the driver on the host as JSON.
+//! The report of a tier. Tests on the host and in guests have equal reports. The driver of the
+//! guests sends its report to the driver on the host as JSON.
 
 use serde::{Deserialize, Serialize};
 
