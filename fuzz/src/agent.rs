@@ -84,20 +84,22 @@ pub fn agent(text: &[u8]) {
 
 fn names() -> [Name; 3] {
     ["10.0.0.1:1", "10.0.0.1:1/udp", "[2001:db8::1]:2"]
-        .map(|name| lb_agent::name::parse(name).expect("a name"))
+        .map(|name| lb_agent::name::parse(name).expect("the name is valid"))
 }
 
 fn key(name: Name, id: u16) -> Numbered<BackendKey> {
     let byte = name.address().port().wrapping_mul(16).wrapping_add(id + u16::from(name.protocol().number()));
     let text = format!("{id} {}", format!("{:02x}", byte & 0xff).repeat(16));
-    Keys::parse(&text).expect("a key").current()
+    Keys::parse(&text).expect("the key is valid").current()
 }
 
 fn requester(number: u8) -> Requester {
     let number = number % ASKERS;
     let address = match number % 2 {
         0 => SocketAddr::from(([192, 0, 2, 1], 9_000 + u16::from(number))),
-        _ => SocketAddr::new("2001:db8::7".parse().expect("an address"), 9_000 + u16::from(number)),
+        _ => {
+            SocketAddr::new("2001:db8::7".parse().expect("the text is an address"), 9_000 + u16::from(number))
+        }
     };
     Requester { address, via: Via { socket: 0, local: None } }
 }
@@ -115,8 +117,9 @@ struct Kernel<'r> {
 
 impl Maps for Kernel<'_> {
     fn is_served_at(&self, address: Address) -> bool {
-        HERE.iter()
-            .any(|here| Address::from(here.parse::<std::net::IpAddr>().expect("an address")) == address)
+        HERE.iter().any(|here| {
+            Address::from(here.parse::<std::net::IpAddr>().expect("the text is an address")) == address
+        })
     }
 
     fn is_own(&self, station: Station) -> bool {
@@ -183,10 +186,10 @@ impl World {
     }
 
     fn pushed(&mut self, to: Requester, push: &Datagram) {
-        let name = Name::of(push).expect("a name");
+        let name = Name::of(push).expect("a push has a name");
         assert_eq!(push.kind(), Some(Kind::Push));
         assert!(self.returned.contains(&(to.address, name)), "the address has returned a cookie");
-        let change = self.reports.get(name).expect("a report of the agent").change();
+        let change = self.reports.get(name).expect("the agent has the report").change();
         let times = self.pushed.entry((to.address, name)).or_default();
         *times = if times.0 == change { (change, times.1 + 1) } else { (change, 1) };
         assert!(times.1 <= TIMES, "each push is repeated a limited number of times");
@@ -195,8 +198,8 @@ impl World {
 
     /// Checks a report that an address receives, and records it.
     fn sent(&mut self, report: &Datagram, name: Name, to: Requester) {
-        let entry = self.reports.get(name).expect("a report of the agent");
-        let key = entry.key(report.key_id.to_host()).expect("a key of the backend");
+        let entry = self.reports.get(name).expect("the agent has the report");
+        let key = entry.key(report.key_id.to_host()).expect("the backend has the key");
         assert!(report.is_authentic(key));
         assert_eq!(report.readiness(), Some(entry.readiness()));
         let number = (report.incarnation.to_host(), report.counter.to_host());
@@ -304,7 +307,7 @@ impl World {
         if bytes.len() > LONGEST {
             return None;
         }
-        let here = HERE[usize::from(from.address.is_ipv6())].parse().expect("an address");
+        let here = HERE[usize::from(from.address.is_ipv6())].parse().expect("the text is an address");
         let mut frame = Frame::new(shape, from.address, SocketAddr::new(here, PORT), bytes);
         let before = frame;
         let age = u64::try_from((self.now - self.start).as_nanos()).expect("the age fits into 64 bits");

@@ -34,7 +34,7 @@ fn list(snapshot: &DiscoveredList, is_ipv6: bool) {
     assert!(snapshot.endpoints > 0 && snapshot.text.len() <= MAX_FILE_BYTES);
     snapshot.notes.iter().for_each(|note| crate::cannot_be_obeyed(note));
     let ip = if is_ipv6 { "[2001:db8::1]:80" } else { "10.96.0.10:80" };
-    let service: SocketAddr = ip.parse().expect("an address");
+    let service: SocketAddr = ip.parse().expect("the text is an address");
     let path = Path::new("users.json");
     let reading = ListContext {
         path,

@@ -31,7 +31,7 @@ static KEYS: LazyLock<Keys<BackendKey>> = LazyLock::new(|| {
 });
 
 fn address(text: &str) -> SocketAddr {
-    text.parse().expect("an address")
+    text.parse().expect("the text is an address")
 }
 
 struct World {
@@ -161,8 +161,9 @@ impl World {
         }
         // The network stack delivers as many bytes to the socket as the UDP header states. If the
         // frame has fewer bytes, the socket receives nothing.
-        let udp_length =
-            u16::try_from(8 + payload.len()).expect("a short payload").wrapping_add_signed(shape.length_off);
+        let udp_length = u16::try_from(8 + payload.len())
+            .expect("the payload is short")
+            .wrapping_add_signed(shape.length_off);
         let body = usize::from(udp_length).checked_sub(8).and_then(|length| payload.get(..length));
         let Some(payload) = body else {
             return assert_eq!((reception, goes_on), (Reception::Malformed, false));
@@ -184,7 +185,7 @@ impl World {
     fn compare(&mut self, payload: &[u8]) {
         let datagram = Datagram::parse(payload).expect("an accepted datagram can be parsed");
         assert!(datagram.is_authentic(KEYS.current().key.wire()));
-        let (_, reported) = self.socket.get(self.name).expect("a target of requests");
+        let (_, reported) = self.socket.get(self.name).expect("the socket has the target");
         let (last, until) = self.state();
         assert_eq!(Base::of(last.base), reported.base());
         assert_eq!((last.nonce, reported.nonce()), (0, 0), "the nonce is cleared");

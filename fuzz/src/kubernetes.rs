@@ -91,7 +91,7 @@ pub fn service(text: &[u8]) {
                 match &found {
                     Ok(Finding::List(snapshot)) => {
                         let text = str::from_utf8(&snapshot.text).expect("an address is text");
-                        let address: SocketAddr = text.parse().expect("an address");
+                        let address: SocketAddr = text.parse().expect("the text is an address");
                         assert_eq!(found_address(text), Ok(address), "a service may have this address");
                         assert!(family.is_none_or(|family| family == IpFamily::of(address.ip())));
                         assert_eq!((snapshot.endpoints, &*snapshot.version), (1, objects.version()));

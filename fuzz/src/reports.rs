@@ -87,7 +87,7 @@ static ALL: LazyLock<Vec<Target>> = LazyLock::new(|| {
         (Protocol::Tcp, "[2001:db8::1]:1"),
     ];
     let target = |(protocol, address): (Protocol, &str)| {
-        let address: SocketAddr = address.parse().expect("an address");
+        let address: SocketAddr = address.parse().expect("the text is an address");
         let key = |id, byte| Numbered { id, key: ServiceKey::from_bytes([byte; 32]) };
         Target {
             name: Name { protocol, address },
@@ -151,7 +151,7 @@ impl World {
         let is_later = self.senders.next_due().is_none_or(|due| due > self.now);
         assert!(is_later || self.targets.is_empty(), "a completed step is not due again");
         let health_of = |target: &Target| {
-            let (_, reported) = self.senders.get(target.name).expect("a target of requests");
+            let (_, reported) = self.senders.get(target.name).expect("the sender has the target");
             Some((target.name, reported.verdict(self.now)?.health))
         };
         let expected: BTreeMap<Name, Health> = self.targets.iter().filter_map(health_of).collect();
@@ -166,8 +166,8 @@ impl World {
         };
         let requests = self.senders.requests(BATCH, nonce, self.now);
         for Request { to, datagram: request, .. } in &requests {
-            let name = name_in(request).expect("a name");
-            let target = self.target(name).expect("a target");
+            let name = name_in(request).expect("the request has a name");
+            let target = self.target(name).expect("the name belongs to a target");
             assert_eq!(*to, target.agent, "each request goes to the backend's agent");
             assert_eq!(request.kind(), Some(Kind::Request));
             assert!(request.is_authentic(target.keys.current().key.wire()));
@@ -300,7 +300,7 @@ impl World {
             ),
             Some(Kind::Request) | None => panic!("a request was accepted as a report"),
         }
-        let (_, reported) = self.senders.get(name).expect("a target of requests");
+        let (_, reported) = self.senders.get(name).expect("the sender has the target");
         let report = reported.report().expect("there is a report");
         assert!(report.valid_for <= MAX_VALID_FOR, "bounded");
         assert!(after.lame_until.is_none_or(|until| until <= self.now + MAX_HOLD), "bounded");

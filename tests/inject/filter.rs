@@ -70,8 +70,8 @@ fn program() -> Vec<libc::sock_filter> {
     let mut program =
         vec![load(ARCHITECTURE), equal(X86_64, 1, 0), answer(libc::SECCOMP_RET_ALLOW), load(NUMBER)];
     for (number, _) in CALLS {
-        let number = u32::try_from(number).expect("a small number");
-        if number == u32::try_from(libc::SYS_fcntl).expect("a small number") {
+        let number = u32::try_from(number).expect("the number is small");
+        if number == u32::try_from(libc::SYS_fcntl).expect("the number is small") {
             program.push(equal(number, 0, 4));
             program.push(load(SECOND));
             program.push(equal(libc::F_DUPFD_CLOEXEC.cast_unsigned(), 0, 1));

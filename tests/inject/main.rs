@@ -96,7 +96,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let options = Options::parse();
     let seed = options.seed.unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("the time is after 1970");
         u64::from(now.subsec_nanos())
     });
     println!("inject: seed {seed}");

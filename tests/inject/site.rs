@@ -56,7 +56,7 @@ impl Site {
     /// before the program itself runs.
     pub fn of(number: i32, first: u64, stack: &[Frame]) -> Option<Self> {
         let begin = stack.iter().position(|frame| frame.is_program)?;
-        let call = if number == i32::try_from(libc::SYS_bpf).expect("a small number") {
+        let call = if number == i32::try_from(libc::SYS_bpf).expect("the number is small") {
             format!("bpf {}", command(first))
         } else {
             filter::name(number).to_owned()

@@ -137,10 +137,9 @@ fn registers(thread: u32) -> Option<(u64, u64)> {
             std::thread::yield_now();
             continue;
         }
-        let mut numbers = text
-            .split_whitespace()
-            .rev()
-            .map(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).expect("a number"));
+        let mut numbers = text.split_whitespace().rev().map(|word| {
+            u64::from_str_radix(word.trim_start_matches("0x"), 16).expect("the word is hexadecimal")
+        });
         let (code, stack) = (numbers.next()?, numbers.next()?);
         return Some((stack, code));
     }

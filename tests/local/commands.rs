@@ -13,7 +13,7 @@ use stage::fixture::{Fixture, SERVICE, config, endpoints, with_active_accounting
 fn check_covers_the_configuration_and_its_files() {
     let fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
-    let path = path.to_str().expect("UTF-8");
+    let path = path.to_str().expect("the path is UTF-8");
     let good = fixture.setup.run(&["check", path]);
     assert_eq!((good.status.code(), String::from_utf8_lossy(&good.stdout).contains("ok")), (Some(0), true));
     std::fs::write(&fixture.file, endpoints(&[("127.0.0.1:8001", "weight = 70000"), ("[::1]:80", "")]))
@@ -31,7 +31,7 @@ fn check_covers_the_configuration_and_its_files() {
     let text = std::fs::read_to_string(path).expect("read");
     fixture.setup.write("small.toml", &(text + "[limits]\nslots = 64\n"));
     let small = fixture.setup.folder.join("small.toml");
-    let (code, text) = failure(&fixture.setup.run(&["check", small.to_str().expect("UTF-8")]));
+    let (code, text) = failure(&fixture.setup.run(&["check", small.to_str().expect("the path is UTF-8")]));
     assert_eq!(code, Some(1));
     assert!(text.contains("small.toml:8: client web, service users: all 64 slots"), "{text}");
     assert!(text.contains("raise slots in [limits]"), "{text}");
@@ -47,7 +47,7 @@ fn check_notes_settings_without_effect() {
     let fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
     let check = || {
-        let output = fixture.setup.run(&["check", path.to_str().expect("UTF-8")]);
+        let output = fixture.setup.run(&["check", path.to_str().expect("the path is UTF-8")]);
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
     let ok = format!("{}: ok\n", path.display());
@@ -85,7 +85,7 @@ fn every_command_reads_its_directories_from_the_configuration() {
         command.args(arguments);
         command
     };
-    let file = path.to_str().expect("UTF-8");
+    let file = path.to_str().expect("the path is UTF-8");
     let run = |arguments: &[&str]| stage::daemon::finish(socklb(arguments).args(["--config", file]));
     let by_variable =
         |arguments: &[&str]| stage::daemon::finish(socklb(arguments).env("SOCKLB_CONFIG", file));
@@ -133,7 +133,7 @@ fn every_command_reads_its_directories_from_the_configuration() {
 fn check_reports_all_faults_of_the_configuration_and_its_files_at_once() {
     let fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
-    let path = path.to_str().expect("UTF-8");
+    let path = path.to_str().expect("the path is UTF-8");
     let text = std::fs::read_to_string(path).expect("read");
     let more = "\n[[service]]\nname = \"mail\"\naddress = \"mail:25\"\nbackends = { file = \"gone.toml\" }\n";
     std::fs::write(path, text.clone() + "polcy = 1\n" + more).expect("write");
@@ -169,7 +169,7 @@ fn check_reports_faults_of_a_shared_file_once() {
     let service = &text[text.find("[[service]]").expect("a service")..];
     let second = service.replacen("users", "users-udp", 1) + "protocol = \"udp\"\n";
     std::fs::write(&path, text.clone() + &second).expect("write");
-    let path = path.to_str().expect("UTF-8");
+    let path = path.to_str().expect("the path is UTF-8");
     let good = fixture.setup.run(&["check", path]);
     assert_eq!(good.status.code(), Some(0), "{good:?}");
     std::fs::write(&fixture.file, endpoints(&[("127.0.0.1:8001", "weight = 70000")])).expect("write");
@@ -183,7 +183,7 @@ fn check_refuses_a_policy_that_the_kernel_cannot_run() {
     let path = fixture.setup.folder.join("socklb.toml");
     let text = std::fs::read_to_string(&path).expect("read");
     std::fs::write(&path, text.clone() + "policy = \"least-loaded\"\n").expect("write");
-    let path = path.to_str().expect("UTF-8");
+    let path = path.to_str().expect("the path is UTF-8");
     let (code, faults) = failure(&fixture.setup.run(&["check", path]));
     let expected = "policy \"least-loaded\" examines every backend of the subset, at most 256";
     assert_eq!((code, faults.contains(expected)), (Some(1), true), "{faults}");
@@ -198,7 +198,7 @@ fn check_notes_ignored_labels_and_refuses_long_lists_and_readable_keys() {
     let fixture = Fixture::without_daemon();
     let setup = &fixture.setup;
     let path = setup.folder.join("socklb.toml");
-    let check = || setup.run(&["check", path.to_str().expect("UTF-8")]);
+    let check = || setup.run(&["check", path.to_str().expect("the path is UTF-8")]);
     let good = std::fs::read_to_string(&path).expect("read");
     setup.write("socklb.toml", &good.replace("users.toml", "users"));
     let list = r#"[{"targets": ["127.0.0.1:8001"], "labels": {"state": "running"}}]"#;
@@ -229,7 +229,7 @@ fn check_refuses_a_pipe_instead_of_waiting_for_it() {
     let fixture = Fixture::without_daemon();
     let pipe = fixture.setup.folder.join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).expect("make a pipe");
-    let (code, text) = failure(&fixture.setup.run(&["check", pipe.to_str().expect("UTF-8")]));
+    let (code, text) = failure(&fixture.setup.run(&["check", pipe.to_str().expect("the path is UTF-8")]));
     assert!(code == Some(1) && text.contains("it is not a regular file"), "{code:?} {text}");
 }
 
@@ -238,7 +238,7 @@ fn check_refuses_a_pipe_instead_of_waiting_for_it() {
 fn a_full_output_device_is_an_error_and_not_a_panic() {
     let fixture = Fixture::new();
     let config = fixture.setup.folder.join("socklb.toml");
-    let config = config.to_str().expect("UTF-8");
+    let config = config.to_str().expect("the path is UTF-8");
     let commands: [&[&str]; 9] = [
         &["status"],
         &["status", "--json"],
@@ -275,7 +275,7 @@ fn the_pins_option_overrides_the_pins_of_the_daemon() {
     let mut command = std::process::Command::new(stage::program("socklb"));
     command.arg("--run").arg(&run).arg("--pins").arg(&elsewhere).args(["status", "--json"]);
     let output = stage::daemon::finish(&mut command);
-    let status: StatusDocument = serde_json::from_slice(&output.stdout).expect("JSON");
+    let status: StatusDocument = serde_json::from_slice(&output.stdout).expect("the text is JSON");
     assert_eq!((output.status.code(), status.clients.len()), (Some(3), 0));
     let message = stage::faults_of(&status).join("\n");
     assert!(message.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{message}");
@@ -295,7 +295,7 @@ fn explain_shows_inputs_order_and_formula() {
         ("127.0.0.1:8003", ""),
     ]);
     let path = fixture.setup.folder.join("socklb.toml");
-    let command = ["explain", "users", "--config", path.to_str().expect("UTF-8")];
+    let command = ["explain", "users", "--config", path.to_str().expect("the path is UTF-8")];
     let offline: Vec<Explanation> = fixture.setup.document(&command);
     fixture.start();
     let mut online: Vec<Explanation> = fixture.setup.document(&command);
@@ -470,7 +470,10 @@ fn bpftool_shows_named_fields() {
     let half = |value: &Value| {
         let number =
             |field: &str| value["state"][field].as_u64().and_then(|number| u8::try_from(number).ok());
-        DaemonState { usable: number("usable").expect("a byte"), state: number("state").expect("a byte") }
+        DaemonState {
+            usable: number("usable").expect("the field is a byte"),
+            state: number("state").expect("the field is a byte"),
+        }
     };
     let expected =
         DaemonState::new(Usable::UnlessEjected, BackendState::Member).with_reason(HealthReason::Healthy);

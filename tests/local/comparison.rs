@@ -20,7 +20,7 @@ fn another(fixture: &Fixture) -> String {
 /// The result of `check --against-running` for a file in the folder of the configuration.
 fn compared(fixture: &Fixture, file: &str) -> Comparison {
     let path = fixture.setup.folder.join(file);
-    fixture.setup.document(&["check", path.to_str().expect("UTF-8"), "--against-running"])
+    fixture.setup.document(&["check", path.to_str().expect("the path is UTF-8"), "--against-running"])
 }
 
 /// A comparison as lines: clients, services and their keys, backends with their open flows.
@@ -87,7 +87,7 @@ fn the_predicted_changes_of_a_file_are_its_real_changes() {
 fn an_endpoint_list_is_previewed_against_the_one_in_use() {
     let fixture = Fixture::new();
     let path = fixture.setup.folder.join("socklb.toml");
-    let path = path.to_str().expect("UTF-8");
+    let path = path.to_str().expect("the path is UTF-8");
     let preview = |list: &str| {
         let list = format!("{list}={}", fixture.setup.folder.join("next.toml").display());
         let mut command = vec!["check", path, "--against-running", "--endpoints"];
@@ -148,7 +148,7 @@ fn without_a_daemon_a_file_is_compared_with_the_maps() {
     assert!(unchangeable.len() == 1 && unchangeable[0].contains("4096 entries"), "{unchangeable:?}");
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
     let path = fixture.setup.folder.join("new.toml");
-    let path = path.to_str().expect("UTF-8");
+    let path = path.to_str().expect("the path is UTF-8");
     let (code, text) = failure(&fixture.setup.run(&["check", path, "--against-running"]));
     assert!(code == Some(1) && text.contains("nothing to compare with: no daemon answers at"), "{text}");
 }
@@ -160,7 +160,8 @@ fn changes_that_need_a_restart_are_reported_in_advance() {
     let text = stage::daemon::read(&path);
     let check = |file: &str| {
         let path = fixture.setup.folder.join(file);
-        let output = fixture.setup.run(&["check", path.to_str().expect("UTF-8"), "--against-running"]);
+        let output =
+            fixture.setup.run(&["check", path.to_str().expect("the path is UTF-8"), "--against-running"]);
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
     let (code, same) = check("socklb.toml");

@@ -51,7 +51,7 @@ fn status_shows_endings_and_latencies_of_flows() {
         assert_eq!(bad_times.count, 0);
     }
     for (good, bad) in [(good.latency, bad.latency), (good.latency_60s, bad.latency_60s)] {
-        let ConnectLatency { mean_us, p50_us, p99_us } = good.expect("flows were established");
+        let ConnectLatency { mean_us, p50_us, p99_us } = good.expect("the backend has latencies");
         assert!(mean_us > 0.0 && p50_us > 0.0 && p50_us <= p99_us && p99_us < 1e6, "{good:?}");
         assert_eq!(bad, None);
     }
@@ -162,7 +162,7 @@ fn the_doctor_notes_anomalies() {
     assert_eq!(anomalies().ended_twice, 3);
     let path = fixture.setup.folder.join("socklb.toml");
     let Diagnosis { findings, .. } =
-        fixture.setup.document(&["doctor", "--config", path.to_str().expect("UTF-8")]);
+        fixture.setup.document(&["doctor", "--config", path.to_str().expect("the path is UTF-8")]);
     let of =
         |check: &str| findings.iter().filter(|finding| finding.check == check).cloned().collect::<Vec<_>>();
     let [found] = &of("anomalies")[..] else { panic!("{findings:?}") };

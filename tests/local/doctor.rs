@@ -8,7 +8,7 @@ use stage::fixture::{Fixture, config};
 /// The exit code and the findings of `doctor`.
 fn doctor(setup: &Setup) -> (Option<i32>, Vec<Finding>) {
     let config = setup.folder.join("socklb.toml");
-    let output = setup.run(&["doctor", "--json", "--config", config.to_str().expect("UTF-8")]);
+    let output = setup.run(&["doctor", "--json", "--config", config.to_str().expect("the path is UTF-8")]);
     let Diagnosis { schema, findings } = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("doctor --json: {error}: {}", String::from_utf8_lossy(&output.stderr));
     });
@@ -120,7 +120,7 @@ fn missing_privileges_are_reported() {
     let mut command = crate::faults::as_nobody(&stage, &setup, &[]);
     let output = stage::daemon::finish(command.args(["doctor", "--json", "--config"]).arg(path));
     assert_eq!(output.status.code(), Some(3));
-    let Diagnosis { findings, .. } = serde_json::from_slice(&output.stdout).expect("JSON");
+    let Diagnosis { findings, .. } = serde_json::from_slice(&output.stdout).expect("the text is JSON");
     let found = of(&findings, "privileges");
     let missing = [
         (Severity::Problem, "CAP_BPF"),
@@ -200,7 +200,7 @@ fn programs_with_moved_pins_are_reported() {
 /// The exit code and the findings of `doctor` about one process.
 fn doctor_of(setup: &Setup, pid: u32) -> (Option<i32>, Vec<Finding>) {
     let config = setup.folder.join("socklb.toml");
-    let (config, pid) = (config.to_str().expect("UTF-8"), pid.to_string());
+    let (config, pid) = (config.to_str().expect("the path is UTF-8"), pid.to_string());
     let output = setup.run(&["doctor", "--json", "--config", config, "--pid", &pid]);
     let diagnosis: Diagnosis = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("doctor --pid: {error}: {}", String::from_utf8_lossy(&output.stderr));
@@ -257,8 +257,8 @@ fn the_coverage_of_a_process_is_reported() {
 fn inherited_uncovered_sockets_are_reported() {
     let fixture = Fixture::new();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
-    let connected =
-        std::net::TcpStream::connect(listener.local_addr().expect("its address")).expect("connect");
+    let connected = std::net::TcpStream::connect(listener.local_addr().expect("the listener has an address"))
+        .expect("connect");
     let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
     let inherit = |fd: std::os::fd::BorrowedFd<'_>| {
         rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("make the socket inheritable");
@@ -272,7 +272,7 @@ fn inherited_uncovered_sockets_are_reported() {
     let (code, findings) = doctor_of(&fixture.setup, process.id());
     assert_eq!((code, of(&findings, "coverage")[0].0), (Some(3), Severity::Ok));
     let sockets = of(&findings, "sockets");
-    let peer = listener.local_addr().expect("its address");
+    let peer = listener.local_addr().expect("the listener has an address");
     for what in [format!("it is connected to {peer}"), "it sends datagrams".to_owned()] {
         let is_expected = |(state, text, help): &&(Severity, &str, Option<&str>)| {
             *state == Severity::Warning && text.ends_with(&what) && help.is_some()

@@ -107,7 +107,7 @@ fn waiting_ends_with_the_last_connection_even_if_the_daemon_was_killed() {
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the drain needs no daemon");
     fixture.start();
     assert_eq!(waits.ending(), None, "a flow is open: {}", waits.text());
-    let last = dialled.iter().find(|dialled| dialled.name == "b1").expect("a connection to b1");
+    let last = dialled.iter().find(|dialled| dialled.name == "b1").expect("one connection goes to b1");
     probe.close(last.socket);
     waits.ends(0);
     assert!(waits.text().contains("127.0.0.1:8001: 0 open flows after"), "{}", waits.text());
@@ -224,7 +224,7 @@ fn a_drain_that_ends_without_a_daemon_is_in_force_until_the_next_one_starts() {
         fixture.setup.document(&["drain", "users", FIRST, "--for", &stage::window("3s")]);
     let until = answer.overrides[0].of.until.expect("the drain has an end");
     fixture.daemon.take().expect("a daemon runs").kill();
-    let unix = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs();
+    let unix = || std::time::UNIX_EPOCH.elapsed().expect("the time is after 1970").as_secs();
     eventually("the time of the drain is over", unix, |now| *now > until);
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "no daemon ends the drain");
     fixture.start();
@@ -239,7 +239,7 @@ fn a_drain_survives_the_death_of_the_daemon() {
     good(&fixture, &["drain", "users", "0", "--for", "1h", "--reason", "new kernel"]);
     fixture.daemon.take().expect("a daemon runs").kill();
     assert_eq!(names(&mut probe), set(&["b2", "b3"]));
-    let drained = fixture.setup.backend(FIRST).expect("the backend");
+    let drained = fixture.setup.backend(FIRST).expect("the backend has a slot");
     assert_eq!((drained.state.as_str(), drained.witness.as_deref()), ("drained", Some("operator")));
     let (code, text) = run(&fixture, &["overrides"]);
     assert_eq!(code, Some(3), "{text}");

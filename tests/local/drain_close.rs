@@ -34,7 +34,7 @@ fn ended_by(ends: impl FnOnce(&Fixture, &ChildGuard), code: i32) -> String {
     let path = fixture.setup.folder.join(OUTPUT);
     let file = fs::File::create(&path).expect("create a file");
     let mut command = fixture.setup.socklb(&arguments);
-    command.stdin(Stdio::null()).stderr(file.try_clone().expect("a second handle")).stdout(file);
+    command.stdin(Stdio::null()).stderr(file.try_clone().expect("clone the file's handle")).stdout(file);
     die_with_us(&mut command);
     let mut child = ChildGuard::of(command.spawn().expect("start the command"));
     eventually("the first connection is closed", || open(&fixture), |open| *open < OPEN);

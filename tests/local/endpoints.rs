@@ -151,7 +151,7 @@ fn ten_faulty_files_at_once_take_little_memory() {
             .find_map(|line| line.strip_prefix("VmHWM:"))
             .expect("the status has VmHWM")
             .to_owned();
-        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") >> 10
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("the text is a number") >> 10
     };
     let before = peak();
     let shapes: [(&str, &str); 5] = [

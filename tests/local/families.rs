@@ -75,6 +75,6 @@ fn an_accepted_socket_in_the_cgroup_retains_its_peer() {
     let mut server = fixture.probe();
     let listener = server.listen("127.0.0.1:9000");
     let client = std::net::TcpStream::connect("127.0.0.1:9000").expect("connect from outside the cgroup");
-    let here = client.local_addr().expect("an address");
+    let here = client.local_addr().expect("the socket has an address");
     assert_eq!(server.accept(listener), here);
 }

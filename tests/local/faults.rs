@@ -14,7 +14,7 @@ use stage::fixture::{Fixture, SERVICE, config, with_active_accounting, with_pass
 
 fn start(setup: &Setup, text: &str) -> Output {
     let path = setup.write("socklb.toml", text);
-    setup.run(&["run", "--config", path.to_str().expect("UTF-8")])
+    setup.run(&["run", "--config", path.to_str().expect("the path is UTF-8")])
 }
 
 #[track_caller]
@@ -280,11 +280,11 @@ fn foreign_and_missing_pins_are_refused() {
     // A foreign pin is in a directory of socklb.
     fs::rename(maps.join(map::COUNTS), maps.join("theirs")).expect("rename a pin");
     let path = fixture.setup.folder.join("socklb.toml");
-    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
+    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("the path is UTF-8")]);
     check(&output, 1, &["maps/theirs", "not one of socklb's"]);
     // A pin of socklb is missing while programs are attached.
     fs::remove_file(maps.join("theirs")).expect("remove the pin");
-    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("UTF-8")]);
+    let output = fixture.setup.run(&["run", "--config", path.to_str().expect("the path is UTF-8")]);
     check(&output, 1, &["maps/counts", "is missing", "socklb detach web"]);
     // Connects continue after the failed start.
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
@@ -319,7 +319,7 @@ fn a_second_daemon_with_the_same_socket_is_refused() {
     let mut other = fixture.setup.clone();
     other.pins = other.pins.with_file_name("other");
     let path = fixture.setup.folder.join("socklb.toml");
-    let output = other.run(&["run", "--config", path.to_str().expect("UTF-8")]);
+    let output = other.run(&["run", "--config", path.to_str().expect("the path is UTF-8")]);
     check(&output, 1, &["run/socklb.sock", "another socklb process answers on this socket"]);
     look(|| fixture.setup.status().daemon).matches("the first daemon still answers", Option::is_some);
 }
@@ -330,9 +330,9 @@ fn a_failed_start_attaches_nothing() {
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
     // A folder is in the place of the socket.
-    fs::create_dir_all(setup.folder.join("run/socklb.sock")).expect("a folder in the way");
+    fs::create_dir_all(setup.folder.join("run/socklb.sock")).expect("create a folder in place of the socket");
     check(&start(&setup, &config(&cgroup, "{ static = [] }", "")), 1, &["run/socklb.sock", "not a socket"]);
     assert!(!setup.pins_of("web").exists());
-    fs::remove_dir(setup.folder.join("run/socklb.sock")).expect("clear the way");
+    fs::remove_dir(setup.folder.join("run/socklb.sock")).expect("remove the folder");
     let _daemon = Daemon::start_again(&setup);
 }

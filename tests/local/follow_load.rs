@@ -66,7 +66,8 @@ fn a_busy_backend_loses_share_until_an_operator_switches() {
     let first = member(&busy, 0).expect("the backend is a member");
     assert!(first.utilization == Some(0.9) && first.held_by.is_none() && first.share < 0.25, "{first:?}");
     let run = fixture.setup.folder.join("run");
-    let switched = fixture.setup.run(&["load", "--run", run.to_str().expect("UTF-8"), "freeze", "users"]);
+    let switched =
+        fixture.setup.run(&["load", "--run", run.to_str().expect("the path is UTF-8"), "freeze", "users"]);
     assert!(switched.status.success(), "{switched:?}");
     // Connects follow the shares of the table.
     let share = wanted(&fixture)[ALL[0]];

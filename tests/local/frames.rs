@@ -38,8 +38,10 @@ impl Twins {
         let program = stage::sys::program(stage::sys::link(link).program);
         fixture.stop();
         let port = stage::address(LISTEN).port();
-        let daemon =
-            [stage::address(LISTEN), SocketAddr::new("2001:db8::2".parse().expect("an address"), port)];
+        let daemon = [
+            stage::address(LISTEN),
+            SocketAddr::new("2001:db8::2".parse().expect("the text is an address"), port),
+        ];
         let mut listeners = hash::<Address, Listener>(&fixture.setup.host_map(map::LISTENERS));
         listeners.insert(Raw(daemon[1].ip().into()), Raw(Listener::default()), 0).expect("listen at IPv6");
         let backend = stage::address(ALL[0]);
@@ -110,7 +112,8 @@ impl Twins {
     #[track_caller]
     fn run(&self, shape: Shape, is_v6: bool, payload: &[u8], cut: usize) -> Option<Received> {
         let daemon = self.daemon[usize::from(is_v6)];
-        let from: IpAddr = if is_v6 { "2001:db8::1" } else { "192.0.2.1" }.parse().expect("an address");
+        let from: IpAddr =
+            if is_v6 { "2001:db8::1" } else { "192.0.2.1" }.parse().expect("the text is an address");
         let frame = Frame::new(shape, SocketAddr::new(from, 9465), daemon, payload);
         let bytes = &frame.bytes()[..cut.min(frame.bytes().len())];
         let before = LastReport {

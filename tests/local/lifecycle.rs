@@ -165,7 +165,7 @@ fn detach_leaves_nothing_behind() {
 }
 
 fn backend(name: &str) -> usize {
-    name.strip_prefix('b').and_then(|n| n.parse::<usize>().ok()).expect("a backend's name") - 1
+    name.strip_prefix('b').and_then(|n| n.parse::<usize>().ok()).expect("the name has the form bN") - 1
 }
 
 #[test]
@@ -192,7 +192,12 @@ fn flows_of_the_former_cgroup_of_a_client_still_end() {
             |name: String| name.split_once('@').expect("a link's name contains a cgroup").1.to_owned();
         links
             .map(|link| {
-                cgroup(link.expect("read a directory entry").file_name().into_string().expect("UTF-8"))
+                cgroup(
+                    link.expect("read a directory entry")
+                        .file_name()
+                        .into_string()
+                        .expect("the link's name is UTF-8"),
+                )
             })
             .collect()
     };
@@ -249,7 +254,7 @@ fn a_start_succeeds_under_constant_signals() {
             .lines()
             .find_map(|line| line.strip_prefix("SigCgt:\t"))
             .expect("the status has a signal mask");
-        u64::from_str_radix(caught, 16).expect("a number in hexadecimal") & 1 != 0
+        u64::from_str_radix(caught, 16).expect("the mask is hexadecimal") & 1 != 0
     };
     eventually("SIGHUP does not end the daemon any more", status, catches_hangup);
     let running = || {

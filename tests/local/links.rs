@@ -11,10 +11,13 @@ use stage::{Cgroup, address, eventually, replace};
 /// The pinned links of the client, each with the pin's inode number, which distinguishes a new link
 /// from the old one.
 fn links(fixture: &Fixture) -> Vec<(String, u64)> {
-    let entries = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("links");
+    let entries = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("list the links");
     let link = |entry: std::io::Result<std::fs::DirEntry>| {
-        let entry = entry.expect("a link");
-        (entry.file_name().to_string_lossy().into_owned(), entry.metadata().expect("a pin").ino())
+        let entry = entry.expect("read a directory entry");
+        (
+            entry.file_name().to_string_lossy().into_owned(),
+            entry.metadata().expect("read the pin's metadata").ino(),
+        )
     };
     let mut links: Vec<(String, u64)> = entries.map(link).collect();
     links.sort();

@@ -38,7 +38,8 @@ fn sixty_four_client_tasks_are_balanced_independently() {
         config(&cgroups[0], r#"{ static = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"] }"#, "");
     let service = &one[one.find("[[service]]").expect("a service")..];
     let path = setup.write("socklb.toml", &(clients(&cgroups) + service + LIMITS));
-    let (code, text) = stage::daemon::failure(&setup.run(&["check", path.to_str().expect("UTF-8")]));
+    let (code, text) =
+        stage::daemon::failure(&setup.run(&["check", path.to_str().expect("the path is UTF-8")]));
     assert!(code == Some(1) && text.contains("64"), "`check` reports the limit of 64: {text}");
     let cgroups = &cgroups[..as_many(64)];
     let daemon = Daemon::start(&setup, &(clients(cgroups) + service + LIMITS));
@@ -71,10 +72,11 @@ fn the_kernel_memory_of_a_client_task_is_as_documented() {
         let info = std::fs::read_to_string(info).expect("read the kernel's description of the map");
         let line =
             info.lines().find_map(|line| line.strip_prefix("memlock:")).expect("the description has memlock");
-        bytes += line.trim().parse::<u64>().expect("a number");
+        bytes += line.trim().parse::<u64>().expect("the text is a number");
     }
     let config = setup.folder.join("socklb.toml");
-    let Diagnosis { findings, .. } = setup.document(&["doctor", "--config", config.to_str().expect("UTF-8")]);
+    let Diagnosis { findings, .. } =
+        setup.document(&["doctor", "--config", config.to_str().expect("the path is UTF-8")]);
     let memory = findings
         .iter()
         .find(|finding| finding.check == "memory")

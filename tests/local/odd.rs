@@ -37,7 +37,7 @@ fn sockets_opened_by_the_kernel_are_not_balanced() {
     assert!(fixture.setup.daemon().features["knows_kernel_sockets"]);
     let mut probe = fixture.probe();
     let folder = fixture.setup.folder.join("mounted");
-    std::fs::create_dir(&folder).expect("a folder to mount at");
+    std::fs::create_dir(&folder).expect("create the mount point");
     // The address has no route: a connect that is not balanced fails at once, and a balanced one
     // would reach a backend.
     assert_eq!(probe.mount_share(SERVICE, &folder), Err(libc::ENETUNREACH));

@@ -31,8 +31,8 @@ fn request(setup: &Setup, path: &str) -> UnixStream {
 fn answer(mut stream: UnixStream) -> (u16, String) {
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("read the answer");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
-    (head[9..12].parse().expect("a status code"), body.to_owned())
+    let (head, body) = text.split_once("\r\n\r\n").expect("the answer has a head and a body");
+    (head[9..12].parse().expect("the answer has a status code"), body.to_owned())
 }
 
 /// Clients with the maximum number of services. One backend of each service was replaced, so the
@@ -136,12 +136,12 @@ fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     std::fs::write("/proc/sys/net/core/somaxconn", "8").expect("make queues short");
     fixture.start();
     fixture.daemon().signal(Signal::STOP);
-    let path = SocketAddrUnix::new(socket(&fixture.setup)).expect("a path");
+    let path = SocketAddrUnix::new(socket(&fixture.setup)).expect("the path fits");
     let mut queue = Vec::new();
     let enter = || {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .expect("open a socket");
         let entered = rustix::net::connect(&socket, &path);
         queue.push(socket);
         entered
@@ -149,7 +149,8 @@ fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     let full = eventually("the queue is full", enter, |entered| *entered == Err(Errno::AGAIN));
     assert_eq!(full, Err(Errno::AGAIN));
     let config = fixture.setup.folder.join("socklb.toml");
-    let (code, text) = failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("UTF-8")]));
+    let (code, text) =
+        failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("the path is UTF-8")]));
     assert!(
         code == Some(1) && text.contains("another socklb process answers on this socket"),
         "{code:?} {text}"

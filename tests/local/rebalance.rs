@@ -173,7 +173,11 @@ fn a_restarted_backend_gets_three_quarters_of_its_share_again_within_the_planner
         });
         counted
             .map(|line| {
-                line.rsplit_once(' ').expect("the line has a value").1.parse::<u64>().expect("a number")
+                line.rsplit_once(' ')
+                    .expect("the line has a value")
+                    .1
+                    .parse::<u64>()
+                    .expect("the text is a number")
             })
             .sum()
     };

@@ -42,7 +42,7 @@ fn start(policy: &str, reporting: &[&str]) -> (Fixture, Agent) {
 }
 
 fn seen(fixture: &Fixture, address: &str) -> backend::BackendStatus {
-    fixture.setup.backend(address).expect("the backend")
+    fixture.setup.backend(address).expect("the backend has a slot")
 }
 
 /// The state that a backend has reported, as the status shows it.
@@ -58,8 +58,8 @@ pub fn is_lame(fixture: &Fixture, address: &str) -> bool {
 #[test]
 fn a_key_is_replaced_without_a_gap() {
     let (fixture, agent) = start("round-robin", &ALL);
-    let old = std::fs::read_to_string(fixture.setup.folder.join("service.key")).expect("the key");
-    let new = std::fs::read_to_string(make_key(&fixture.setup, "new.key", 2)).expect("the key");
+    let old = std::fs::read_to_string(fixture.setup.folder.join("service.key")).expect("read the key");
+    let new = std::fs::read_to_string(make_key(&fixture.setup, "new.key", 2)).expect("read the key");
     let refused = || {
         let status = agent.status();
         let by_agent = ["unknown-key", "forged"].map(|why| status["datagrams"]["refused"][why].to_string());
@@ -68,12 +68,12 @@ fn a_key_is_replaced_without_a_gap() {
     // The ids of the daemon's keys for each backend. The daemon sends requests under the first key.
     let polled = || {
         let map = hash::<SenderName, Sender>(&fixture.setup.host_map(host::map::SENDERS));
-        let entries = map.iter().map(|entry| entry.expect("an entry").1.0.keys.map(|key| key.id));
+        let entries = map.iter().map(|entry| entry.expect("read a map entry").1.0.keys.map(|key| key.id));
         entries.collect::<Vec<_>>()
     };
     let has = || {
         let status = agent.status();
-        let backends = status["backends"].as_array().expect("a list");
+        let backends = status["backends"].as_array().expect("the status lists backends");
         backends.iter().map(|backend| backend["keys"].to_string()).collect::<Vec<_>>()
     };
     // First, agents and daemons get both keys. Then daemons send under the new key. Finally, all
@@ -108,7 +108,7 @@ fn datagrams(fixture: &Fixture, what: &str) -> u64 {
     let page = fixture.setup.metrics();
     let name = format!("socklb_report_datagrams_total{{result=\"{what}\"}} ");
     let line = page.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned));
-    line.expect("the page has the series").parse().expect("a number")
+    line.expect("the page has the series").parse().expect("the text is a number")
 }
 
 #[test]
@@ -134,7 +134,10 @@ fn agent_run_without_an_agent_answers_requests_and_announces_its_end() {
     };
     let log = || std::fs::read_to_string(fixture.setup.folder.join("run.log")).unwrap_or_default();
     let end = |child: &mut stage::daemon::ChildGuard| {
-        let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process");
+        let pid = i32::try_from(child.id())
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+            .expect("the child has a process id");
         rustix::process::kill_process(pid, Signal::TERM).expect("send the signal");
     };
     let mut child = run(&["--key", &key.display().to_string(), "--listen", "127.0.0.1:9465"]);
@@ -172,8 +175,8 @@ fn datagrams_of_strangers_are_counted_and_change_nothing() {
         .lines()
         .find_map(|line| line.split("address=").nth(1).filter(|_| line.contains("polling agents")));
     let daemon: std::net::SocketAddr =
-        at.expect("the log contains the address").trim().parse().expect("an address");
-    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        at.expect("the log contains the address").trim().parse().expect("the text is an address");
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("open a socket");
     let forged = forged_push();
     for _ in 0..1_000 {
         stranger.send_to(&forged, daemon).expect("send");

@@ -54,8 +54,8 @@ struct UdpRequester {
 
 impl UdpRequester {
     fn new(from: &str, agent: &str, key: Key) -> Self {
-        let socket =
-            UdpSocket::bind(SocketAddr::new(from.parse().expect("an address"), 0)).expect("a socket");
+        let socket = UdpSocket::bind(SocketAddr::new(from.parse().expect("the text is an address"), 0))
+            .expect("open a socket");
         socket.connect(agent).expect("connect");
         socket.set_read_timeout(Some(Duration::from_secs(10))).expect("set a limit");
         Self { socket, key_id: 1, key }
@@ -76,7 +76,7 @@ impl UdpRequester {
     fn exchange(&self, cookie: u64) -> Datagram {
         self.socket.send(request(self.key_id, self.key, cookie).bytes()).expect("send");
         let mut received = std::iter::repeat_with(|| self.receive()).take(100);
-        received.find(|report| report.kind() == Some(Kind::Answer)).expect("an answer")
+        received.find(|report| report.kind() == Some(Kind::Answer)).expect("receive an answer")
     }
 
     /// The backend's reported readiness.
@@ -95,13 +95,13 @@ fn datagrams(agent: &Agent, what: &str) -> u64 {
     let status = agent.status();
     let datagrams = &status["datagrams"];
     let count = datagrams.get(what).unwrap_or(&datagrams["refused"][what]);
-    count.as_u64().expect("a count")
+    count.as_u64().expect("the status has the count")
 }
 
 /// The number of answered requests, and of those that the agent's socket answered.
 fn answered(agent: &Agent) -> (u64, u64) {
     let status = agent.status();
-    let count = |what: &str| status["datagrams"][what].as_u64().expect("a count");
+    let count = |what: &str| status["datagrams"][what].as_u64().expect("the status has the count");
     (count("answered"), count("answered") - count("answered_by_kernel"))
 }
 
@@ -193,7 +193,7 @@ fn requests_of_both_families_are_answered_on_loopback_and_invalid_ones_are_count
         requester.exchange(answer.cookie);
         look(|| datagrams(&agent, "answered_by_kernel")).becomes(before + 2);
     }
-    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("open a socket");
     let fine = request(1, key, 0);
     let changed = |change: fn(&mut Datagram)| {
         let mut changed = fine;
@@ -233,7 +233,7 @@ fn the_kernel_answers_for_the_backends_of_a_reloaded_configuration() {
     requester.exchange(0);
     let path = fixture.setup.folder.join("agent.toml");
     let configured = std::fs::read_to_string(&path).expect("read it");
-    let (head, _) = configured.split_once("[[backend]]").expect("a backend");
+    let (head, _) = configured.split_once("[[backend]]").expect("the configuration has a backend");
     stage::replace(&path, head);
     agent.signal(Signal::HUP);
     let of_unknown = || {
@@ -264,14 +264,14 @@ fn a_key_is_replaced_while_the_kernel_answers() {
     eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
     let service = fixture.setup.folder.join("service.key");
     let [old_line, new_line] = [service.clone(), make_key(&fixture.setup, "new.key", 2)]
-        .map(|file| std::fs::read_to_string(file).expect("the key"));
+        .map(|file| std::fs::read_to_string(file).expect("read the key"));
     let reread = |lines: &str, ids: &str| {
         std::fs::write(&service, lines).expect("write the keys");
         let file = derive_key(&fixture.setup, &service, ALL[0]);
         agent.signal(Signal::HUP);
         let has = || agent.status()["backends"][0]["keys"].to_string();
         eventually("the agent has these keys", has, |has| has == ids);
-        std::fs::read_to_string(file).expect("the backend's keys")
+        std::fs::read_to_string(file).expect("read the backend's keys")
     };
     let of_both = reread(&(old_line + &new_line), "[1,2]");
     let line =
@@ -347,11 +347,12 @@ fn children_do_not_inherit_the_capabilities_for_the_responder() {
         unsafe { command.pre_exec(with_ambient_capabilities) };
     });
     eventually("the kernel answers", || mode(&agent), |mode| mode == "generic");
-    let threads = std::fs::read_dir(format!("/proc/{}/task", agent.id())).expect("the agent's threads");
+    let threads = std::fs::read_dir(format!("/proc/{}/task", agent.id())).expect("list the agent's threads");
     for thread in threads {
         let status = std::fs::read_to_string(thread.expect("read a directory entry").path().join("status"))
             .expect("read it");
-        let ambient = status.lines().find_map(|line| line.strip_prefix("CapAmb:")).expect("a line");
+        let ambient =
+            status.lines().find_map(|line| line.strip_prefix("CapAmb:")).expect("the status has CapAmb");
         let ambient = u64::from_str_radix(ambient.trim(), 16).expect("hexadecimal");
         assert_eq!(ambient, CapabilitySet::CHOWN.bits(), "{status}");
     }

@@ -51,9 +51,9 @@ impl Twins {
     fn counts(&self) -> (u64, u64) {
         let status = self.agent.status();
         let datagrams = &status["datagrams"];
-        let refused = datagrams["refused"].as_object().expect("counts").values();
-        let refused = refused.map(|count| count.as_u64().expect("a count")).sum();
-        (datagrams["answered_by_kernel"].as_u64().expect("a count"), refused)
+        let refused = datagrams["refused"].as_object().expect("the status has counts").values();
+        let refused = refused.map(|count| count.as_u64().expect("the status has the count")).sum();
+        (datagrams["answered_by_kernel"].as_u64().expect("the status has the count"), refused)
     }
 
     /// Processes a frame twice: with the program in the kernel, and with the same code in this
@@ -75,7 +75,7 @@ impl Twins {
     ) -> Option<(Response, Vec<u8>)> {
         let [requester, here]: [IpAddr; 2] =
             if is_v6 { ["2001:db8::7", "::1"] } else { ["192.0.2.7", "127.0.0.1"] }
-                .map(|text| text.parse().expect("an address"));
+                .map(|text| text.parse().expect("the text is an address"));
         let mut frame =
             Frame::new(shape, SocketAddr::new(requester, 9467), SocketAddr::new(here, 9465), payload);
         frame.bytes_mut()[..6].copy_from_slice(&station);
@@ -99,7 +99,7 @@ impl Twins {
                 let addresses = if is_v6 { payload - 40..payload - 8 } else { payload - 16..payload - 8 };
                 let pseudo = [&after[addresses], &[0, 17, 0, 88], &after[payload - 8..]].concat();
                 assert_eq!(checksum(&pseudo), 0, "the UDP checksum is right: {what}");
-                let answer = Datagram::parse(&after[payload..]).expect("a datagram");
+                let answer = Datagram::parse(&after[payload..]).expect("the answer is a datagram");
                 assert!(answer.is_authentic(self.key), "{what}");
                 assert_eq!((answer.kind(), answer.nonce), (Some(Kind::Answer), 0x1234), "{what}");
             }
@@ -169,7 +169,7 @@ fn the_program_in_the_kernel_matches_its_code_on_this_host() {
     assert!(twins.run_to([2, 0, 0, 0, 0, 9], plain, false, fine.bytes(), usize::MAX).is_none());
     // A client that returns the cookie becomes a subscriber.
     let (_, after) = twins.run(plain, false, fine.bytes(), usize::MAX).expect("the kernel answers");
-    let answer = Datagram::parse(&after[PAYLOAD[0]..]).expect("a datagram");
+    let answer = Datagram::parse(&after[PAYLOAD[0]..]).expect("the answer is a datagram");
     count(Some((Response::Answered, after)));
     let subscribers = || twins.agent.status()["backends"][0]["subscribers"].as_u64();
     assert_eq!(subscribers(), Some(0));

@@ -162,7 +162,8 @@ fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs() {
     assert!(text.contains("service users") && text.contains("does not answer"), "{text}");
     assert_eq!(status.status.code(), Some(3), "{text}");
     let config = fixture.setup.folder.join("socklb.toml");
-    let explain = fixture.setup.run(&["explain", "users", "--config", config.to_str().expect("UTF-8")]);
+    let explain =
+        fixture.setup.run(&["explain", "users", "--config", config.to_str().expect("the path is UTF-8")]);
     let (code, text) = stage::daemon::failure(&explain);
     assert!(code == Some(0) && text.contains("does not answer"), "{text}");
     let text = String::from_utf8_lossy(&explain.stdout).into_owned();

@@ -43,7 +43,7 @@ fn lies(socket: &Path, user: u32, answer: String) {
 }
 
 fn json(status: &StatusDocument) -> String {
-    serde_json::to_string(status).expect("JSON")
+    serde_json::to_string(status).expect("a status is plain data")
 }
 
 /// A set-up with a foreign daemon in place of its own, which reports that the client's cgroup is at
@@ -183,7 +183,7 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
         let question = "/v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
         write!(stream, "{method} {question}").expect("send the request");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
+        stream.read_to_string(&mut answer).expect("read the answer");
         assert!(answer.starts_with("HTTP/1.1 405"), "{method}: {answer}");
     }
     // Commands that change something are refused.
@@ -277,7 +277,7 @@ fn a_start_with_a_nonexistent_group_fails_and_names_the_group() {
 /// Starts a daemon with the directories of this set-up. Returns exit code and message.
 fn start(setup: &Setup) -> (Option<i32>, String) {
     let path = setup.folder.join("socklb.toml");
-    failure(&setup.run(&["run", "--config", path.to_str().expect("UTF-8")]))
+    failure(&setup.run(&["run", "--config", path.to_str().expect("the path is UTF-8")]))
 }
 
 /// Runs the command between the first two backquotes of a message.
@@ -368,8 +368,10 @@ fn detach_removes_pins_of_this_directory_and_nothing_else() {
     symlink(&attached, trap.join("links/connect4@1")).expect("set the trap");
     let (code, text) = failure(&setup.run(&["detach", "trap"]));
     assert!(code == Some(1) && text.contains("is not one of socklb's maps or links"), "{code:?} {text}");
-    let mut names: Vec<_> =
-        fs::read_dir(&victims).expect("read it").map(|entry| entry.expect("a file").file_name()).collect();
+    let mut names: Vec<_> = fs::read_dir(&victims)
+        .expect("read it")
+        .map(|entry| entry.expect("read a directory entry").file_name())
+        .collect();
     names.sort();
     assert_eq!(names, ["backends", "passwd", "services"]);
     assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3, "web is still attached");

@@ -221,7 +221,7 @@ fn host_maps_are_removed_with_the_last_client() {
     let service = "[[service]]\nname = \"users\"\naddress = \"10.96.0.10:80\"\nbackends = { static = [\"127.0.0.1:8001\"] }\n";
     let text = client("web", &one) + &client("mail", &other) + service;
     let daemon = stage::Daemon::start(&setup, &text);
-    let host = setup.host_map(abi::host::map::VERDICTS).parent().expect("a directory").to_owned();
+    let host = setup.host_map(abi::host::map::VERDICTS).parent().expect("the pin has a directory").to_owned();
     assert!(host.is_dir());
     assert_eq!(daemon.stop(), Some(0));
     assert!(finish(&mut setup.socklb(&["detach", "web"])).status.success());

@@ -140,7 +140,8 @@ fn programs_with_log_lines_are_accepted() {
     let others = ["host", "responder"].map(|name| verified(&object(name), &[], &[PORT], NO_CASTS));
     let all: Vec<(String, u64)> = of_client.into_iter().chain(others.into_iter().flatten()).collect();
     let shipped = verified(RESPONDER_OBJECT, &[], &[PORT], NO_CASTS);
-    let with_lines = all.iter().find(|(name, _)| *name == shipped[0].0).expect("the same program");
+    let with_lines =
+        all.iter().find(|(name, _)| *name == shipped[0].0).expect("both objects have the program");
     assert!(
         with_lines.1 > shipped[0].1,
         "the verifier processes more with log lines: {with_lines:?}, {shipped:?}"
@@ -277,7 +278,7 @@ fn load_types(object: &mut Object) -> OwnedFd {
     // SAFETY: this member is the one that the command below reads; nothing else was written.
     let load = unsafe { &mut attr.__bindgen_anon_7 };
     load.btf = bytes.as_ptr() as u64;
-    load.btf_size = u32::try_from(bytes.len()).expect("a small description");
+    load.btf_size = u32::try_from(bytes.len()).expect("the description is small");
     // SAFETY: everything that the attributes point to outlives the call; the kernel has just made
     // the descriptor, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(bpf(bpf_cmd::BPF_BTF_LOAD, &mut attr).expect("load the types")) }
@@ -315,21 +316,21 @@ fn load(
     load.expected_attach_type = attach_type as u32;
     if let ProgramSection::Iter { .. } = section {
         #[expect(clippy::disallowed_methods, reason = "aya needs it for an iterator")]
-        let types = Btf::from_sys_fs().expect("the kernel's types");
+        let types = Btf::from_sys_fs().expect("read the kernel's types");
         let function = types.id_by_type_name_kind("bpf_iter_task_file", BtfKind::Func);
-        load.attach_btf_id = function.expect("an iterator over open files (Linux 5.8)");
+        load.attach_btf_id = function.expect("the kernel has an iterator over open files (Linux 5.8)");
     }
     let instructions = &function.instructions;
     load.insns = instructions.as_ptr() as u64;
-    load.insn_cnt = u32::try_from(instructions.len()).expect("a program of that size");
+    load.insn_cnt = u32::try_from(instructions.len()).expect("the program is short");
     let functions = function.func_info.func_info_bytes();
-    load.prog_btf_fd = u32::try_from(types.as_raw_fd()).expect("a descriptor");
+    load.prog_btf_fd = u32::try_from(types.as_raw_fd()).expect("the descriptor is positive");
     load.func_info = functions.as_ptr() as u64;
-    load.func_info_cnt = u32::try_from(function.func_info.len()).expect("few functions");
-    load.func_info_rec_size = u32::try_from(function.func_info_rec_size).expect("a small record");
+    load.func_info_cnt = u32::try_from(function.func_info.len()).expect("the program has few functions");
+    load.func_info_rec_size = u32::try_from(function.func_info_rec_size).expect("a record is small");
     load.license = license.as_ptr() as u64;
     load.log_buf = log.as_mut_ptr() as u64;
-    load.log_size = u32::try_from(log.len()).expect("a small buffer");
+    load.log_size = u32::try_from(log.len()).expect("the log is small");
     load.log_level = BPF_LOG_STATS;
     // SAFETY: everything that the attributes point to outlives the call, and the kernel writes only
     // to the log.

@@ -62,7 +62,7 @@ fn modes(fixture: &Fixture) -> BTreeMap<String, String> {
 /// The number of subscribers of each backend.
 fn subscribers(agent: &Agent) -> Vec<u64> {
     let status = agent.status();
-    let backends = status["backends"].as_array().expect("a list");
+    let backends = status["backends"].as_array().expect("the status lists backends");
     backends.iter().map(|backend| backend["subscribers"].as_u64().unwrap_or_default()).collect()
 }
 
@@ -172,7 +172,7 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
 fn a_daemon_without_its_port_leaves_the_receiver_attached() {
     let (mut fixture, agent) = start("round-robin");
     fixture.stop();
-    let taken = UdpSocket::bind(LISTEN).expect("the port");
+    let taken = UdpSocket::bind(LISTEN).expect("bind the daemon's port");
     fixture.start();
     let faults = || fixture.setup.faults().join("\n");
     eventually("the daemon cannot receive reports", faults, |faults| {
@@ -253,7 +253,7 @@ fn a_foreign_program_is_reported_and_never_replaced() {
 #[test]
 fn datagrams_of_strangers_are_dropped_and_counted() {
     let (fixture, _agent) = start("round-robin");
-    let stranger = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let stranger = UdpSocket::bind("127.0.0.1:0").expect("open a socket");
     let forged = forged_push();
     let (mut replayed, mut unrequested, mut unknown, mut request_frame) = (forged, forged, forged, forged);
     replayed[24..28].copy_from_slice(&1_u32.to_be_bytes());
@@ -295,7 +295,7 @@ fn ip(arguments: &str) {
 /// The addresses at which the kernel processes reports.
 fn listens_at(fixture: &Fixture) -> Vec<std::net::IpAddr> {
     let listeners = hash::<Address, Listener>(&fixture.setup.host_map(map::LISTENERS));
-    listeners.keys().map(|key| key.expect("an entry").0.into()).collect()
+    listeners.keys().map(|key| key.expect("read a map entry").0.into()).collect()
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     eventually("the kernel listens", mode, |mode| mode == "native");
     eventually("the daemon shows the report", || reported(&fixture, ALL[0]), |state| state == "ready");
     eventually("the daemon is a subscriber of the agent", || subscribers(&agent), |all| all == &[1]);
-    let near: std::net::IpAddr = "10.77.0.1".parse().expect("an address");
+    let near: std::net::IpAddr = "10.77.0.1".parse().expect("the text is an address");
     assert!(listens_at(&fixture).contains(&near));
     let mut probe = fixture.probe();
     fixture.daemon().signal(Signal::STOP);
@@ -332,7 +332,7 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
     assert!(taken_in(&fixture)["believed"] >= 3);
 
-    let other: std::net::IpAddr = "10.77.0.7".parse().expect("an address");
+    let other: std::net::IpAddr = "10.77.0.7".parse().expect("the text is an address");
     ip("address add 10.77.0.7/24 dev near");
     eventually(
         "the kernel's list of addresses is current",
@@ -483,7 +483,7 @@ fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     let key = make_key(&fixture.setup, "service.key", 1);
     let _agent = Agent::start(&fixture.setup, &key, &ALL);
     let pin = fixture.setup.host_map(map::LISTENERS);
-    std::fs::create_dir_all(pin.parent().expect("a folder")).expect("make the folder");
+    std::fs::create_dir_all(pin.parent().expect("the pin has a folder")).expect("make the folder");
     let made = std::process::Command::new("bpftool")
         .args(["map", "create"])
         .arg(&pin)

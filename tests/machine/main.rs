@@ -150,7 +150,7 @@ fn furnish(folder: &Path) {
 
 fn mount(kind: &str, target: &Path, flags: MountFlags, options: &str) {
     fs::create_dir_all(target).unwrap_or_else(|error| panic!("make {}: {error}", target.display()));
-    let options = std::ffi::CString::new(options).expect("no zero byte");
+    let options = std::ffi::CString::new(options).expect("the options have no NUL");
     rustix::mount::mount(kind, target, kind, flags, options.as_c_str())
         .unwrap_or_else(|error| panic!("mount {kind} on {}: {error}", target.display()));
 }

@@ -61,7 +61,7 @@ fn files(pid: u32) -> usize {
 fn peak(pid: u32) -> u64 {
     let status = stage::daemon::read(Path::new(&format!("/proc/{pid}/status")));
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the status has VmHWM");
-    line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("kilobytes") << 10
+    line.trim().trim_end_matches(" kB").trim().parse::<u64>().expect("the peak is a number") << 10
 }
 
 /// Waits for a reaction that follows a time limit of the daemon of about ten seconds.
@@ -193,7 +193,7 @@ fn a_request_head_beyond_the_limit_is_refused() {
         let head = format!("{line}{}\r\n\r\n", "x".repeat(bytes - line.len() - 4));
         stream.write_all(head.as_bytes()).expect("send the request");
         let mut begin = [0; 12];
-        stream.read_exact(&mut begin).expect("an answer");
+        stream.read_exact(&mut begin).expect("read the start of the answer");
         String::from_utf8_lossy(&begin).into_owned()
     };
     assert_eq!(answer(8191), "HTTP/1.0 200");
@@ -201,7 +201,7 @@ fn a_request_head_beyond_the_limit_is_refused() {
     let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
     write!(stream, "GET /metrics HTTP/1.0\r\ncontent-length: 1\r\n\r\nx").expect("send the request");
     let mut begin = [0; 12];
-    stream.read_exact(&mut begin).expect("an answer");
+    stream.read_exact(&mut begin).expect("read the start of the answer");
     assert_eq!(&begin, b"HTTP/1.0 413");
     drop(fixture);
 }
@@ -211,7 +211,7 @@ fn needed() -> u64 {
     let limits = include_str!("../../docs/reference/limits.md");
     let row = "| together, with one client | ";
     let number = limits.lines().find_map(|line| line.strip_prefix(row)?.strip_suffix(" |"));
-    number.expect("the page has the row").replace(',', "").parse().expect("a number")
+    number.expect("the page has the row").replace(',', "").parse().expect("the text is a number")
 }
 
 /// If all connections are in use, the daemon closes a silent one to make room for a connection with

@@ -95,7 +95,7 @@ fn fire(fleets: &[Fleet]) {
     let folder = tempfile::tempdir().expect("create a folder");
     let path = folder.path().join("fleet.test.yml");
     std::fs::write(&path, file).expect("write the test");
-    check(&["test", "rules", path.to_str().expect("UTF-8")]);
+    check(&["test", "rules", path.to_str().expect("the path is UTF-8")]);
 }
 
 #[test]

@@ -39,7 +39,8 @@ pub fn exchange(mut stream: impl Read + Write, method: &str, path: &str, accept:
     request(&mut stream, method, path, accept);
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("read the answer");
-    let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status code");
+    let (head, body) = text.split_once("\r\n\r\n").expect("the answer has a head and a body");
+    let code =
+        head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("the answer has a status code");
     Answer { code, head: head.to_lowercase(), body: body.to_owned() }
 }

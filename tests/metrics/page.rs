@@ -104,7 +104,7 @@ fn a_start_with_an_occupied_port_fails_and_reports_it() {
     with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\n"));
     let _taken = std::net::TcpListener::bind(LISTEN).expect("listen");
     let config = fixture.setup.folder.join("socklb.toml");
-    let output = fixture.setup.run(&["run", "--config", config.to_str().expect("UTF-8")]);
+    let output = fixture.setup.run(&["run", "--config", config.to_str().expect("the path is UTF-8")]);
     let (code, text) = failure(&output);
     assert_eq!(code, Some(1));
     assert!(

@@ -71,7 +71,7 @@ impl Prometheus {
     /// Sends a request to the API of Prometheus.
     pub fn api(&self, path: &str) -> Value {
         let answer = http::get(ADDRESS, path, "application/json");
-        let value: Value = serde_json::from_str(&answer.body).expect("JSON");
+        let value: Value = serde_json::from_str(&answer.body).expect("the text is JSON");
         assert_eq!(value["status"], "success", "{path}: {value}");
         value["data"].clone()
     }
@@ -85,7 +85,10 @@ impl Prometheus {
         let data = self.api(&format!("/api/v1/query?query={query}"));
         let series = data["result"].as_array().expect("series").clone();
         let value = |series: &Value| series["value"][1].as_str().and_then(|text| text.parse().ok());
-        series.iter().map(|series| (series["metric"].clone(), value(series).expect("a number"))).collect()
+        series
+            .iter()
+            .map(|series| (series["metric"].clone(), value(series).expect("the value is a number")))
+            .collect()
     }
 
     /// The value of an expression with one series.

@@ -83,15 +83,15 @@ fn dashboard_and_rules_use_only_existing_metrics() {
 #[test]
 fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
     let text = stage::daemon::read(&shipped(DASHBOARD));
-    let dashboard: Value = serde_json::from_str(&text).expect("JSON");
-    let variables = dashboard["templating"]["list"].as_array().expect("variables");
+    let dashboard: Value = serde_json::from_str(&text).expect("the text is JSON");
+    let variables = dashboard["templating"]["list"].as_array().expect("the dashboard has variables");
     let names: Vec<&str> = variables.iter().filter_map(|variable| variable["name"].as_str()).collect();
     assert_eq!(names, ["datasource", "client", "service"]);
-    let panels = dashboard["panels"].as_array().expect("panels");
+    let panels = dashboard["panels"].as_array().expect("the dashboard has panels");
     assert!(panels.len() >= 8, "the dashboard has {} panels", panels.len());
     let mut positions = BTreeSet::new();
     for panel in panels {
-        let title = panel["title"].as_str().expect("a title");
+        let title = panel["title"].as_str().expect("the panel has a title");
         assert!(!panel["description"].as_str().unwrap_or_default().is_empty(), "{title} has no description");
         assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
         let position = &panel["gridPos"];
@@ -99,8 +99,8 @@ fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
             positions.insert((position["x"].to_string(), position["y"].to_string())),
             "panel {title} has the position of another panel"
         );
-        for target in panel["targets"].as_array().expect("queries") {
-            let query = target["expr"].as_str().expect("a query");
+        for target in panel["targets"].as_array().expect("the panel has targets") {
+            let query = target["expr"].as_str().expect("the target has a query");
             // The metrics of datagrams to the daemon belong to no client, and an override may
             // concern all clients.
             let is_of_client = !query.contains("socklb_report_") && !query.contains("socklb_overrides");
@@ -113,26 +113,28 @@ fn every_panel_of_the_dashboard_has_a_query_and_a_description() {
 #[test]
 fn promtool_accepts_the_queries_of_the_dashboard() {
     let text = stage::daemon::read(&shipped(DASHBOARD));
-    let dashboard: Value = serde_json::from_str(&text).expect("JSON");
+    let dashboard: Value = serde_json::from_str(&text).expect("the text is JSON");
     // The expressions are written as recording rules, because promtool reads them in this form.
     let mut rules = String::from("groups:\n  - name: dashboard\n    rules:\n");
-    let panels = dashboard["panels"].as_array().expect("panels").iter();
-    for (number, target) in panels.flat_map(|panel| panel["targets"].as_array().expect("queries")).enumerate()
+    let panels = dashboard["panels"].as_array().expect("the dashboard has panels").iter();
+    for (number, target) in
+        panels.flat_map(|panel| panel["targets"].as_array().expect("the panel has targets")).enumerate()
     {
-        let query = target["expr"].as_str().expect("a query").replace("$__rate_interval", "5m");
+        let query =
+            target["expr"].as_str().expect("the target has a query").replace("$__rate_interval", "5m");
         rules += &format!("      - record: dashboard:{number}\n        expr: {}\n", Value::from(query));
     }
     let folder = tempfile::tempdir().expect("create a folder");
     let path = folder.path().join("dashboard.rules.yml");
     std::fs::write(&path, rules).expect("write the rules");
-    check(&["check", "rules", "--lint=none", path.to_str().expect("UTF-8")]);
+    check(&["check", "rules", "--lint=none", path.to_str().expect("the path is UTF-8")]);
 }
 
 #[test]
 fn promtool_accepts_the_rules_and_every_alert_fires_in_a_test() {
-    check(&["check", "rules", "--lint-fatal", shipped(RULES).to_str().expect("UTF-8")]);
+    check(&["check", "rules", "--lint-fatal", shipped(RULES).to_str().expect("the path is UTF-8")]);
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("metrics/rules.test.yml");
-    check(&["test", "rules", tests.to_str().expect("UTF-8")]);
+    check(&["test", "rules", tests.to_str().expect("the path is UTF-8")]);
     // The tests cause each alert of the file to fire.
     let tests = stage::daemon::read(&tests);
     for alert in alerts(&stage::daemon::read(&shipped(RULES))) {
@@ -143,7 +145,7 @@ fn promtool_accepts_the_rules_and_every_alert_fires_in_a_test() {
 #[test]
 fn amtool_accepts_the_alertmanager_example_and_its_alerts_exist() {
     let path = shipped(ALERTMANAGER);
-    succeeded(&amtool(&["check-config", path.to_str().expect("UTF-8")]));
+    succeeded(&amtool(&["check-config", path.to_str().expect("the path is UTF-8")]));
     let rules = stage::daemon::read(&shipped(RULES));
     let alerts = alerts(&rules);
     let example = stage::daemon::read(&path);

@@ -15,7 +15,7 @@ fn commands(machine: &Machine) -> Vec<String> {
 }
 
 fn listed(help: &str) -> Vec<String> {
-    let list = help.split("Commands:\n").nth(1).expect("a list of commands");
+    let list = help.split("Commands:\n").nth(1).expect("the help has a list of commands");
     let names = list.lines().map_while(|line| line.split_whitespace().next());
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
@@ -85,7 +85,7 @@ fn every_file_is_at_its_place_and_owned_by_root() {
     let files = files(&machine);
     assert_eq!(files, expected);
     for file in &files {
-        let metadata = machine.file(file).metadata().expect("an installed file");
+        let metadata = machine.file(file).metadata().expect("the file is installed");
         let mode = if file.starts_with("/usr/bin/") { 0o755 } else { 0o644 };
         let seen = (metadata.uid(), metadata.gid(), metadata.mode() & 0o7777);
         assert_eq!(seen, (0, 0, mode), "{file}");

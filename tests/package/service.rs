@@ -154,7 +154,7 @@ fn the_first_connect_of_a_restarted_service_is_balanced() {
         });
     }
     let status = machine.good(&["socklb", "status", "--json"]);
-    let status: lb_view::status::StatusDocument = serde_json::from_str(&status).expect("JSON");
+    let status: lb_view::status::StatusDocument = serde_json::from_str(&status).expect("the text is JSON");
     assert_eq!(status.clients[0].not_a_service, 0);
 }
 

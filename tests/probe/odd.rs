@@ -147,13 +147,13 @@ const SIZE_OF_INT: libc::socklen_t = 4;
 fn connect_by_ring(socket: &OwnedFd, address: SocketAddr) -> Outcome<()> {
     let SocketAddr::V4(address) = address else { return Err(Errno::AFNOSUPPORT) };
     let sockaddr = libc::sockaddr_in {
-        sin_family: libc::sa_family_t::try_from(libc::AF_INET).expect("16 bits"),
+        sin_family: libc::sa_family_t::try_from(libc::AF_INET).expect("the family fits into 16 bits"),
         sin_port: address.port().to_be(),
         sin_addr: libc::in_addr { s_addr: address.ip().to_bits().to_be() },
         sin_zero: [0; 8],
     };
     let mut ring = io_uring::IoUring::new(2).map_err(errno)?;
-    let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_in>()).expect("a small structure");
+    let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_in>()).expect("the structure is small");
     let fd = io_uring::types::Fd(socket.as_raw_fd());
     let connect = io_uring::opcode::Connect::new(fd, (&raw const sockaddr).cast(), length).build();
     // SAFETY: the socket and the address outlive the request, because this function waits for its

@@ -132,8 +132,8 @@ fn put(path: &str, body: &Value) -> String {
 /// Makes a token that may read services and nodes.
 fn new_token() -> String {
     let token = put("acl/token", &json!({ "Policies": [{ "Name": "read" }] }));
-    let token: Value = serde_json::from_str(&token).expect("a token");
-    token["SecretID"].as_str().expect("a secret").to_owned()
+    let token: Value = serde_json::from_str(&token).expect("the answer is JSON");
+    token["SecretID"].as_str().expect("the token has a secret").to_owned()
 }
 
 /// Registers a backend in the catalogue, on a node without checks.
@@ -247,8 +247,8 @@ fn no_connect_fails_while_another_server_has_consuls_port_or_the_token_expires()
     // The token expires. A change of the catalogue completes the pending query.
     let token = std::fs::read_to_string(scene.client.setup.folder.join("token")).expect("read the token");
     let own = request(PORT, "GET", "/v1/acl/token/self", &format!("X-Consul-Token: {token}\r\n"), "");
-    let own: Value = serde_json::from_str(&own.expect("Consul answers").1).expect("a token");
-    let path = format!("/v1/acl/token/{}", own["AccessorID"].as_str().expect("an accessor"));
+    let own: Value = serde_json::from_str(&own.expect("Consul answers").1).expect("the answer is JSON");
+    let path = format!("/v1/acl/token/{}", own["AccessorID"].as_str().expect("the token has an accessor"));
     let master = format!("X-Consul-Token: {MASTER}\r\n");
     let (head, _) = request(PORT, "DELETE", &path, &master, "").expect("Consul answers");
     assert!(head.contains(" 200 "), "{head}");

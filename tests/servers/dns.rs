@@ -68,7 +68,12 @@ impl Scene {
         die_with_us(&mut command);
         let mut child = command.spawn().expect("run nsupdate");
         let text = format!("server 127.0.0.1 {PORT}\nzone example.com\n{lines}\nsend\n");
-        child.stdin.take().expect("a pipe").write_all(text.as_bytes()).expect("write to nsupdate");
+        child
+            .stdin
+            .take()
+            .expect("standard input is a pipe")
+            .write_all(text.as_bytes())
+            .expect("write to nsupdate");
         let output = child.wait_with_output().expect("nsupdate ends");
         assert!(output.status.success(), "{lines}: {}", String::from_utf8_lossy(&output.stderr));
     }

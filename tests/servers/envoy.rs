@@ -90,7 +90,7 @@ fn clusters() -> BTreeMap<String, (u32, String)> {
 fn answers(connections: u32) -> BTreeMap<String, u32> {
     let mut answers = BTreeMap::new();
     for _ in 0..connections {
-        let name = receive(LISTENER, "").expect("an answer through Envoy");
+        let name = receive(LISTENER, "").expect("Envoy forwards the answer");
         *answers.entry(name.trim().to_owned()).or_insert(0) += 1;
     }
     answers

@@ -31,14 +31,14 @@ impl Server {
         F: Fn(TcpStream) -> Option<TcpStream> + Clone + Send + 'static,
     {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("the port is free");
-        let handle = listener.as_fd().try_clone_to_owned().expect("a second handle of the listener");
+        let handle = listener.as_fd().try_clone_to_owned().expect("clone the listener's handle");
         let connections = Connections::default();
         let accepted = Arc::clone(&connections);
         let thread = std::thread::spawn(move || {
             let mut threads = Vec::new();
             // The loop ends when `drop` shuts the listener down.
             while let Ok((stream, _)) = listener.accept() {
-                let handle = stream.try_clone().expect("a second handle of the connection");
+                let handle = stream.try_clone().expect("clone the connection's handle");
                 accepted.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
                 let (serve, held) = (serve.clone(), Arc::clone(&accepted));
                 threads.push(std::thread::spawn(move || {

@@ -155,7 +155,7 @@ impl Api {
 
 /// The head of a recorded answer.
 fn head(answer: &str) -> &str {
-    let end = answer.find("\r\n\r\n").expect("the end of the head") + 4;
+    let end = answer.find("\r\n\r\n").expect("the answer has a head") + 4;
     &answer[..end]
 }
 
@@ -165,8 +165,9 @@ fn chunk(text: &str) -> String {
 
 /// The first recorded slice, with a copy of its first endpoint for each of these addresses.
 fn slice(name: &str, version: u64, addresses: &[String], port: u16) -> Value {
-    let (begin, end) = (LIST.find('{').expect("a list"), LIST.rfind('}').expect("its end"));
-    let list: Value = serde_json::from_str(&LIST[begin..=end]).expect("a list");
+    let (begin, end) =
+        (LIST.find('{').expect("the text has an object"), LIST.rfind('}').expect("the object ends"));
+    let list: Value = serde_json::from_str(&LIST[begin..=end]).expect("the list is JSON");
     let mut slice = list["items"][0].clone();
     slice["metadata"]["name"] = name.into();
     slice["metadata"]["resourceVersion"] = version.to_string().into();

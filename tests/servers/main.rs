@@ -121,7 +121,7 @@ fn run(recipe: &Recipe, backend: &str, setup: &Setup, agent: &Agent, cgroup: &Cg
     command.args(recipe.on_lame_duck.map(|what| format!("--on-lame-duck={what}"))).arg("--");
     command.args(of_port(recipe.command).split(' ')).arg(file);
     command.current_dir(&setup.folder).stdin(Stdio::null());
-    command.stdout(log.try_clone().expect("a second handle of the log")).stderr(log);
+    command.stdout(log.try_clone().expect("clone the handle of the log")).stderr(log);
     die_with_us(&mut command);
     cgroup.enter(&mut command);
     ChildGuard::of(command.spawn().expect("run the server"))

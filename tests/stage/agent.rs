@@ -47,9 +47,9 @@ pub fn derive_key(setup: &Setup, service: &Path, backend: &str) -> PathBuf {
 /// If the file has no line `ID KEY`.
 pub fn key_in(file: &Path) -> (u16, Vec<u8>) {
     let text = fs::read_to_string(file).expect("read the key");
-    let (id, digits) = text.trim().split_once(' ').expect("a line ID KEY");
+    let (id, digits) = text.trim().split_once(' ').expect("the file has a line ID KEY");
     let byte = |at: usize| u8::from_str_radix(&digits[at..at + 2], 16).expect("hexadecimal");
-    (id.parse().expect("a number"), (0..digits.len()).step_by(2).map(byte).collect())
+    (id.parse().expect("the text is a number"), (0..digits.len()).step_by(2).map(byte).collect())
 }
 
 /// A running agent. Killed on drop.
@@ -116,7 +116,7 @@ impl Agent {
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
         let answer = socket::get(&self.socket(), "/v1/status", patience()).expect("the agent answers");
-        serde_json::from_str(&answer).expect("JSON")
+        serde_json::from_str(&answer).expect("the text is JSON")
     }
 
     fn socket(&self) -> PathBuf {
@@ -149,7 +149,8 @@ impl Agent {
 
     pub fn signal(&self, what: rustix::process::Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        rustix::process::kill_process(pid.expect("a process id"), what).expect("send the signal");
+        rustix::process::kill_process(pid.expect("the agent has a process id"), what)
+            .expect("send the signal");
     }
 
     pub fn log(&self) -> String {

@@ -72,10 +72,10 @@ impl Backend {
     }
 
     pub fn with_manner(name: &str, address: &str, manner: Manner) -> Self {
-        let address: SocketAddr = address.parse().expect("an address");
+        let address: SocketAddr = address.parse().expect("the text is an address");
         let listener =
             TcpListener::bind(address).unwrap_or_else(|error| panic!("listen on {address}: {error}"));
-        let handle = listener.as_fd().try_clone_to_owned().expect("a second handle of the listener");
+        let handle = listener.as_fd().try_clone_to_owned().expect("clone the listener's handle");
         let accepted = Arc::new(AtomicU64::new(0));
         let (word, counter) = (name.to_owned(), Arc::clone(&accepted));
         let thread = std::thread::spawn(move || {
@@ -91,7 +91,7 @@ impl Backend {
                         std::thread::Builder::new()
                             .stack_size(64 << 10)
                             .spawn(move || serve(stream, &word, manner))
-                            .expect("a thread for the connection");
+                            .expect("start a thread for the connection");
                     }
                 }
             }

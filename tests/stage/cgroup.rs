@@ -141,5 +141,5 @@ pub(crate) fn remove(path: &Path) {
 pub fn mount() -> PathBuf {
     let table = fs::read_to_string("/proc/self/mountinfo").expect("read the mount table");
     let line = table.lines().find(|line| line.contains(" - cgroup2 ")).expect("cgroup2 is mounted");
-    PathBuf::from(line.split(' ').nth(4).expect("a mount point"))
+    PathBuf::from(line.split(' ').nth(4).expect("the line has a mount point"))
 }

@@ -138,7 +138,7 @@ impl Setup {
     /// The backend at an address, of the service `users` of the client `web`, which most tests
     /// have.
     pub fn backend(&self, address: &str) -> Option<BackendStatus> {
-        let address: SocketAddr = address.parse().expect("an address");
+        let address: SocketAddr = address.parse().expect("the text is an address");
         self.backends("web", "users").into_iter().find(|backend| backend.address == address)
     }
 
@@ -193,7 +193,10 @@ pub fn finish(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     die_with_us(command);
     let child = command.spawn().expect("start the command");
-    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
+        .expect("the child has a process id");
     let (done, ended) = std::sync::mpsc::channel::<()>();
     let watcher = std::thread::spawn(move || {
         let hangs = ended.recv_timeout(6 * patience()) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
@@ -270,9 +273,15 @@ impl Daemon {
     /// Limits the daemon to `free` more descriptors than it has open; `None` removes the limit.
     pub fn leave_descriptors(&self, free: Option<usize>) {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("the daemon's descriptors");
+        let entries =
+            fs::read_dir(format!("/proc/{}/fd", self.pid())).expect("list the daemon's descriptors");
         let number = |entry: std::io::Result<fs::DirEntry>| -> u64 {
-            entry.expect("an entry").file_name().to_string_lossy().parse().expect("a number")
+            entry
+                .expect("read a directory entry")
+                .file_name()
+                .to_string_lossy()
+                .parse()
+                .expect("the text is a number")
         };
         let taken: std::collections::BTreeSet<u64> = entries.map(number).collect();
         // The kernel compares the limit with descriptor numbers, not with their count. So the new
@@ -291,10 +300,14 @@ impl Daemon {
     /// limit.
     pub fn leave_memory(&self, free: Option<u64>) {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
-        let statm = fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("the daemon's memory");
+        let statm =
+            fs::read_to_string(format!("/proc/{}/statm", self.pid())).expect("read the daemon's statm");
         // The kernel reports size 0 for a process that has ended.
-        let pages: u64 =
-            statm.split(' ').next().and_then(|pages| pages.parse().ok()).expect("the daemon's size");
+        let pages: u64 = statm
+            .split(' ')
+            .next()
+            .and_then(|pages| pages.parse().ok())
+            .expect("statm has the daemon's size");
         let size = pages * rustix::param::page_size() as u64;
         let maximum = getrlimit(Resource::As).maximum;
         let current = free.map_or(maximum, |free| Some(size + free));
@@ -376,7 +389,10 @@ impl Drop for ChildGuard {
 
 /// Sends a signal to a child of this process.
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
-    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw).expect("a process id");
+    let pid = i32::try_from(child.id())
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
+        .expect("the child has a process id");
     rustix::process::kill_process(pid, signal).expect("the child is alive");
 }
 
@@ -422,7 +438,7 @@ pub fn refuse(command: &mut Command, call: libc::c_long, errno: libc::c_int) {
 /// feature, the daemon attempts to close one of its own sockets, and reads the cookie of that
 /// socket, which it does at no other time. So the filter makes the call that reads the cookie fail.
 pub fn refuse_to_destroy_sockets(command: &mut Command) {
-    let cookie = u32::try_from(libc::SO_COOKIE).expect("an option");
+    let cookie = u32::try_from(libc::SO_COOKIE).expect("the option's number fits");
     refuse_if(command, libc::SYS_getsockopt, Some((2, cookie)), libc::EOPNOTSUPP);
 }
 
@@ -433,10 +449,14 @@ fn refuse_if(command: &mut Command, call: libc::c_long, argument: Option<(u32, u
         BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO,
     };
     use std::os::unix::process::CommandExt;
-    let instruction =
-        |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k };
-    let number = u32::try_from(call).expect("a system call");
-    let refused = SECCOMP_RET_ERRNO | u32::try_from(errno).expect("an errno");
+    let instruction = |code: u32, jt, jf, k| libc::sock_filter {
+        code: u16::try_from(code).expect("the opcode fits"),
+        jt,
+        jf,
+        k,
+    };
+    let number = u32::try_from(call).expect("the call's number fits");
+    let refused = SECCOMP_RET_ERRNO | u32::try_from(errno).expect("the errno fits");
     // The call's number is the first word of the filter's input. The arguments follow at byte 16,
     // of eight bytes each, with the low word first on little-endian machines.
     let (at, value) = argument.map_or((0, number), |(number, value)| (16 + 8 * number, value));
@@ -448,7 +468,7 @@ fn refuse_if(command: &mut Command, call: libc::c_long, argument: Option<(u32, u
         instruction(BPF_RET | BPF_K, 0, 0, refused),
         instruction(BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW),
     ];
-    let length = u16::try_from(filter.len()).expect("a short filter");
+    let length = u16::try_from(filter.len()).expect("the filter is short");
     // SAFETY: the closure makes two system calls, allocates nothing, and owns the filter.
     unsafe {
         command.pre_exec(move || {
@@ -475,9 +495,9 @@ impl Beside {
     /// fixed name.
     pub fn start(setup: &Setup, arguments: &[&str]) -> Self {
         let output = setup.folder.join("beside");
-        let file = fs::File::create(&output).expect("create a file");
+        let file = fs::File::create(&output).expect("create the output file");
         let mut command: Command = setup.socklb(arguments);
-        command.stdin(Stdio::null()).stderr(file.try_clone().expect("a second handle")).stdout(file);
+        command.stdin(Stdio::null()).stderr(file.try_clone().expect("clone the file's handle")).stdout(file);
         die_with_us(&mut command);
         Self { child: ChildGuard::of(command.spawn().expect("start the command")), output }
     }

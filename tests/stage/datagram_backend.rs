@@ -36,7 +36,7 @@ const STOP: &[u8] = b"stop";
 
 impl DatagramBackend {
     pub fn start(name: &str, address: &str) -> Self {
-        let address: SocketAddr = address.parse().expect("an address");
+        let address: SocketAddr = address.parse().expect("the text is an address");
         let socket = UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}"));
         let gate = Arc::new(Gate::default());
         let (answer, passed) = (name.to_owned(), Arc::clone(&gate));

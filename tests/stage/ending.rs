@@ -54,8 +54,8 @@ pub const ENDINGS: [Ending; 13] = [
 
 impl fmt::Display for Ending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = serde_json::to_value(self).expect("a name");
-        f.write_str(name.as_str().expect("a name"))
+        let name = serde_json::to_value(self).expect("an ending is plain data");
+        f.write_str(name.as_str().expect("an ending is a string"))
     }
 }
 

@@ -16,7 +16,7 @@ const ACCEPT: u32 = u32::MAX;
 const DROP: u32 = 0;
 
 fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
-    sock_filter { code: u16::try_from(code).expect("an opcode"), jt, jf, k }
+    sock_filter { code: u16::try_from(code).expect("the opcode fits"), jt, jf, k }
 }
 
 /// Makes a socket drop all received packets. A listener with this filter never answers.
@@ -84,7 +84,7 @@ fn random() -> sock_filter {
 /// The bound below which a share of `in_a_million` per million of all 32-bit numbers lies.
 fn share_of_numbers(in_a_million: u32) -> u32 {
     let numbers = (u64::from(in_a_million) << 32) / 1_000_000;
-    u32::try_from(numbers).expect("fewer than a million in a million")
+    u32::try_from(numbers).expect("the share is at most a million in a million")
 }
 
 /// Makes a raw socket receive only SYNs to one of these ports.
@@ -110,10 +110,10 @@ pub fn see_only_dials(socket: impl AsFd, ports: std::ops::RangeInclusive<u16>) -
 
 fn attach(socket: impl AsFd, filter: &[sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog {
-        len: u16::try_from(filter.len()).expect("a short filter"),
+        len: u16::try_from(filter.len()).expect("the filter is short"),
         filter: filter.as_ptr().cast_mut(),
     };
-    let length = libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).expect("a small structure");
+    let length = libc::socklen_t::try_from(size_of::<libc::sock_fprog>()).expect("the structure is small");
     // SAFETY: the program and its instructions outlive the call, and the kernel only reads them.
     let result = unsafe {
         libc::setsockopt(

@@ -33,7 +33,7 @@ impl Hung {
     pub fn over(directory: &Path) -> Self {
         let server = File::options().read(true).write(true).open("/dev/fuse").expect("open /dev/fuse");
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", server.as_raw_fd());
-        let options = std::ffi::CString::new(options).expect("no NUL");
+        let options = std::ffi::CString::new(options).expect("the options have no NUL");
         mount("hung", directory, "fuse", MountFlags::NOSUID | MountFlags::NODEV, Some(options.as_c_str()))
             .unwrap_or_else(|error| panic!("mount over {}: {error}", directory.display()));
         Self { at: directory.to_owned(), _server: server }

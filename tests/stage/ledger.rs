@@ -57,7 +57,7 @@ impl Counters {
     /// If a counter is missing.
     pub fn read() -> Self {
         let files = ["snmp", "netstat"].map(|name| {
-            std::fs::read_to_string(format!("/proc/net/{name}")).expect("the kernel's network counters")
+            std::fs::read_to_string(format!("/proc/net/{name}")).expect("read the kernel's network counters")
         });
         let find = |name: &str| {
             files
@@ -158,7 +158,7 @@ impl Ledger {
         if !self.services.contains_key(name) {
             self.services.insert(name.to_owned(), Flows::default());
         }
-        self.services.get_mut(name).expect("the service was inserted")
+        self.services.get_mut(name).expect("the ledger has the service")
     }
 
     /// Counts a new connection that remains open.

@@ -37,8 +37,8 @@ fn looks_once(statement: &str) -> bool {
 fn no_assertion_compares_a_single_look() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let files = ["local", "metrics", "proof"].into_iter().flat_map(|tests| {
-        let entries = std::fs::read_dir(folder.join(tests)).expect("a folder of tests");
-        entries.map(|entry| entry.expect("an entry").path())
+        let entries = std::fs::read_dir(folder.join(tests)).expect("list a folder of tests");
+        entries.map(|entry| entry.expect("read a directory entry").path())
     });
     let mut wrong = Vec::new();
     for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "rs")) {

@@ -19,17 +19,17 @@ unsafe impl<T: bytemuck::Pod> aya::Pod for Raw<T> {}
 
 /// Opens an array map by its pin.
 pub fn array<T: bytemuck::Pod>(pin: &Path) -> Array<MapData, Raw<T>> {
-    Array::try_from(open(pin)).expect("an array of this shape")
+    Array::try_from(open(pin)).expect("the map is an array of this shape")
 }
 
 /// Opens a hash map by its pin.
 pub fn hash<K: bytemuck::Pod, V: bytemuck::Pod>(pin: &Path) -> HashMap<MapData, Raw<K>, Raw<V>> {
-    HashMap::try_from(open(pin)).expect("a hash of this shape")
+    HashMap::try_from(open(pin)).expect("the map is a hash map of this shape")
 }
 
 /// Opens a per-CPU array map by its pin.
 pub fn per_cpu<T: bytemuck::Pod>(pin: &Path) -> PerCpuArray<MapData, Raw<T>> {
-    PerCpuArray::try_from(open(pin)).expect("a per-CPU array of this shape")
+    PerCpuArray::try_from(open(pin)).expect("the map is a per-CPU array of this shape")
 }
 
 /// All values of a pinned array map, in one call: one call per entry takes seconds in a guest.
@@ -74,7 +74,7 @@ pub fn set_all<T: bytemuck::Pod>(pin: &Path, values: &mut [T]) {
     let mut attr = attributes();
     attr.batch.keys = keys.as_mut_ptr() as u64;
     attr.batch.values = values.as_mut_ptr() as u64;
-    attr.batch.count = u32::try_from(values.len()).expect("32 bits");
+    attr.batch.count = u32::try_from(values.len()).expect("the count fits into 32 bits");
     attr.batch.map_fd = data.fd().as_fd().as_raw_fd().cast_unsigned();
     // SAFETY: the arrays have as many keys and values as the call states, and outlive the call.
     let result = unsafe { bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr) };
@@ -83,5 +83,5 @@ pub fn set_all<T: bytemuck::Pod>(pin: &Path, values: &mut [T]) {
 
 fn open(pin: &Path) -> Map {
     let data = MapData::from_pin(pin).unwrap_or_else(|error| panic!("open {}: {error}", pin.display()));
-    Map::from_map_data(data).expect("a map")
+    Map::from_map_data(data).expect("the map's kind is known")
 }

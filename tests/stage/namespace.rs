@@ -126,7 +126,7 @@ impl Network {
     /// # Panics
     /// If no descriptor is left.
     pub fn place(&self, command: &mut Command) {
-        let namespace = self.namespace.try_clone().expect("a descriptor");
+        let namespace = self.namespace.try_clone().expect("clone the descriptor");
         // SAFETY: the closure makes one system call and allocates nothing.
         unsafe { command.pre_exec(move || enter(&namespace)) };
     }
@@ -171,7 +171,7 @@ pub fn run(line: &str) {
 /// The command for a line that consists of a program and arguments without blanks.
 fn command(line: &str) -> Command {
     let mut words = line.split(' ');
-    let mut command = Command::new(words.next().expect("a program"));
+    let mut command = Command::new(words.next().expect("the line has a program"));
     command.args(words);
     command
 }
@@ -210,7 +210,7 @@ pub fn in_a_cgroup_namespace_with_the_hosts_tree(command: &mut Command) {
 }
 
 fn c_path(path: &Path) -> std::ffi::CString {
-    std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("a path")
+    std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("the path has no NUL")
 }
 
 /// Brings the loopback device up. The device is down in a new network namespace and in a guest.
@@ -223,9 +223,9 @@ pub fn loopback_up() {
     // SAFETY: a structure of plain numbers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(*b"lo") {
-        *to = libc::c_char::try_from(from).expect("ASCII");
+        *to = libc::c_char::try_from(from).expect("the name is ASCII");
     }
-    request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).expect("a flag of a 16-bit word");
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP).expect("the flag fits into 16 bits");
     let fd = socket.as_raw_fd();
     // SAFETY: the request is the kernel's own structure and lives through the call.
     let result = unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS, &raw mut request) };

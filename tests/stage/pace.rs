@@ -53,8 +53,9 @@ fn pace_of(start: Duration, in_a_guest: bool) -> u32 {
 
 #[track_caller]
 fn times(time: &str, pace: u32) -> String {
-    let (number, unit) = time.split_at(time.find(|letter: char| !letter.is_ascii_digit()).expect("a unit"));
-    format!("{}{unit}", number.parse::<u32>().expect("a number") * pace)
+    let (number, unit) =
+        time.split_at(time.find(|letter: char| !letter.is_ascii_digit()).expect("the time has a unit"));
+    format!("{}{unit}", number.parse::<u32>().expect("the text is a number") * pace)
 }
 
 #[cfg(test)]

@@ -108,7 +108,7 @@ impl Service {
             Behind::Loopback6(_) => format!("[fd00::{number:x}]:80"),
             Behind::Loopback(..) | Behind::Unrouted | Behind::Datagrams(..) => format!("10.96.1.{number}:80"),
         };
-        text.parse().expect("an address")
+        text.parse().expect("the text is an address")
     }
 
     pub fn backends(&self) -> Vec<SocketAddr> {
@@ -120,7 +120,7 @@ impl Service {
             Behind::Loopback6(port) => vec![format!("[::1]:{port}")],
             Behind::Unrouted => UNROUTED.iter().map(ToString::to_string).collect(),
         };
-        texts.iter().map(|text| text.parse().expect("an address")).collect()
+        texts.iter().map(|text| text.parse().expect("the text is an address")).collect()
     }
 }
 
@@ -144,7 +144,7 @@ pub fn config(cgroup: &Cgroup, services: impl Iterator<Item = Service>, end: &st
             service.address(),
             backends.join(", ")
         )
-        .expect("a string takes any text");
+        .expect("writing to a string succeeds");
     }
     text + end
 }

@@ -50,7 +50,7 @@ pub fn load_program(kind: bpf_prog_type, attach_type: bpf_attach_type, instructi
     load.prog_type = kind as u32;
     load.expected_attach_type = attach_type as u32;
     load.insns = instructions.as_ptr() as u64;
-    load.insn_cnt = u32::try_from(instructions.len()).expect("a short program");
+    load.insn_cnt = u32::try_from(instructions.len()).expect("the program is short");
     load.license = c"GPL".as_ptr() as u64;
     // SAFETY: instructions and license outlive the call, and nothing is written.
     let program = unsafe { bpf(bpf_cmd::BPF_PROG_LOAD, &mut attr) };
@@ -96,7 +96,7 @@ fn idle_connect4() -> OwnedFd {
 }
 
 fn open_link(pin: &Path) -> OwnedFd {
-    let path = CString::new(pin.as_os_str().as_bytes()).expect("a path without NUL");
+    let path = CString::new(pin.as_os_str().as_bytes()).expect("the path has no NUL");
     let mut attr = attributes();
     attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
     // SAFETY: the path outlives the call, and nothing is written.
@@ -179,7 +179,7 @@ fn link_info(pin: &Path) -> bpf_link_info {
     let mut info: bpf_link_info = unsafe { std::mem::zeroed() };
     let mut attr = attributes();
     attr.info.bpf_fd = link.as_raw_fd().cast_unsigned();
-    attr.info.info_len = u32::try_from(size_of::<bpf_link_info>()).expect("a small structure");
+    attr.info.info_len = u32::try_from(size_of::<bpf_link_info>()).expect("the structure is small");
     attr.info.info = (&raw mut info) as u64;
     // SAFETY: the structure has the length that is passed, and outlives the call.
     unsafe { bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }
@@ -212,9 +212,10 @@ pub fn run_xdp(program: &OwnedFd, frame: &[u8]) -> (u32, Vec<u8>) {
     // SAFETY: this member is the one that the command below reads; nothing else was written.
     let test = unsafe { &mut attr.test };
     test.prog_fd = program.as_raw_fd().cast_unsigned();
-    (test.data_in, test.data_size_in) = (frame.as_ptr() as u64, u32::try_from(frame.len()).expect("a frame"));
+    (test.data_in, test.data_size_in) =
+        (frame.as_ptr() as u64, u32::try_from(frame.len()).expect("the frame is short"));
     (test.data_out, test.data_size_out) =
-        (after.as_mut_ptr() as u64, u32::try_from(after.len()).expect("a frame"));
+        (after.as_mut_ptr() as u64, u32::try_from(after.len()).expect("the frame is short"));
     test.repeat = 1;
     // SAFETY: both buffers have the lengths that are passed, and outlive the call.
     unsafe { bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr) }
@@ -252,7 +253,7 @@ pub fn xdp_program(action: Action) -> OwnedFd {
 /// # Panics
 /// If there is no such interface.
 pub fn interface_index(interface: &str) -> u32 {
-    let name = CString::new(interface).expect("a name without NUL");
+    let name = CString::new(interface).expect("the name has no NUL");
     // SAFETY: a string that outlives the call.
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     assert_ne!(index, 0, "there is no interface {interface}");
@@ -268,7 +269,7 @@ pub fn send_frames(transmit: &OwnedFd, interface: u32, frame: &[u8], times: u32)
     /// `BPF_F_TEST_XDP_LIVE_FRAMES`
     const LIVE_FRAMES: u32 = 2;
     // `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
-    let context = [0, u32::try_from(frame.len()).expect("a frame"), 0, interface, 0, 0];
+    let context = [0, u32::try_from(frame.len()).expect("the frame is short"), 0, interface, 0, 0];
     let mut attr = attributes();
     // SAFETY: this member is the one that the command below reads; nothing else was written.
     let test = unsafe { &mut attr.test };
@@ -287,9 +288,10 @@ pub fn send_frames(transmit: &OwnedFd, interface: u32, frame: &[u8], times: u32)
 /// Without `ip`.
 pub fn xdp_programs(interface: &str) -> Vec<u32> {
     let output = std::process::Command::new("ip").args(["-json", "link", "show", "dev", interface]).output();
-    let links: serde_json::Value = serde_json::from_slice(&output.expect("run ip").stdout).expect("JSON");
+    let links: serde_json::Value =
+        serde_json::from_slice(&output.expect("run ip").stdout).expect("the text is JSON");
     let id = links[0]["xdp"]["prog"]["id"].as_u64();
-    id.into_iter().map(|id| u32::try_from(id).expect("an id")).collect()
+    id.into_iter().map(|id| u32::try_from(id).expect("the id fits into 32 bits")).collect()
 }
 
 /// The mode in which an XDP program runs.

@@ -39,7 +39,7 @@ impl Terminal {
             .expect("open a terminal");
         rustix::pty::grantpt(&keyboard).expect("own the terminal");
         rustix::pty::unlockpt(&keyboard).expect("unlock the terminal");
-        let name = rustix::pty::ptsname(&keyboard, Vec::new()).expect("the terminal's name");
+        let name = rustix::pty::ptsname(&keyboard, Vec::new()).expect("read the terminal's name");
         let line = rustix::fs::open(
             name.as_c_str(),
             rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC,
@@ -113,7 +113,7 @@ impl Terminal {
 
     /// Whether keys reach the program as they are typed, without echo.
     pub fn is_raw(&self) -> bool {
-        let modes = rustix::termios::tcgetattr(&self.line).expect("the terminal's modes");
+        let modes = rustix::termios::tcgetattr(&self.line).expect("read the terminal's modes");
         !modes.local_modes.intersects(LocalModes::ICANON | LocalModes::ECHO)
     }
 

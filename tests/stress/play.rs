@@ -100,13 +100,13 @@ impl Worker {
                     };
                     let scenarios = &scenarios;
                     // Every scenario is played at least once per round.
-                    let first = scenarios.iter().skip(usize::try_from(thread).expect("a small number"));
+                    let first = scenarios.iter().skip(usize::try_from(thread).expect("the number is small"));
                     let first: Vec<&Scenario> =
                         first.step_by(self.options.threads as usize).copied().collect();
                     scope.spawn(move || player.play(&first, scenarios, flows / threads))
                 })
                 .collect();
-            threads.into_iter().map(|thread| thread.join().expect("a thread")).collect()
+            threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect()
         });
         for ledger in ledgers {
             self.ledger.merge(ledger?);

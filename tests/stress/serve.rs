@@ -125,7 +125,7 @@ impl Server {
                 Err(errno) => panic!("wait for events: {errno}"),
             }
             for event in &events {
-                let at = usize::try_from(event.data.u64()).expect("a descriptor's number");
+                let at = usize::try_from(event.data.u64()).expect("the descriptor's number fits");
                 if at == listener { self.accept() } else { self.serve(at) }
             }
         }
@@ -192,5 +192,5 @@ fn obey(socket: &OwnedFd, word: u8) -> bool {
 }
 
 fn number(socket: &OwnedFd) -> usize {
-    usize::try_from(socket.as_raw_fd()).expect("a descriptor's number")
+    usize::try_from(socket.as_raw_fd()).expect("the descriptor's number fits")
 }

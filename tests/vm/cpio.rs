@@ -32,8 +32,8 @@ impl Archive {
 
     fn entry(&mut self, path: &str, mode: u32, content: &[u8]) {
         self.entries += 1;
-        let size = u32::try_from(content.len()).expect("no file of 4 GiB");
-        let name = u32::try_from(path.len() + 1).expect("a short name");
+        let size = u32::try_from(content.len()).expect("the file is smaller than 4 GiB");
+        let name = u32::try_from(path.len() + 1).expect("the name is short");
         // The fields after the magic number: inode, mode, owner, group, links, time, size, two
         // numbers each for device and special device, the length of the name with its NUL, and a
         // checksum, which is 0 in this format.
@@ -64,7 +64,7 @@ mod tests {
         archive.folder("a");
         archive.file("a/bc", b"hello");
         let bytes = archive.finish();
-        let text = String::from_utf8(bytes).expect("ASCII");
+        let text = String::from_utf8(bytes).expect("the archive is ASCII");
         let zeros = |n: usize| "00000000".repeat(n);
         let expected = [
             format!(
