@@ -354,7 +354,7 @@ fn one_command_at_a_time_closes_and_stops_when_it_is_killed() {
     let (code, text) = failure(&setup.run(&arguments));
     assert!(
         code == Some(1) && text.contains("is closing the connections of service users"),
-        "{code:?} {text}"
+        "exit code {code:?}: {text}"
     );
     stage::daemon::signal(&slow, Signal::INT);
     slow.wait().expect("reap the command");
@@ -407,7 +407,7 @@ fn a_request_that_cannot_be_met_says_why_and_closes_nothing() {
     }
     let refused = |fixture: &Fixture, arguments: &[&str], code: i32, expected: &str| {
         let (seen, text) = failure(&fixture.setup.run(&[&["close"], arguments].concat()));
-        assert!(seen == Some(code) && text.contains(expected), "{arguments:?}: {seen:?} {text}");
+        assert!(seen == Some(code) && text.contains(expected), "{arguments:?}: exit code {seen:?}: {text}");
     };
     for (arguments, code, expected) in [
         (&["user", "127.0.0.1:8001"][..], 1, "did you mean users? services here are: users"),

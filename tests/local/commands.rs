@@ -230,7 +230,7 @@ fn check_refuses_a_pipe_instead_of_waiting_for_it() {
     let pipe = fixture.setup.folder.join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).expect("make a pipe");
     let (code, text) = failure(&fixture.setup.run(&["check", pipe.to_str().expect("the path is UTF-8")]));
-    assert!(code == Some(1) && text.contains("it is not a regular file"), "{code:?} {text}");
+    assert!(code == Some(1) && text.contains("it is not a regular file"), "exit code {code:?}: {text}");
 }
 
 /// A full disk is an error with a message. A closed pipe is not an error.
@@ -257,7 +257,7 @@ fn a_full_output_device_is_an_error_and_not_a_panic() {
         let (code, text) = failure(&output);
         assert!(
             code == Some(1) && text.starts_with("socklb: write to standard output: "),
-            "{arguments:?} {code:?} {text}"
+            "{arguments:?}: exit code {code:?}: {text}"
         );
         // If standard error is full as well, only the exit code shows the failure.
         let code =

@@ -198,7 +198,7 @@ fn kills_of_the_daemon_during_commands_lose_nothing_that_was_answered() {
         let (wanted, before, decided) = (action == "drain", is_drained(&fixture), decisions(&fixture));
         let mut command = Beside::start(&fixture.setup, &[action, "users", FIRST]);
         if round >= 2 && wanted != before {
-            eventually("the daemon decides", || decisions(&fixture), |now| *now > decided);
+            eventually("the daemon logs another decision", || decisions(&fixture), |now| *now > decided);
         }
         fixture.daemon.take().expect("a daemon runs").kill();
         let is_answered = command.ended() == 0;
@@ -255,7 +255,7 @@ fn a_drain_survives_the_death_of_the_daemon() {
     let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
     assert!(
         code == Some(1) && text.contains("the daemon is not running: nothing was changed"),
-        "{code:?} {text}"
+        "exit code {code:?}: {text}"
     );
     fixture.start();
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "no connect chooses b1, not even the first");
@@ -276,7 +276,10 @@ fn the_last_available_backend_is_drained_only_by_force() {
     let mut probe = fixture.probe();
     good(&fixture, &["drain", "users", ALL[1], ALL[2]]);
     let (code, text) = run(&fixture, &["drain", "users", FIRST]);
-    assert!(code == Some(1) && text.contains("web") && text.contains("--force"), "{code:?} {text}");
+    assert!(
+        code == Some(1) && text.contains("web") && text.contains("--force"),
+        "exit code {code:?}: {text}"
+    );
     assert_eq!(names(&mut probe), set(&["b1"]), "a refused drain changes nothing");
     good(&fixture, &["drain", "users", FIRST, "--force"]);
     settled(&fixture);
@@ -285,7 +288,7 @@ fn the_last_available_backend_is_drained_only_by_force() {
     eventually("the fault is shown", || is_there(FaultCode::OnlyDrained), |is_there| *is_there);
     assert!(!is_there(FaultCode::NoUsableBackend), "one cause is reported as one fault");
     let (code, text) = run(&fixture, &["status"]);
-    assert!(code == Some(3) && text.contains("3 drained by an operator"), "{code:?} {text}");
+    assert!(code == Some(3) && text.contains("3 drained by an operator"), "exit code {code:?}: {text}");
     let metrics = fixture.setup.metrics();
     assert!(metrics.contains("socklb_overrides{service=\"users\",kind=\"drain\"} 3"), "{metrics}");
     good(&fixture, &["undrain", "users", FIRST]);
@@ -303,7 +306,7 @@ fn with_drain_fallback_drained_backends_serve_if_there_are_no_others() {
     settled(&fixture);
     assert_eq!(names(&mut fixture.probe()), set(&["b1", "b2", "b3"]));
     let (code, text) = run(&fixture, &["status"]);
-    assert!(code == Some(3) && text.contains("because `drain_fallback` is on"), "{code:?} {text}");
+    assert!(code == Some(3) && text.contains("because `drain_fallback` is on"), "exit code {code:?}: {text}");
 }
 
 #[test]
@@ -333,10 +336,13 @@ fn an_override_that_cannot_be_stored_is_in_force_and_reported() {
     let fixture = Fixture::new();
     fs::write(fixture.setup.folder.join("state/overrides"), "").expect("write a file");
     let (code, text) = run(&fixture, &["drain", "users", FIRST]);
-    assert!(code == Some(3) && text.contains("lost when the daemon restarts"), "{code:?} {text}");
+    assert!(code == Some(3) && text.contains("lost when the daemon restarts"), "exit code {code:?}: {text}");
     assert_eq!(names(&mut fixture.probe()), set(&["b2", "b3"]));
     let (code, text) = run(&fixture, &["overrides"]);
-    assert!(code == Some(3) && text.contains("degraded: cannot store the overrides"), "{code:?} {text}");
+    assert!(
+        code == Some(3) && text.contains("degraded: cannot store the overrides"),
+        "exit code {code:?}: {text}"
+    );
     fs::remove_file(fixture.setup.folder.join("state/overrides")).expect("remove the file");
     let not_kept = || overrides(&fixture).not_kept;
     eventually("a retry stores the override", not_kept, Option::is_none);
@@ -357,7 +363,7 @@ fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
     let full = fs::write(&filler, [7; 64 << 10]).expect_err("64 KiB and the daemon's files have no room");
     assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     let (code, text) = run(&fixture, &["drain", "users", FIRST]);
-    assert!(code == Some(3) && text.contains("No space left on device"), "{code:?} {text}");
+    assert!(code == Some(3) && text.contains("No space left on device"), "exit code {code:?}: {text}");
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the override is in force");
     fs::remove_file(filler).expect("remove the file");
     eventually("a retry stores the override", || not_kept(&fixture), Option::is_none);
@@ -365,7 +371,7 @@ fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
         |flags| rustix::mount::mount_remount(&state, flags, "").expect("mount the file system again");
     remount(MountFlags::RDONLY);
     let (code, text) = run(&fixture, &["weight", "users", ALL[1], "50%"]);
-    assert!(code == Some(3) && text.contains("Read-only file system"), "{code:?} {text}");
+    assert!(code == Some(3) && text.contains("Read-only file system"), "exit code {code:?}: {text}");
     remount(MountFlags::empty());
     eventually("a retry stores the override", || not_kept(&fixture), Option::is_none);
     fixture.daemon.take().expect("a daemon runs").kill();
@@ -394,7 +400,7 @@ fn overrides_in_a_file_of_another_user_are_not_applied() {
     let why = document.not_kept.expect("the document has the reason");
     assert!(why.contains("65534"), "{why}");
     let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
-    assert!(code == Some(1) && text.contains("cannot be read yet"), "{code:?} {text}");
+    assert!(code == Some(1) && text.contains("cannot be read yet"), "exit code {code:?}: {text}");
     assert_eq!(fs::read_to_string(&file).expect("the file exists"), forged);
     // The administrator removes the file.
     fs::remove_file(&file).expect("remove it");
@@ -423,7 +429,10 @@ fn a_drain_that_is_to_close_flows_changes_nothing_if_the_daemon_cannot_close_any
             &["close", "users", FIRST, "--dry-run"],
         ] {
             let (seen, text) = run(&fixture, arguments);
-            assert!(seen == Some(code) && text.contains(expected), "{arguments:?}: {seen:?} {text}");
+            assert!(
+                seen == Some(code) && text.contains(expected),
+                "{arguments:?}: exit code {seen:?}: {text}"
+            );
         }
         assert_eq!(overrides(&fixture).overrides, [], "nothing is drained");
         assert_eq!(names(&mut probe), set(&["b1", "b2", "b3"]));
@@ -452,7 +461,7 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
         (&["weight", "users", "127.0.0.1:1", "50%"], "127.0.0.1:8001"),
     ] {
         let (code, text) = run(&fixture, arguments);
-        assert!(code == Some(1) && text.contains(expected), "{arguments:?}: {code:?} {text}");
+        assert!(code == Some(1) && text.contains(expected), "{arguments:?}: exit code {code:?}: {text}");
     }
     let refused: Overridden = fixture.setup.document(&["drain", "users", "9"]);
     assert!(refused.refused.is_some() && refused.changed.is_empty(), "{refused:?}");
@@ -465,14 +474,14 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
     fixture.daemon().signal(Signal::STOP);
     let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
     let expected = "does not answer: the daemon may still make the change when it continues";
-    assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
+    assert!(code == Some(1) && text.contains(expected), "exit code {code:?}: {text}");
     fixture.daemon().signal(Signal::CONT);
     fixture.stop();
     for arguments in [&["drain", "users", FIRST][..], &["drain", "users", FIRST, "--close", "all"]] {
         let (code, text) = run(&fixture, arguments);
         assert!(
             code == Some(1) && text.contains("the daemon is not running: nothing was changed"),
-            "{arguments:?}: {code:?} {text}"
+            "{arguments:?}: exit code {code:?}: {text}"
         );
     }
 }

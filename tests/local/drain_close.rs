@@ -76,7 +76,10 @@ fn a_daemon_that_hangs_before_the_command_drains_and_closes_nothing() {
     let output = fixture.setup.run(&["drain", "users", FIRST, "--close", "all", "--wait"]);
     fixture.daemon().signal(Signal::CONT);
     let (code, text) = failure(&output);
-    assert!(code == Some(1) && text.ends_with("does not answer: nothing was changed"), "{code:?} {text}");
+    assert!(
+        code == Some(1) && text.ends_with("does not answer: nothing was changed"),
+        "exit code {code:?}: {text}"
+    );
     let daemon = || fixture.setup.status().daemon;
     eventually("the daemon has answered the earlier requests", daemon, Option::is_some);
     assert_eq!(fixture.setup.document::<OverridesDocument>(&["overrides"]).overrides, []);

@@ -232,10 +232,10 @@ fn a_readmission_ends_an_ejection_early() {
         (&["users", DEAD[0], "--client", "batch"], "no client \"batch\" here has a backend"),
     ] {
         let (code, text) = readmit(arguments);
-        assert!(code == Some(1) && text.contains(expected), "{arguments:?}: {code:?} {text}");
+        assert!(code == Some(1) && text.contains(expected), "{arguments:?}: exit code {code:?}: {text}");
     }
     let (code, text) = readmit(&["users", "nonsense"]);
-    assert!(code == Some(2) && text.contains("nonsense"), "{code:?} {text}");
+    assert!(code == Some(2) && text.contains("nonsense"), "exit code {code:?}: {text}");
     assert!(is_ejected(&fixture, DEAD[0]), "a failed attempt changes nothing");
     let expected = format!("client web, service users: {} is readmitted\n", DEAD[0]);
     assert_eq!(readmit(&["users", DEAD[0], "--client", "web"]), (Some(0), expected));
@@ -259,7 +259,7 @@ fn readmit_reports_that_a_hung_daemon_may_lift_the_ejection_later() {
     let (code, text) = failure(&fixture.setup.run(&["readmit", "users", THREE[0]]));
     let expected = "does not answer: the daemon may still end the ejection when it continues; `socklb status` \
                     shows the result";
-    assert!(code == Some(1) && text.contains(expected), "{code:?} {text}");
+    assert!(code == Some(1) && text.contains(expected), "exit code {code:?}: {text}");
     fixture.daemon().signal(Signal::CONT);
     eventually("the daemon answers again", || fixture.setup.status(), |status| status.daemon.is_some());
 }

@@ -69,7 +69,7 @@ fn a_missing_cgroup2_is_reported_with_its_mount_command() {
     let text = config(&cgroup, "{ static = [] }", "");
     // The mounts of this stage's namespace change, and not those of the host.
     rustix::mount::unmount(stage::cgroup::mount(), rustix::mount::UnmountFlags::DETACH)
-        .expect("hide cgroup2");
+        .expect("unmount cgroup2");
     let output = start(&setup, &text);
     rustix::mount::mount("none", "/sys/fs/cgroup", "tmpfs", rustix::mount::MountFlags::empty(), None)
         .expect("create a folder");
@@ -100,7 +100,7 @@ fn a_start_without_privileges_exits_with_4_and_names_the_capabilities() {
 /// the folders of the stage and of the set-up, and the bpffs.
 pub fn as_nobody(stage: &Stage, setup: &Setup, capabilities: &[&str]) -> Command {
     for folder in [stage.folder(), &setup.folder, &stage.bpffs()] {
-        std::os::unix::fs::chown(folder, Some(65534), Some(65534)).expect("give the folder away");
+        std::os::unix::fs::chown(folder, Some(65534), Some(65534)).expect("change the folder's owner");
     }
     // The program must be reachable for that user, wherever the repository is.
     let socklb = stage.folder().join("socklb");
@@ -139,7 +139,10 @@ fn two_capabilities_suffice_or_the_missing_third_is_reported() {
         let mut command = as_nobody(&stage, &setup, &["bpf", "net_admin"]);
         let output = command.args(["run", "--config"]).arg(&path).output().expect("start socklb");
         let (code, text) = failure(&output);
-        assert!(matches!(code, Some(1 | 4)) && text.contains("only with CAP_PERFMON"), "{code:?} {text}");
+        assert!(
+            matches!(code, Some(1 | 4)) && text.contains("only with CAP_PERFMON"),
+            "exit code {code:?}: {text}"
+        );
     }
     let mut daemon = start_as_nobody(&stage, &setup, |_| {});
     let mut probe = stage::Probe::start(&cgroup);

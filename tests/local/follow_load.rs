@@ -96,7 +96,10 @@ fn a_busy_backend_loses_share_until_an_operator_switches() {
         || load(&fixture),
         |load| member(load, 0).is_some_and(|member| member.utilization == Some(0.1)),
     );
-    assert!((factor(&after, 0) - factor(&frozen, 0)).abs() < 1e-9, "{frozen:?} {after:?}");
+    assert!(
+        (factor(&after, 0) - factor(&frozen, 0)).abs() < 1e-9,
+        "load before: {frozen:?}, after: {after:?}"
+    );
     assert_eq!(member(&after, 0).and_then(|member| member.held_by.clone()).as_deref(), Some("operator"));
     assert!(fixture.setup.run(&["load", "off", "users"]).status.success());
     eventually(

@@ -128,7 +128,10 @@ fn a_start_replaces_all_programs_if_an_attachment_differs() {
         fixture.start();
         let after = programs(&fixture);
         assert_eq!(after.len(), hooks, "{what}");
-        assert!(after.values().all(|id| !before.contains(id)), "{what}: {before:?} {after:?}");
+        assert!(
+            after.values().all(|id| !before.contains(id)),
+            "{what}: programs before: {before:?}, after: {after:?}"
+        );
         assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "{what}");
     }
 }
@@ -155,7 +158,7 @@ fn detach_leaves_nothing_behind() {
     fixture.stop();
     let done = fixture.setup.run(&["detach", "web"]);
     assert!(done.status.success(), "{done:?}");
-    assert!(!fixture.setup.pins.exists(), "the pins' directories are removed as well");
+    assert!(!fixture.setup.pins.exists(), "`detach` also removes the directories of the pins");
     // Connects of the cgroup go to the dialled address.
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(probe.peer(open.socket), fixture.backends[backend(&open.name)].address());

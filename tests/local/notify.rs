@@ -38,7 +38,7 @@ fn a_manager_that_does_not_read_does_not_block_the_daemon() {
     for round in 1..=3 {
         daemon.signal(Signal::HUP);
         let taken_on = || daemon.log().matches("configuration applied").count();
-        stage::eventually("the loop continues", taken_on, |times| *times >= round);
+        stage::eventually("the event loop continues", taken_on, |times| *times >= round);
     }
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
     assert_eq!(daemon.stop(), Some(0));

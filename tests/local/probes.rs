@@ -90,14 +90,18 @@ fn connects_refute_a_failed_probe_for_a_client_in_another_network_namespace() {
         let mut client = Probe::start(&fixture.cgroup);
         client.pin(0);
         eventually(
-            "the failed probe is only a guess",
+            "the failed probe only ejects the backend",
             || state(&fixture, &address),
             |state| state == "ejected",
         );
         // One of these connects is a trial at the backend that the daemon cannot reach.
         let dial = || client.dial_many(SERVICE, 30).contains_key(&address);
-        eventually("the backend is tried", dial, |is_tried| *is_tried);
-        eventually("the trial refutes the guess", || state(&fixture, &address), |state| state == "healthy");
+        eventually("a connect reaches the backend", dial, |is_tried| *is_tried);
+        eventually(
+            "the successful trial makes the backend healthy",
+            || state(&fixture, &address),
+            |state| state == "healthy",
+        );
         assert_eq!(client.dial_many(SERVICE, 60).len(), 3);
         let probe =
             fixture.setup.backend(&address).and_then(|backend| backend.probe).expect("the backend is probed");

@@ -21,8 +21,8 @@ fn socket(setup: &Setup) -> PathBuf {
 
 /// Sends a request.
 fn request(setup: &Setup, path: &str) -> UnixStream {
-    let mut stream = UnixStream::connect(socket(setup)).expect("reach the socket");
-    stream.set_read_timeout(Some(6 * stage::patience())).expect("set the limit of time");
+    let mut stream = UnixStream::connect(socket(setup)).expect("connect to the socket");
+    stream.set_read_timeout(Some(6 * stage::patience())).expect("set the time limit");
     write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n").expect("send the request");
     stream
 }
@@ -112,7 +112,7 @@ fn at_most_half_of_the_connections_may_wait() {
     let waiting: Vec<UnixStream> =
         (0..33).map(|_| request(&fixture.setup, "/v1/cover/web?cgroups=1")).collect();
     for stream in &waiting {
-        stream.set_nonblocking(true).expect("do not block");
+        stream.set_nonblocking(true).expect("make the stream non-blocking");
     }
     let mut begins = [0; 12];
     let answered = || waiting.iter().filter_map(|mut stream| stream.read(&mut begins).ok()).count();
@@ -124,7 +124,7 @@ fn at_most_half_of_the_connections_may_wait() {
     eventually("the closed connections are released", files, |now| *now <= before);
     fixture.cgroup.create();
     let (code, body) = answer(request(&fixture.setup, "/v1/cover/web?cgroups=1"));
-    assert!(code == 200 && body.contains("elsewhere"), "{code} {body}");
+    assert!(code == 200 && body.contains("elsewhere"), "status {code}: {body}");
 }
 
 /// A stopped daemon accepts no connection. When its queue is full, a blocking connect would never
@@ -153,7 +153,7 @@ fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
         failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("the path is UTF-8")]));
     assert!(
         code == Some(1) && text.contains("another socklb process answers on this socket"),
-        "{code:?} {text}"
+        "exit code {code:?}: {text}"
     );
     let status = fixture.setup.status();
     assert!(stage::faults_of(&status)[0].contains("does not answer"), "{status:?}");

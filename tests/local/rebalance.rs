@@ -137,7 +137,8 @@ fn a_restarted_backend_gets_three_quarters_of_its_share_again_within_the_planner
     };
     let is_complete = |open: &Vec<u64>| open.iter().sum::<u64>() == all;
     let is_even = |open: &Vec<u64>| is_complete(open) && open[0] >= share * 9 / 10;
-    within(Duration::from_secs(30), || look(&mut pools), is_even).expect("the pools are even");
+    within(Duration::from_secs(30), || look(&mut pools), is_even)
+        .expect("the connections of all pools are spread evenly");
 
     drop(listeners.remove(0));
     within(Duration::from_secs(30), || look(&mut pools), |open| is_complete(open) && open[0] == 0)

@@ -127,7 +127,7 @@ fn exec_of_an_unstartable_program_exits_like_a_shell() {
     let fixture = Fixture::new();
     for (program, expected) in [("/no/such/program", 127), ("/proc/self/status", 126)] {
         let (code, text) = stage::daemon::failure(&fixture.setup.run(&["exec", "web", "--", program]));
-        assert!(code == Some(expected) && text.contains(program), "{code:?} {text}");
+        assert!(code == Some(expected) && text.contains(program), "exit code {code:?}: {text}");
     }
 }
 
@@ -182,7 +182,10 @@ fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
     };
     let (code, text) = exec();
     let path = fixture.cgroup.path().display().to_string();
-    assert!(code == Some(0) && text.contains(&format!("created cgroup {path}")), "{code:?} {text}");
+    assert!(
+        code == Some(0) && text.contains(&format!("created cgroup {path}")),
+        "exit code {code:?}: {text}"
+    );
     assert_eq!(exec(), (Some(0), String::new()));
     eventually("the cgroup is attached", || degraded(&fixture.setup), |code| *code == Some(0));
     let wrong = fixture.cgroup.relative().join("wrogn").display().to_string();
@@ -197,7 +200,7 @@ fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
     let (code, text) = exec();
     assert!(
         code == Some(1) && text.contains("wrogn") && text.contains("the client's programs are attached to"),
-        "{code:?} {text}"
+        "exit code {code:?}: {text}"
     );
     assert!(!fixture.cgroup.path().join("wrogn").exists());
 }

@@ -91,7 +91,7 @@ fn exec_refuses_paths_outside_cgroup2_even_from_the_daemon() {
         if fixture.daemon.is_some() {
             taken_over(&mut fixture, path);
             // The pins belong to the foreign daemon's user, as if socklb ran as a separate user.
-            chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
+            chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("change the pins' owner");
         } else {
             let mut status = status.clone();
             status.clients[0].configured_cgroup = Some(path.clone());
@@ -119,10 +119,10 @@ fn root_refuses_a_daemon_of_a_user_that_does_not_own_the_pins() {
     for output in [exec(&fixture.setup), fixture.setup.run(&["wait", "web"]), fixture.setup.run(&["status"])]
     {
         let (code, text) = failure(&output);
-        assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
+        assert!(code == Some(1) && text.contains(&expected), "exit code {code:?}: {text}");
     }
     // The same daemon is trusted as soon as the pins belong to its user.
-    chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("give the pins away");
+    chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("change the pins' owner");
     let (code, text) = failure(&exec(&fixture.setup));
     assert_eq!((code, text.as_str()), (Some(0), ""));
 }
@@ -159,7 +159,10 @@ fn other_users_can_use_neither_the_daemon_nor_its_pins() {
         [&["status"][..], &["flows"], &["explain", "users"], &["wait", "web"], &["detach", "web"]]
     {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
-        assert!(code == Some(4) && text.contains("ermission denied"), "{arguments:?}: {code:?} {text}");
+        assert!(
+            code == Some(4) && text.contains("ermission denied"),
+            "{arguments:?}: exit code {code:?}: {text}"
+        );
     }
     assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3);
 }
@@ -175,7 +178,10 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
     }
     for arguments in [&["flows"][..], &["detach", "web"]] {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
-        assert!(code == Some(4) && text.contains("ermission denied"), "{arguments:?}: {code:?} {text}");
+        assert!(
+            code == Some(4) && text.contains("ermission denied"),
+            "{arguments:?}: exit code {code:?}: {text}"
+        );
     }
     // Requests with a method other than GET are refused.
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
@@ -197,7 +203,7 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
         let (code, text) = failure(&as_member_of(NOBODY, &fixture, verb));
         let expected =
             "user 65533 has no permission: only root, user 0 (the daemon's), and the members of the group";
-        assert!(code == Some(4) && text.contains(expected), "{code:?} {text}");
+        assert!(code == Some(4) && text.contains(expected), "exit code {code:?}: {text}");
     }
 }
 
@@ -231,7 +237,7 @@ fn members_of_the_admin_group_may_lift_ejections() {
     // refuses the request.
     let others = ["--regid", OTHERS, "--clear-groups"];
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
-    assert!(code == Some(4) && text.contains("ermission denied"), "{code:?} {text}");
+    assert!(code == Some(4) && text.contains("ermission denied"), "exit code {code:?}: {text}");
     let socket = fixture.setup.folder.join("run/socklb.sock");
     fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("open the socket to all users");
     let (code, text) = failure(&as_user(&others, &fixture, &readmit));
@@ -241,7 +247,7 @@ fn members_of_the_admin_group_may_lift_ejections() {
         "{text}"
     );
     let (code, text) = failure(&as_user(&others, &fixture, &close));
-    assert!(code == Some(4) && text.contains("user 65533 has no permission"), "{code:?} {text}");
+    assert!(code == Some(4) && text.contains("user 65533 has no permission"), "exit code {code:?}: {text}");
     let log = fixture.daemon().log();
     assert!(
         log.contains("refused a change: the user has no permission")
@@ -313,13 +319,19 @@ fn unsafe_directories_are_refused_with_their_remedy() {
         chown(path, Some(NOBODY), None).expect("change the owner");
         let (code, text) = start(&setup);
         let expected = format!("{} belongs to user {NOBODY}", path.display());
-        assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
+        assert!(
+            code == Some(1) && text.contains(&expected) && text.contains(flag),
+            "exit code {code:?}: {text}"
+        );
         run_instructions(&text);
         fs::set_permissions(path, fs::Permissions::from_mode(0o777))
             .expect("open the directory to all users");
         let (code, text) = start(&setup);
         let expected = format!("{} is writable by other users (mode 0777)", path.display());
-        assert!(code == Some(1) && text.contains(&expected) && text.contains(flag), "{code:?} {text}");
+        assert!(
+            code == Some(1) && text.contains(&expected) && text.contains(flag),
+            "exit code {code:?}: {text}"
+        );
         run_instructions(&text);
     }
     // All pins remain, and the daemon starts as soon as root owns the directories.
@@ -340,7 +352,7 @@ fn a_symbolic_link_in_place_of_the_pins_is_refused() {
     symlink(stage.bpffs().join("other"), &setup.pins).expect("replace the pin directory with a link");
     let (code, text) = start(&setup);
     let expected = format!("{} is a symbolic link", setup.pins.display());
-    assert!(code == Some(1) && text.contains(&expected), "{code:?} {text}");
+    assert!(code == Some(1) && text.contains(&expected), "exit code {code:?}: {text}");
 }
 
 /// Root runs `detach` on directories of the daemon's user. A symbolic link in them must not make
@@ -360,14 +372,17 @@ fn detach_removes_pins_of_this_directory_and_nothing_else() {
     fs::create_dir_all(&trap).expect("make a client");
     symlink(&victims, trap.join("maps")).expect("set the trap");
     let (code, text) = failure(&setup.run(&["detach", "trap"]));
-    assert!(code == Some(1) && text.contains("v1/trap/maps"), "{code:?} {text}");
+    assert!(code == Some(1) && text.contains("v1/trap/maps"), "exit code {code:?}: {text}");
     // A symbolic link to a pinned link of another client.
     fs::remove_file(trap.join("maps")).expect("remove the trap");
     fs::create_dir(trap.join("links")).expect("make the directory");
     let attached = setup.pins_of("web").join("links").join(format!("connect4@{}", fixture.cgroup.id()));
     symlink(&attached, trap.join("links/connect4@1")).expect("set the trap");
     let (code, text) = failure(&setup.run(&["detach", "trap"]));
-    assert!(code == Some(1) && text.contains("is not one of socklb's maps or links"), "{code:?} {text}");
+    assert!(
+        code == Some(1) && text.contains("is not one of socklb's maps or links"),
+        "exit code {code:?}: {text}"
+    );
     let mut names: Vec<_> = fs::read_dir(&victims)
         .expect("read it")
         .map(|entry| entry.expect("read a directory entry").file_name())

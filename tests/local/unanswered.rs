@@ -71,7 +71,7 @@ fn a_connect_cancelled_before_an_answer_is_due_does_not_count_against_the_backen
             probe.close(socket);
             ended(&fixture, "gave-up")
         };
-        eventually("a socket is closed before anything happens", give_up, |gave_up| *gave_up > 0);
+        eventually("a socket is closed before its SYN is sent again", give_up, |gave_up| *gave_up > 0);
         fixture.setup.active_becomes(0);
     });
 }

@@ -129,7 +129,7 @@ fn diverted_flows_are_shown_with_that_reason() {
     let diverted = text.matches(&format!("\"reason\": \"{}\"", Reason::Diverted.name())).count();
     // A connect is diverted if the policy has chosen a lame duck. Least-loaded chooses the lame
     // duck whenever it has fewer flows than the other backends.
-    assert!((6..=12).contains(&diverted), "{diverted}: {text}");
+    assert!((6..=12).contains(&diverted), "{diverted} connects were diverted: {text}");
 }
 
 #[test]

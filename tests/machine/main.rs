@@ -107,7 +107,7 @@ fn files(folder: &Path) {
         let device = Path::new("dev").join(device);
         let target = root.join(&device);
         fs::write(&target, "").expect("make a file to bind a device over");
-        rustix::mount::mount_bind(Path::new("/").join(device), &target).expect("bring a device in");
+        rustix::mount::mount_bind(Path::new("/").join(device), &target).expect("bind a device");
     }
     for (link, name) in [("/proc/self/fd", "fd"), ("pts/ptmx", "ptmx")] {
         symlink(link, root.join("dev").join(name)).expect("link a device");

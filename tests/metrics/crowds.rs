@@ -48,7 +48,7 @@ fn begins(mut stream: impl Read) {
 #[track_caller]
 fn scrape() -> Answer {
     let page = http::get(LISTEN, "/metrics", OPEN_METRICS);
-    assert!(page.code == 200 && page.body.ends_with("# EOF\n"), "{} {}", page.code, page.head);
+    assert!(page.code == 200 && page.body.ends_with("# EOF\n"), "status {}: {}", page.code, page.head);
     page
 }
 
@@ -92,10 +92,10 @@ fn stalled_readers_do_not_delay_other_readers() {
     // receive buffers, because they grow with data that is not read.
     let (mut stopped, mut far) = (Vec::new(), Vec::new());
     for _ in 0..CONNECTIONS {
-        let mut stream = UnixStream::connect(&socket).expect("reach the socket");
+        let mut stream = UnixStream::connect(&socket).expect("connect to the socket");
         http::request(&mut stream, "GET", "/metrics", TEXT);
         stopped.push(stream);
-        let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+        let mut stream = TcpStream::connect(LISTEN).expect("connect to the port");
         rustix::net::sockopt::set_socket_recv_buffer_size(&stream, 2048).expect("read little at a time");
         http::request(&mut stream, "GET", "/metrics", TEXT);
         far.push(stream);
@@ -112,7 +112,7 @@ fn stalled_readers_do_not_delay_other_readers() {
     assert!(peak(daemon.pid()) < 200 << 20, "peak memory: {} bytes", peak(daemon.pid()));
     // The daemon closes stopped connections even if no other reader waits.
     for mut stream in stopped {
-        stream.set_nonblocking(true).expect("do not block");
+        stream.set_nonblocking(true).expect("make the stream non-blocking");
         until("a reader that stopped is cut off", || has_ended(&mut stream));
     }
 }
@@ -121,7 +121,7 @@ fn stalled_readers_do_not_delay_other_readers() {
 fn a_truncated_page_is_shorter_than_announced() {
     let (fixture, daemon) = with_backends(SOME);
     let socket = fixture.setup.folder.join("run/socklb.sock");
-    let mut stream = UnixStream::connect(socket).expect("reach the socket");
+    let mut stream = UnixStream::connect(socket).expect("connect to the socket");
     write!(stream, "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("send the request");
     let mut text = vec![0; 1 << 12];
     let read = stream.read(&mut text).expect("the answer begins");
@@ -140,7 +140,7 @@ fn a_truncated_page_is_shorter_than_announced() {
 fn a_page_is_compressed_on_request() {
     let (fixture, _daemon) = with_backends(SOME);
     let plain = scrape().body;
-    let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+    let mut stream = TcpStream::connect(LISTEN).expect("connect to the port");
     let head = "GET /metrics HTTP/1.0\r\nHost: localhost\r\nAccept-Encoding: deflate, gzip;q=0.8\r\n";
     write!(stream, "{head}Accept: {OPEN_METRICS}\r\n\r\n").expect("send the request");
     let mut bytes = Vec::new();
@@ -167,8 +167,8 @@ fn unfinished_requests_take_little_memory_and_are_dropped() {
     let before = peak(pid);
     let mut unfinished: Vec<TcpStream> = Vec::new();
     for _ in 0..1500 {
-        let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
-        stream.set_write_timeout(Some(stage::patience())).expect("set the limit of time");
+        let mut stream = TcpStream::connect(LISTEN).expect("connect to the port");
+        stream.set_write_timeout(Some(stage::patience())).expect("set the time limit");
         // The daemon refuses a head that exceeds its limit before the whole head is written.
         let head = format!("GET /metrics HTTP/1.1\r\nx: {}", "x".repeat(390_000));
         let _ = stream.write_all(head.as_bytes());
@@ -178,9 +178,9 @@ fn unfinished_requests_take_little_memory_and_are_dropped() {
     // 64 connections with heads of up to 8 KiB need half a megabyte.
     assert!(peak(pid) < before + (32 << 20), "peak memory: {before} bytes before, {} bytes after", peak(pid));
     // The daemon drops an unfinished request after a time limit.
-    let mut slow = TcpStream::connect(LISTEN).expect("reach the port");
+    let mut slow = TcpStream::connect(LISTEN).expect("connect to the port");
     write!(slow, "GET /metrics HTTP/1.1\r\n").expect("send the first line of a request");
-    slow.set_nonblocking(true).expect("do not block");
+    slow.set_nonblocking(true).expect("make the stream non-blocking");
     until("the unfinished request is dropped", || has_ended(&mut slow));
 }
 
@@ -189,7 +189,7 @@ fn a_request_head_beyond_the_limit_is_refused() {
     let fixture = listening();
     let answer = |bytes: usize| {
         let line = "GET /metrics HTTP/1.0\r\nx: ";
-        let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+        let mut stream = TcpStream::connect(LISTEN).expect("connect to the port");
         let head = format!("{line}{}\r\n\r\n", "x".repeat(bytes - line.len() - 4));
         stream.write_all(head.as_bytes()).expect("send the request");
         let mut begin = [0; 12];
@@ -198,7 +198,7 @@ fn a_request_head_beyond_the_limit_is_refused() {
     };
     assert_eq!(answer(8191), "HTTP/1.0 200");
     assert!(answer(8193).ends_with(" 431"), "{}", answer(8193));
-    let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+    let mut stream = TcpStream::connect(LISTEN).expect("connect to the port");
     write!(stream, "GET /metrics HTTP/1.0\r\ncontent-length: 1\r\n\r\nx").expect("send the request");
     let mut begin = [0; 12];
     stream.read_exact(&mut begin).expect("read the start of the answer");
@@ -242,7 +242,7 @@ fn many_silent_connections_exclude_no_reader_and_exhaust_no_descriptors() {
     let mut silent: Vec<TcpStream> = Vec::new();
     let mut most = 0;
     for round in 0..20 {
-        silent.extend((0..30).map(|_| TcpStream::connect(LISTEN).expect("reach the port")));
+        silent.extend((0..30).map(|_| TcpStream::connect(LISTEN).expect("connect to the port")));
         scrape();
         most = most.max(files(pid));
         // The daemon's own work continues: it attaches a cgroup that was created again, and applies

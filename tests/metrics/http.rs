@@ -21,12 +21,12 @@ pub const TEXT: &str = "text/plain;version=0.0.4";
 
 /// Requests over a Unix socket.
 pub fn get_unix(socket: &Path, path: &str, accept: &str) -> Answer {
-    exchange(UnixStream::connect(socket).expect("reach the socket"), "GET", path, accept)
+    exchange(UnixStream::connect(socket).expect("connect to the socket"), "GET", path, accept)
 }
 
 /// Requests over TCP.
 pub fn get(address: &str, path: &str, accept: &str) -> Answer {
-    exchange(TcpStream::connect(address).expect("reach the port"), "GET", path, accept)
+    exchange(TcpStream::connect(address).expect("connect to the port"), "GET", path, accept)
 }
 
 pub fn request(stream: &mut impl Write, method: &str, path: &str, accept: &str) {

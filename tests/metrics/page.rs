@@ -63,7 +63,7 @@ fn the_port_serves_only_metrics() {
         assert_eq!(http::get(LISTEN, path, "*/*").code, 404, "{path}");
     }
     for method in ["POST", "PUT", "DELETE"] {
-        let stream = TcpStream::connect(LISTEN).expect("reach the port");
+        let stream = TcpStream::connect(LISTEN).expect("connect to the port");
         assert_eq!(http::exchange(stream, method, "/metrics", "*/*").code, 405, "{method}");
     }
     drop(fixture);
@@ -75,7 +75,7 @@ fn the_port_refuses_foreign_host_names() {
     with(&fixture, &format!("[metrics]\nlisten = \"{LISTEN}\"\nhosts = [\"Metrics.Example\"]\n"));
     fixture.start();
     let code = |fields: &str| {
-        let mut stream = TcpStream::connect(LISTEN).expect("reach the port");
+        let mut stream = TcpStream::connect(LISTEN).expect("connect to the port");
         let request = format!("GET /metrics HTTP/1.1\r\nConnection: close\r\n{fields}\r\n");
         stream.write_all(request.as_bytes()).expect("send the request");
         let mut answer = String::new();

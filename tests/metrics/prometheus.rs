@@ -18,7 +18,7 @@ fn tool(name: &str) -> PathBuf {
     let tools =
         std::env::var_os("SOCKLB_TEST_TOOLS").expect("`cargo xtask test local` sets SOCKLB_TEST_TOOLS");
     let path = Path::new(&tools).join(name);
-    assert!(path.exists(), "{} is not there: `cargo xtask prometheus` fetches it", path.display());
+    assert!(path.exists(), "{} does not exist: `cargo xtask prometheus` fetches it", path.display());
     path
 }
 

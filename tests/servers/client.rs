@@ -74,7 +74,7 @@ impl Client {
     #[track_caller]
     pub fn expect_next_query_in(&self, seconds: u64) {
         let next = || self.setup.source().remote.and_then(|remote| remote.next_s);
-        eventually("the delays grow", next, |next| next.is_some_and(|next| next >= seconds));
+        eventually("the next query is due later", next, |next| next.is_some_and(|next| next >= seconds));
     }
 
     /// Waits until the source has no fault. The server works again, so that the next query must end

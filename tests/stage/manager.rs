@@ -16,7 +16,7 @@ pub struct Manager {
 impl Manager {
     pub fn new(path: PathBuf) -> Self {
         let socket = UnixDatagram::bind(&path).expect("bind the notification socket");
-        socket.set_read_timeout(Some(patience())).expect("set the limit of time");
+        socket.set_read_timeout(Some(patience())).expect("set the time limit");
         Self { socket, path }
     }
 
@@ -64,17 +64,17 @@ impl Manager {
 
     /// Discards the notifications that have arrived.
     pub fn drain(&self) {
-        self.socket.set_nonblocking(true).expect("do not wait");
+        self.socket.set_nonblocking(true).expect("make the socket non-blocking");
         while self.socket.recv(&mut [0; 4096]).is_ok() {}
-        self.socket.set_nonblocking(false).expect("wait again");
+        self.socket.set_nonblocking(false).expect("make the socket blocking");
     }
 
     /// Whether a notification with a line beginning with `prefix` arrives within `time`.
     pub fn receives_within(&self, prefix: &str, time: Duration) -> bool {
-        self.socket.set_read_timeout(Some(time)).expect("set the limit of time");
+        self.socket.set_read_timeout(Some(time)).expect("set the time limit");
         let mut buffer = [0; 4096];
         let received = self.socket.recv(&mut buffer);
-        self.socket.set_read_timeout(Some(patience())).expect("set the limit of time");
+        self.socket.set_read_timeout(Some(patience())).expect("set the time limit");
         received.is_ok_and(|length| {
             String::from_utf8_lossy(&buffer[..length]).lines().any(|line| line.starts_with(prefix))
         })

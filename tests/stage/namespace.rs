@@ -35,7 +35,7 @@ impl Stage {
         .expect("unshare namespaces");
         // The daemon derives the start of each cursor from the host's name. A fixed name makes a
         // cursor's choices repeatable: a test that passes on one host passes on every host.
-        rustix::system::sethostname(b"stage").expect("name the host");
+        rustix::system::sethostname(b"stage").expect("set the host name");
         loopback_up();
         rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .expect("make mounts private");

@@ -37,7 +37,7 @@ impl Terminal {
     pub fn start(mut command: Command, columns: u16, rows: u16) -> Self {
         let keyboard = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
             .expect("open a terminal");
-        rustix::pty::grantpt(&keyboard).expect("own the terminal");
+        rustix::pty::grantpt(&keyboard).expect("grant access to the terminal");
         rustix::pty::unlockpt(&keyboard).expect("unlock the terminal");
         let name = rustix::pty::ptsname(&keyboard, Vec::new()).expect("read the terminal's name");
         let line = rustix::fs::open(
