@@ -137,8 +137,8 @@ fn ten_thousand_connections_of_one_backend_are_closed_and_no_others() {
 
     let closed = close(&setup, 0, &[&arguments[..], &["--rate", "10000/s"]].concat());
     assert_eq!((of_client(&closed, "web"), closed.clients.len()), ((&only(flows), &only(0)), 1));
-    // The kernel's table still contains the connections of the other client, those of the other
-    // backend, and those without a flow.
+    // The kernel's table still contains the connections of the other client and of the other
+    // backend, and the connections without a flow.
     let after = established();
     assert_eq!((after[0].len() as u64, &after[1]), (others, &shown[1]));
     assert!(after[0].is_subset(&shown[0]) && direct.is_subset(&after[0]));

@@ -128,7 +128,7 @@ fn every_command_reads_its_directories_from_the_configuration() {
     assert!(!setup.pins.exists());
 }
 
-/// `check` reports all faults at once, so that an operator runs it once and not once per fault.
+/// `check` reports all faults at once, so that an operator need not run it once per fault.
 #[test]
 fn check_reports_all_faults_of_the_configuration_and_its_files_at_once() {
     let fixture = Fixture::without_daemon();
@@ -259,7 +259,7 @@ fn a_full_output_device_is_an_error_and_not_a_panic() {
             code == Some(1) && text.starts_with("socklb: write to standard output: "),
             "{arguments:?}: exit code {code:?}: {text}"
         );
-        // If standard error is full as well, only the exit code shows the failure.
+        // If standard error is also full, only the exit code shows the failure.
         let code =
             fixture.setup.socklb(arguments).stdout(full()).stderr(full()).status().expect("start it").code();
         assert_eq!(code, Some(1), "{arguments:?}");

@@ -88,8 +88,7 @@ impl Drop for Offline {
     }
 }
 
-/// Each CPU has counters of its own. This test takes a CPU offline only in a guest, never on a
-/// host.
+/// Each CPU has separate counters. This test takes a CPU offline only in a guest, never on a host.
 #[test]
 fn counts_of_an_offline_cpu_are_not_lost() {
     let mut fixture = Fixture::new();

@@ -139,8 +139,8 @@ fn missing_privileges_are_reported() {
     assert_eq!(of(&findings, "programs")[0].0, Severity::Problem);
 }
 
-/// Two daemons with pins of their own, on one cgroup: each reports the other, even if the kernel
-/// does not report the names of programs because CAP_SYS_ADMIN is missing.
+/// Two daemons with separate pins are attached to one cgroup. Each daemon reports the other, even
+/// if the kernel does not report the names of programs because CAP_SYS_ADMIN is missing.
 #[test]
 fn two_daemons_on_one_cgroup_report_each_other() {
     let stage = Stage::new();

@@ -186,7 +186,7 @@ fn two_known_processes(fixture: &mut Fixture) -> (Probe, Probe) {
     let (mut first, mut second) = (fixture.probe(), fixture.probe());
     connect(&mut first, 1);
     connect(&mut second, 1);
-    // A starting daemon reads the flow records at once.
+    // A daemon reads the flow records when it starts.
     fixture.stop();
     fixture.start();
     eventually("two processes are known", || service(fixture).several_processes, |several| *several == 1);

@@ -1,5 +1,5 @@
 //! `socklb flows`: lists every open socket once, with its destination and the reason, even if
-//! processes end or change sockets meanwhile.
+//! processes end or change sockets during the read.
 
 use std::collections::BTreeSet;
 
@@ -98,7 +98,7 @@ fn a_socket_in_its_handshake_is_shown_as_connecting() {
     for _ in 0..10 {
         probe.start_connect(SERVICE);
     }
-    // Connections that fit into the queue are established at once.
+    // Connections that fit into the listener's queue are established immediately.
     let look = || flows(&fixture, &[]);
     let phases = |shown: &Vec<ActiveFlow<'static>>| {
         let of_phase = |phase| count(shown, |flow| flow.phase == phase);

@@ -140,7 +140,8 @@ impl Twins {
         }
         let of = |last: LastReport| (last.base, last.highest, last.nonce);
         let (last, until) = self.state();
-        // Compares everything at once, because matching parts help to interpret a difference.
+        // Compares all effects in one assertion, because equal parts help to interpret a
+        // difference.
         assert_eq!(
             (action, self.counts(), of(last), until == 0),
             (if goes_on { PASS } else { DROP }, counted, of(twin.last.get()), twin.lame_until_ns.get() == 0),

@@ -20,12 +20,12 @@ fn a_balancer_on_the_parent_cgroup_works_beside_ours() {
     let lower = Setup::new(&stage, "lower");
     let _lower = Daemon::start(&lower, &config(&child, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
     let mut probe = Probe::start(&child);
-    // Each program serves its own service...
+    // The programs of each balancer serve their own service...
     let ours = probe.dial(SERVICE);
     assert_eq!((ours.name.as_str(), ours.peer), ("b1", address(SERVICE)));
     let theirs = probe.dial("10.96.0.11:80");
     assert_eq!((theirs.name.as_str(), theirs.peer), ("deep", address("10.96.0.11:80")));
-    // ... and counts the service of the other program as `not_a_service`.
+    // ... and count the service of the other balancer as `not_a_service`.
     look(|| lower.client().not_a_service).becomes(1);
     look(|| upper.client().not_a_service).becomes(1);
     lower.active_becomes(1);

@@ -38,8 +38,8 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     assert_eq!(before.len(), 10);
     let attach_failures =
         |daemon: &stage::Daemon| daemon.log().matches("cannot attach to the cgroup").count();
-    // Descriptors that another thread had open when they were counted are free a moment later, so
-    // the limit is set again at each look.
+    // Another thread may close descriptors after they were counted, so each check sets the limit
+    // again.
     let starve = || {
         fixture.daemon().leave_descriptors(Some(0));
         attach_failures(fixture.daemon())

@@ -38,8 +38,8 @@ fn sockets_opened_by_the_kernel_are_not_balanced() {
     let mut probe = fixture.probe();
     let folder = fixture.setup.folder.join("mounted");
     std::fs::create_dir(&folder).expect("create the mount point");
-    // The address has no route: a connect that is not balanced fails at once, and a balanced one
-    // would reach a backend.
+    // The address has no route, so a connect without balancing fails immediately. A balanced
+    // connect would reach a backend.
     assert_eq!(probe.mount_share(SERVICE, &folder), Err(libc::ENETUNREACH));
     look(|| fixture.setup.status()).has(|status| status.clients[0].not_a_service, 1);
     assert_eq!(
@@ -85,7 +85,8 @@ fn tcp_fast_open_connects_are_balanced_and_counted_once() {
     let fixture = Fixture::new();
     allow_fast_open(&fixture);
     let mut probe = fixture.probe();
-    // The first connect to each backend requests a cookie, and the others carry data in their SYN.
+    // The first connect to each backend requests a cookie. All later connects have data in their
+    // SYN.
     for _ in 0..9 {
         let socket = probe.dial_fast_open(SERVICE);
         assert!(probe.read_name(socket).starts_with('b'));

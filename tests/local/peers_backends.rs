@@ -13,7 +13,7 @@ use stage::fixture::{Fixture, SERVICE, config};
 
 use crate::ejection::write;
 
-/// Client tasks, each in a cgroup of its own.
+/// The client tasks, each in a separate cgroup.
 const CLIENTS: [&str; 3] = ["web", "api", "batch"];
 
 /// Three client tasks of one daemon, each with flows that stay open.

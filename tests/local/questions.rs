@@ -37,7 +37,7 @@ fn answer(mut stream: UnixStream) -> (u16, String) {
 
 /// Clients with the maximum number of services. One backend of each service was replaced, so the
 /// slots of a service are between the slots of all other services. The status of these clients
-/// takes long to build, and the event loop continues meanwhile.
+/// takes long to build. The event loop must continue during the build.
 #[test]
 fn building_a_large_status_does_not_block_the_loop() {
     const SERVICES: usize = 256;

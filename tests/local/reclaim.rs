@@ -47,7 +47,7 @@ fn without_hooks(fixture: &Fixture, hooks: &[&str]) {
 }
 
 /// While the daemon is stopped, no program sees the first four of six sockets end. The next daemon
-/// ends their flows. The flows of the other two sockets are intact, and end as usual.
+/// ends their flows. The flows of the remaining two sockets end as usual.
 #[track_caller]
 fn four_of_six_end_unseen(fixture: &mut Fixture) {
     let mut probe = fixture.probe();

@@ -62,7 +62,7 @@ fn clients_that_swap_cgroups_are_always_balanced() {
     assert!(log.lines().map(message).all(|message| message.is_string()), "{log}");
 }
 
-/// A reload adds 40 clients at once (in a guest: 5). Meanwhile, the event loop continues.
+/// A reload adds 40 clients (in a guest: 5). The event loop must continue during the reload.
 #[test]
 fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
     let mut fixture = Fixture::without_daemon();

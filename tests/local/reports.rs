@@ -1,6 +1,6 @@
 //! Backends that report their own state, through a real agent. From the next connect on, a lame
-//! duck is not chosen. It is chosen again once it is ready, even if agents and daemons end
-//! meanwhile.
+//! duck is not chosen. It is chosen again once it is ready, even if agents and daemons restart in
+//! between.
 
 use std::net::UdpSocket;
 

@@ -242,7 +242,7 @@ fn r2_a_flow_moves_when_its_backend_becomes_unusable() {
     look(|| concerned.scene.backend(0, own)).has(|left| (left.endings["closed"], left.active), (1, 1));
     concerned.receives_late_answer();
     concerned.probe.close(holder);
-    // The bystander has sent nothing meanwhile.
+    // The bystander has not sent a datagram during these changes.
     concerned.list(&[(own, "weight = 0"), (beside, ""), (third, "")], &[(beside, "healthy")]);
     concerned.nothing_else_has_changed();
     concerned.scene.setup.active_becomes(3);

@@ -106,7 +106,7 @@ const PORT: (&str, u32) = ("PORT", 9467);
 const NO_CASTS: u32 = 0;
 
 /// Writes constants into the instructions that use them, and the number of the kernel's function
-/// into calls of it. Without the function, such a call becomes a move of zero.
+/// into calls of it. If the kernel lacks the function, the call becomes a move of zero.
 fn put_in_place(function: &mut Function, globals: &[(&'static str, u32)], cast: u32) {
     let value = |name| globals.iter().find(|(global, _)| *global == name).map_or(0, |(_, value)| *value);
     for instruction in &mut function.instructions {
@@ -347,7 +347,7 @@ fn load(
 /// Makes the verifier log only its summary (since Linux 5.2).
 const BPF_LOG_STATS: u32 = 4;
 
-/// `processed 1234 insns (limit 1000000) ...`, on a line of its own.
+/// Parses the line `processed 1234 insns (limit 1000000) ...`.
 fn processed(log: &str) -> Option<u64> {
     let rest = log.lines().find_map(|line| line.strip_prefix("processed "))?;
     rest.split(' ').next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! Becomes process 1 of a disposable machine, in namespaces of its own. The disposable machine has
+//! Becomes process 1 of a disposable machine, in separate namespaces. The disposable machine has
 //! the host's files under a copy-on-write layer, no network except loopback, and systemd or an idle
 //! process as init. Tests start this program.
 //!

@@ -71,7 +71,7 @@ fn until(what: &str, fact: impl FnMut() -> bool) {
     assert!(stage::within(time, fact, |holds| *holds).is_ok(), "not within {time:?}: {what}");
 }
 
-/// Whether the other side has ended a connection.
+/// Whether the daemon has ended the connection.
 fn has_ended(stream: &mut (impl Read + Write)) -> bool {
     let mut rest = [0; 1 << 16];
     // The loop is bounded by the content of the buffers, which are small.

@@ -157,7 +157,7 @@ fn backends_that_most_instances_see_dead_cause_no_host_alert() {
         // All instances, and then most, see three quarters of the backends dead.
         Fleet::new(20, 2, 8).dead(0..20, 0..6).backends("page", 0..6),
         Fleet::new(20, 2, 8).dead(0..11, 0..6).backends("page", 0..6),
-        // One of the instances sees the other backends dead as well.
+        // One instance also sees the remaining backends dead.
         Fleet::new(20, 2, 12).dead(0..20, 0..6).dead(4..5, 6..12).backends("page", 0..6).hosts(4..5),
     ]);
 }

@@ -44,7 +44,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts a Prometheus that scrapes each of these targets as a job of its own, once a second.
+    /// Starts a Prometheus that scrapes each of these targets as a separate job, once per second.
     /// With shorter intervals, and so shorter timeouts, scrapes would fail on a busy machine.
     pub fn start(folder: &Path, targets: &[(&str, &str)]) -> Self {
         let mut config =

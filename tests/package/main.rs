@@ -1,7 +1,7 @@
 //! The Debian package on machines like this one: installed, used, upgraded and removed.
 //!
-//! `cargo xtask test package` builds it. Each test has a machine of its own, with systemd or
-//! without, independent of the host's init. The tests do not change the host.
+//! `cargo xtask test package` builds the package. Each test has a separate machine, with or without
+//! systemd, independent of the host's init. The tests do not change the host.
 
 mod contents;
 

@@ -45,8 +45,8 @@ impl Clients {
         Self::run(count, move |shared| shared.request(address, resends))
     }
 
-    /// Starts `count` clients that dial this address, exchange lines with the backend for a while,
-    /// close the connection, and dial again.
+    /// Starts `count` clients that dial this address, exchange lines with the backend for about 0.3
+    /// s, close the connection, and dial again.
     pub fn exchanging(address: SocketAddr, count: u32) -> Self {
         Self::run(count, move |shared| shared.exchange_lines(address))
     }
@@ -60,7 +60,7 @@ impl Clients {
         Self { threads: (0..count).map(start).collect(), shared }
     }
 
-    /// The results so far.
+    /// The results of all requests so far.
     pub fn served(&self) -> Served {
         self.shared.served.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,5 +1,5 @@
 //! A rolling restart of real backends: each is drained, killed, started again, and undrained, while
-//! two clients in network namespaces of their own connect to them.
+//! two clients in separate network namespaces connect to the backends.
 
 use std::collections::BTreeSet;
 

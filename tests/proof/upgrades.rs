@@ -33,7 +33,7 @@ fn upgrades_to_other_programs_and_back_fail_no_connect_and_lose_no_count() {
     for round in 0..rounds {
         some_connects(&fixture.setup);
         upgrade(&mut fixture, [CHANGED, "socklb"][round % 2], round % 3 == 0);
-        // The programs of one build read the records of the other build's programs.
+        // The programs of each build read the flow records of the previous build's programs.
         let dialled = held.dial(SERVICE);
         let socket = open[round].socket;
         assert_eq!(held.peer(socket), address(SERVICE));

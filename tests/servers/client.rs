@@ -1,5 +1,5 @@
 //! A process in a balanced cgroup. The endpoint list of its service comes from a server. Each kind
-//! of server has a module of its own.
+//! of server has a separate module.
 
 use std::time::{Duration, Instant};
 
@@ -117,7 +117,7 @@ impl Client {
         eventually("the list has the expected length", endpoints, |endpoints| *endpoints == Some(count));
     }
 
-    /// The number of different answers so far.
+    /// The number of different lists that the server has sent so far.
     #[track_caller]
     pub fn lists(&self) -> u64 {
         self.setup.source().remote.map_or(0, |remote| remote.lists)

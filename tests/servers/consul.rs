@@ -18,7 +18,7 @@ use stage::{Backend, eventually, look, pace};
 use crate::client::{Client, LARGE};
 use crate::http::{ok, request};
 
-/// The server's ports for HTTP, gossip and RPC; the test has a network namespace of its own.
+/// The server's ports for HTTP, gossip and RPC, in the test's own network namespace.
 const PORT: u16 = 8500;
 const GOSSIP: u16 = 8301;
 const RPC: u16 = 8300;
@@ -169,7 +169,7 @@ const ALL: [&str; 3] = ["b1", "b2", "b3"];
 fn no_connect_fails_while_consul_is_killed_and_it_is_queried_again_when_status_says() {
     let Some(mut scene) = Scene::new("") else { return };
     scene.client.start_dialling();
-    // The server is killed, and started at once.
+    // The test kills the server and immediately starts it again.
     scene.consul = None;
     scene.client.expect_fault("127.0.0.1:8500: Connection refused");
     scene.start_consul();

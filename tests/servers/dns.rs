@@ -17,7 +17,7 @@ use stage::{Backend, Setup, amount, eventually};
 
 use crate::client::Client;
 
-/// The server's port; the test has a network namespace of its own.
+/// The server's port, in the test's own network namespace.
 const PORT: u16 = 5300;
 
 const SRV: &str = "{ dns = \"_users._tcp.example.com\", allow = [\"127.0.0.0/8\"] }";

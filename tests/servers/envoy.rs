@@ -42,7 +42,7 @@ fn start(program: PathBuf, setup: &Setup) -> ChildGuard {
     ChildGuard::of(command.spawn().expect("start Envoy"))
 }
 
-/// Everything that a connection receives until the other side closes it.
+/// Sends a request and returns all received bytes, until the server closes the connection.
 fn receive(address: &str, request: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;

@@ -113,8 +113,8 @@ pub fn ok(headers: &str, body: &str) -> String {
     format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{headers}\r\n{body}", body.len())
 }
 
-/// Sends a request over a connection of its own. Returns the head and the body of the answer;
-/// `None` if the server does not answer.
+/// Sends a request over a new connection. Returns the head and the body of the answer; `None` if
+/// the server does not answer.
 pub fn request(port: u16, method: &str, path: &str, headers: &str, body: &str) -> Option<(String, String)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(IN_TIME)).ok()?;

@@ -16,7 +16,7 @@ use stage::{Backend, eventually, look};
 use crate::client::{Client, LARGE};
 use crate::http::{Server, ok, read_request};
 
-/// The server's port; the test has a network namespace of its own.
+/// The server's port, in the test's own network namespace.
 const PORT: u16 = 6443;
 
 const LIST: &str = include_str!("../../crates/lb-discovery/src/kubernetes/answers/list-page-1.http");

@@ -76,7 +76,8 @@ impl Setup {
         self.status_of_daemon().unwrap_or_else(|| self.document(&["status"]))
     }
 
-    /// `None` if no daemon answers, or if its pins are elsewhere.
+    /// The status from the daemon. `None` if no daemon answers, or if its pins are not those of
+    /// this set-up.
     fn status_of_daemon(&self) -> Option<StatusDocument> {
         let status = socket::get(&self.socket(), "/v1/status", socket::OF_COMMANDS).ok()?;
         let status: StatusDocument = serde_json::from_str(&status).ok()?;

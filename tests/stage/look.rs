@@ -1,6 +1,6 @@
 //! Compares values that running programs report, such as counts in a status. A daemon, an agent or
-//! the kernel may report the effect of an action a moment later, so a value that is read only once
-//! may be too old. `crate::looks` finds assertions that compare such a value.
+//! the kernel may report the effect of an action a moment later, so a single read may return an old
+//! value. `crate::looks` finds assertions with a single read.
 
 use std::fmt::Debug;
 use std::time::Duration;

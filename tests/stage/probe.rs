@@ -86,7 +86,8 @@ impl Probe {
         self.call(&Request::Redial(socket, address(to)))
     }
 
-    /// Dials `count` times, closing each socket at once; counts answers by name.
+    /// Dials `count` times, and closes each socket after its answer. Returns the number of answers
+    /// of each backend.
     #[track_caller]
     pub fn dial_many(&mut self, to: &str, count: u32) -> Counts {
         self.must(&Request::DialMany(address(to), count))
@@ -99,7 +100,7 @@ impl Probe {
         self.process.send(&Request::DialUntilStopped(address(to)));
     }
 
-    /// Stops dialling, and returns the number of answers by name.
+    /// Stops dialling, and returns the number of answers of each backend.
     #[track_caller]
     pub fn stop_dialling(&mut self) -> Counts {
         self.stop()
@@ -168,7 +169,7 @@ impl Probe {
         self.must(&Request::StartConnect(address(to)))
     }
 
-    /// Begins to connect a new socket; returns the errno if this fails at once.
+    /// Begins to connect a new socket. Returns the errno if connect(2) itself fails.
     #[track_caller]
     pub fn try_start_connect(&mut self, to: &str) -> Answer<SocketId> {
         self.call(&Request::StartConnect(address(to)))

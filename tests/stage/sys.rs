@@ -106,7 +106,7 @@ fn open_link(pin: &Path) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(link) }
 }
 
-/// Detaches the program of a pinned link, at once. The pin stays.
+/// Detaches the program of a pinned link immediately. The pin remains.
 pub fn detach_link(pin: &Path) {
     let link = open_link(pin);
     let mut attr = attributes();

@@ -76,7 +76,7 @@ impl Terminal {
         Self { program, keyboard, line, written }
     }
 
-    /// Everything that was written so far.
+    /// The program's whole output so far.
     pub fn written(&self) -> String {
         String::from_utf8_lossy(&self.written.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
     }

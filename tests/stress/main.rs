@@ -39,7 +39,7 @@ enum Command {
     Play(play::Options),
     /// Another server, if one process has too few descriptors
     ServeMore,
-    /// Opens and closes sockets on request, many at once
+    /// Opens and closes many sockets on request
     Crowd(crowd::Options),
     /// Connects and closes on request, as fast as it can
     Hammer(hammer::Options),

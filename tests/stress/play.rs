@@ -23,7 +23,7 @@ pub struct Options {
     /// Number of threads
     #[arg(long)]
     threads: u32,
-    /// Sockets that a thread opens at once in scenarios with several
+    /// Number of sockets that a thread opens together in scenarios with several sockets
     #[arg(long)]
     batch: u32,
     /// Connections that stay open between rounds
@@ -40,7 +40,7 @@ pub struct Player {
     pub random: Rng,
     /// The flows that the thread has observed.
     pub ledger: Ledger,
-    /// The number of sockets that are open at once in scenarios with several.
+    /// The number of sockets that the thread opens together in scenarios with several sockets.
     pub batch: u32,
 }
 

@@ -98,8 +98,8 @@ pub fn with_unread_data(service: &str) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Shuts both directions down and closes at once, or later; or shuts down one direction after the
-/// other.
+/// Shuts down both directions, together or one after the other, and closes the socket immediately
+/// or later.
 fn shut(player: &mut Player) -> Result<()> {
     let socket = dial(Service::of("shut"))?;
     exchange(&socket, ECHO)?;

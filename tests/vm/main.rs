@@ -58,11 +58,11 @@ struct Options {
 }
 
 /// Without any of these options: classes A to D on the oldest kernel, class A and smoke tests on
-/// the others.
+/// all other kernels.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 struct Which {
-    /// Run classes A to E on the oldest kernel, A to C on the others
+    /// Run classes A to E on the oldest kernel, and A to C on all other kernels
     #[arg(long)]
     all: bool,
     /// Run one class of tests, on every kernel

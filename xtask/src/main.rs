@@ -1,5 +1,5 @@
 //! The developer commands of socklb: `cargo xtask <command>`. This file only selects the command;
-//! each command is in a file of its own.
+//! each command is in a separate file.
 
 mod command;
 

@@ -15,10 +15,10 @@ use crate::test::Built;
 /// The tests that guests run. `tests/local/modules.toml` defines the classes of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tests {
-    /// Classes A to D on the oldest kernel; class A and smoke tests on the others.
+    /// Classes A to D on the oldest kernel; class A and smoke tests on all other kernels.
     #[default]
     Normal,
-    /// Classes A to E on the oldest kernel, and A to C on the others.
+    /// Classes A to E on the oldest kernel, and A to C on all other kernels.
     All,
     /// The tests of class A on the oldest kernel. They show that guests still boot.
     Smoke,

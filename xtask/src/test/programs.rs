@@ -133,7 +133,7 @@ impl Plan<'_> {
         Ok(run)
     }
 
-    /// Runs tests one at a time, each in a process of its own. Returns those that passed.
+    /// Runs tests one at a time, each in a separate process. Returns the names of passed tests.
     fn alone(&self, names: &[String]) -> Result<Vec<String>> {
         let mut passed = Vec::new();
         for name in names {
