@@ -70,7 +70,8 @@ fn every_way_to_close_a_connection_ends_its_flow() {
         match i % 3 {
             0 => probe.reset(dialled.socket),
             1 => {
-                // A shutdown does not close the socket. Its peer may already be gone.
+                // shutdown(2) does not close the socket, and fails if the peer has already ended
+                // the connection.
                 let _ = probe.shut_down(dialled.socket);
                 probe.close(dialled.socket);
             }

@@ -93,8 +93,8 @@ fn every_command_reads_its_directories_from_the_configuration() {
         stage::daemon::ChildGuard::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
     let socket = setup.folder.join("run/socklb.sock");
     stage::eventually("the daemon answers", || socket.exists(), |answers| *answers);
-    // Read-only commands use the directories of a configuration that has a fault in another
-    // section.
+    // Read-only commands use the configured directories even if another section of the
+    // configuration has a fault.
     let good = std::fs::read_to_string(&path).expect("read");
     setup.write("socklb.toml", &(good.clone() + "[metrics]\nlisten = 1\n"));
     for output in [run(&["status"]), by_variable(&["status"])] {

@@ -35,7 +35,7 @@ struct Configuration {
     name: &'static str,
     /// The configured limits: schedule entries, slots, flow records.
     limits: [u32; 3],
-    /// Whether backends may be scanned, which `least-loaded` and limits require.
+    /// Whether the programs may scan backends, which `least-loaded` and limits require.
     scans: bool,
 }
 

@@ -125,7 +125,8 @@ impl Sums {
         }
     }
 
-    /// Checks that chosen = ended + active + reclaimed + untracked.
+    /// Describes the difference if the chosen flows are not the sum of the ended, active, reclaimed
+    /// and untracked flows.
     fn imbalance(&self) -> Option<String> {
         let ended: u64 = ENDINGS.iter().map(|ending| self.flows.ended(*ending)).sum();
         let Self { chosen, active, reclaimed, untracked, .. } = *self;

@@ -548,7 +548,7 @@ pub fn faults_of(status: &StatusDocument) -> Vec<String> {
 /// The metrics page that is served on a socket.
 ///
 /// # Panics
-/// If nothing answers there.
+/// If no server answers on the socket.
 #[track_caller]
 pub fn metrics_of(socket: &Path) -> String {
     socket::get(socket, "/metrics", patience())

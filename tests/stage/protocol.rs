@@ -150,7 +150,7 @@ pub enum Request {
     /// End a request that runs until `Stop` arrives; `Stop` itself has no answer. `EINVAL` if no
     /// such request runs.
     Stop,
-    /// Disconnect a socket: connect(2) to `AF_UNSPEC`.
+    /// Disconnect a socket with connect(2) to `AF_UNSPEC`.
     Disconnect(SocketId),
     /// Close a socket so that its connection is reset.
     Reset(SocketId),

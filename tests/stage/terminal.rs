@@ -111,7 +111,7 @@ impl Terminal {
         resize(&self.keyboard, columns, rows);
     }
 
-    /// Whether keys reach the program as they are typed, without echo.
+    /// Whether the terminal passes each key to the program immediately, without echo.
     pub fn is_raw(&self) -> bool {
         let modes = rustix::termios::tcgetattr(&self.line).expect("read the terminal's modes");
         !modes.local_modes.intersects(LocalModes::ICANON | LocalModes::ECHO)
