@@ -130,7 +130,9 @@ use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
 use self::sources::Sources;
 pub use self::sources::{FirstRead, ListInForce, ListPurpose, Reading, sources};
-pub use self::state_files::{StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState};
+pub use self::state_files::{
+    OverridesRead, StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState,
+};
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::ControllerQuery;
 use crate::assignments::Consumer;

@@ -66,6 +66,8 @@ pub enum FaultCode {
     EnvoyFiles,
     /// Operators' overrides cannot be read or stored, so a restart could lose some.
     OverridesNotStored,
+    /// Stored overrides could not be parsed, and their file was renamed.
+    OverridesSetAside,
     /// No backend of a service is usable.
     NoUsableBackend,
     /// No backend of a service is available, and an operator has drained at least one.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::{age, counted, percent};
 
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// The largest percentage of a weight.
 pub const MAX_PERCENT: u16 = 1_000;
@@ -138,6 +138,10 @@ pub struct OverridesDocument {
     /// Why the overrides could not be stored. A restarted daemon may then not apply them. `None` if
     /// they were stored.
     pub not_kept: Option<String>,
+    /// What was lost because a file of overrides could not be parsed, and where the file is;
+    /// `None` if nothing was, or if the operator has removed the file.
+    #[serde(default)]
+    pub lost: Option<String>,
 }
 
 /// An override and its effect.
@@ -462,8 +466,12 @@ pub(crate) mod tests {
             status(1, OverrideKind::Drain, vec![effect("web", 2, 0.0), effect("batch", 1, 0.0)]);
         drained.clients[1].untracked = 4;
         let weight = status(2, OverrideKind::Weight { percent: 50 }, vec![effect("web", 9, 0.1)]);
-        let mut document =
-            OverridesDocument { schema: SCHEMA, overrides: vec![drained, weight], not_kept: None };
+        let mut document = OverridesDocument {
+            schema: SCHEMA,
+            overrides: vec![drained, weight],
+            not_kept: None,
+            lost: None,
+        };
         let progress = document.progress(&[scope(1), scope(2)]);
         let open = [(scope(1).backend, 3)].into();
         let expected = DrainProgress { open, untracked: 4, is_settled: true, ended: vec![scope(2).backend] };

@@ -466,7 +466,7 @@ fn print_list(
     } else {
         print::text(&text::overrides(&document, now(), Style::for_stdout()))?;
     }
-    let is_well = is_running && document.not_kept.is_none();
+    let is_well = is_running && document.not_kept.is_none() && document.lost.is_none();
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
 }
 

@@ -151,6 +151,8 @@ impl Controller {
         faults.extend(self.address_faults());
         faults.extend(self.envoy_files.fault());
         faults.extend(self.overrides_fault());
+        let lost = self.overrides.lost();
+        faults.extend(lost.map(|text| Fault::of_host(FaultCode::OverridesSetAside, text)));
         faults.extend(self.uncertain_counts());
         faults.extend(self.probing.faults());
         faults

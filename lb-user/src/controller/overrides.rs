@@ -29,7 +29,7 @@ use super::Controller;
 use super::client_task::{ClientTask, effects};
 use super::clock::unix_seconds;
 use super::leaving::Leaving;
-use super::state_files::{StoredFile, StoredRead};
+use super::state_files::{OverridesRead, StoredFile};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
 
 /// The maximum number of overrides of a host. Overrides are for single backends; whole racks are
@@ -50,11 +50,17 @@ pub struct StoredOverrides {
     pub overrides: Vec<Override>,
 }
 
+/// The version of the format of the file.
+const FILE_SCHEMA: u32 = 1;
+
+/// The reason of a drain that is known only from the kernel's tables.
+const FROM_TABLES: &str = "from the kernel's tables: the file of overrides could not be parsed";
+
 impl StoredFile for StoredOverrides {
     const MAX_BYTES: u64 = 8 << 20;
-    const SCHEMA: u32 = SCHEMA;
-    const LOST: &'static str =
-        "the file of operators' overrides cannot be parsed; it was renamed; no backend is drained";
+    const SCHEMA: u32 = FILE_SCHEMA;
+    const LOST: &'static str = "the file of operators' overrides cannot be parsed; it was renamed; drains in the kernel's tables stay \
+                                in force, changed weights do not";
     const UNREAD: &'static str = "cannot read the operators' overrides; drained backends stay drained; \
                                   retrying; the file is not overwritten";
     const READ: &'static str = "the operators' overrides were read";
@@ -97,6 +103,11 @@ pub struct Overrides {
     pending: Vec<Pending>,
     /// Why the file could not be read; `None` once a read has succeeded.
     unread: Option<String>,
+    /// The files that were set aside because they could not be parsed, until an operator removes
+    /// them.
+    aside: Vec<PathBuf>,
+    /// The clients and services of which the drains in the kernel's tables are known.
+    adopted: BTreeSet<(String, String)>,
 }
 
 impl Overrides {
@@ -147,14 +158,71 @@ impl Overrides {
 
     /// Applies the result of reading the file. Overrides that were set in the meantime have
     /// precedence.
-    pub fn take(&mut self, file: StoredRead<StoredOverrides>, boot: Duration, wall: SystemTime) {
-        let Some(stored) = file.content(&mut self.unread) else { return };
-        let valid = stored.overrides.into_iter().filter(|of| is_valid(of.kind));
-        for of in valid.take(MAX_OVERRIDES) {
+    pub fn take(&mut self, read: OverridesRead, boot: Duration, wall: SystemTime) {
+        self.aside = read.aside;
+        let Some(stored) = read.file.content(&mut self.unread) else { return };
+        for of in stored.overrides.into_iter().filter(|of| is_valid(of.kind)) {
             if !self.in_force.contains_key(&(of.scope.clone(), is_weight(of.kind))) {
                 self.insert(of, boot, unix_seconds(wall));
             }
         }
+    }
+
+    /// Makes overrides of the drains of a service that only a client's tables contain, if files
+    /// with overrides were set aside. Each client's tables are examined once: later they contain
+    /// what this daemon has written. Returns whether there were any.
+    ///
+    /// A restart also examines the tables as long as files are set aside, because the daemon may
+    /// have been killed before it could store these overrides.
+    fn adopt(&mut self, client_task: &ClientTask, service: &str, boot: Duration, wall: u64) -> bool {
+        let client = &client_task.client.name;
+        let key = (client.clone(), service.to_owned());
+        let Some(position) = client_task.position(service) else { return false };
+        if self.aside.is_empty() || self.unread.is_some() || !self.adopted.insert(key) {
+            return false;
+        }
+        let unknown = &client_task.drained(position) - &self.drained(client, service);
+        for backend in &unknown {
+            info!(client, service, %backend, "a drain is known only from the kernel's tables; it stays in force");
+            let scope = OverrideScope {
+                service: service.to_owned(),
+                backend: *backend,
+                client: Some(client.clone()),
+            };
+            let reason = Some(FROM_TABLES.to_owned());
+            let kind = OverrideKind::Drain;
+            let of = Override { scope, kind, reason, user: 0, process: 0, since: wall, until: None };
+            self.insert(of, boot, wall);
+        }
+        !unknown.is_empty()
+    }
+
+    /// The files that were set aside because they could not be parsed.
+    pub fn aside(&self) -> &[PathBuf] {
+        &self.aside
+    }
+
+    /// Notes which files are still set aside.
+    pub fn note_aside(&mut self, aside: Vec<PathBuf>) {
+        if aside.is_empty() {
+            info!("the files of operators' overrides that could not be parsed were removed");
+        }
+        self.aside = aside;
+    }
+
+    /// What an operator must know while files are set aside.
+    pub fn lost(&self) -> Option<String> {
+        let files: Vec<_> = self.aside.iter().map(|file| file.display().to_string()).collect();
+        let (last, others) = files.split_last()?;
+        let (them, files) = match others {
+            [] => ("it", last.clone()),
+            _ => ("them", format!("{} and {last}", others.join(", "))),
+        };
+        Some(format!(
+            "stored overrides could not be parsed and are now in {files}: the drains that the kernel's tables \
+             contained stay in force (none after a reboot of the host), but their ends and changed weights \
+             are lost; compare with `socklb overrides`, repeat what is missing, then remove {them}"
+        ))
     }
 
     /// Applies the overrides of a service to a client task.
@@ -278,7 +346,6 @@ impl Controller {
 
     /// Applies and stores the changed overrides of these services.
     fn overrides_changed(&mut self, services: &BTreeSet<String>, now: Instant) {
-        self.overrides.version += 1;
         let Self { clients, overrides, .. } = self;
         for client_task in &mut clients.tasks {
             for service in services {
@@ -286,34 +353,51 @@ impl Controller {
             }
         }
         self.settle(now);
+        self.store_overrides();
+    }
+
+    fn store_overrides(&mut self) {
+        self.overrides.version += 1;
         if self.overrides.unread.is_some() {
             return;
         }
         let overrides = self.overrides.in_force.values().map(|one| one.of.clone()).collect();
-        if let Ok(text) = serde_json::to_vec(&StoredOverrides { schema: SCHEMA, overrides }) {
+        if let Ok(text) = serde_json::to_vec(&StoredOverrides { schema: FILE_SCHEMA, overrides }) {
             let path = StoredOverrides::path(&self.config.paths.state);
             self.sources.files_to_store.add(path, text.into());
             self.sources.files_to_store.hurry();
         }
     }
 
-    /// Handles the end of another attempt to read the file.
-    pub fn apply_stored_overrides(&mut self, file: StoredRead<StoredOverrides>, now: Instant) {
-        self.overrides.take(file, self.boot, self.wall);
+    /// A retry of reading the file has ended.
+    pub fn apply_stored_overrides(&mut self, read: OverridesRead, now: Instant) {
+        self.overrides.take(read, self.boot, self.wall);
         if !self.overrides.is_unread() {
             let services = self.clients.tasks.iter().flat_map(|task| &task.client.services);
-            let services = services.map(|configured| configured.service.name.clone()).collect();
+            let services: BTreeSet<String> =
+                services.map(|configured| configured.service.name.clone()).collect();
+            for client_task in &self.clients.tasks {
+                for service in &services {
+                    self.overrides.adopt(client_task, service, self.boot, unix_seconds(self.wall));
+                }
+            }
             self.overrides_changed(&services, now);
         }
     }
 
     /// Applies the overrides to a client task that is new or was reconfigured.
     pub fn apply_overrides(&mut self, client: &str, now: Instant) {
-        let Self { clients, overrides, .. } = self;
-        if let Some(client_task) = clients.task_mut(client) {
-            let services = client_task.client.services.iter();
-            let services: Vec<String> = services.map(|configured| configured.service.name.clone()).collect();
-            services.iter().for_each(|service| overrides.apply(client_task, service, now));
+        let Self { clients, overrides, boot, wall, .. } = self;
+        let Some(client_task) = clients.task_mut(client) else { return };
+        let services = client_task.client.services.iter();
+        let services: Vec<String> = services.map(|configured| configured.service.name.clone()).collect();
+        let mut is_new = false;
+        for service in &services {
+            is_new |= overrides.adopt(client_task, service, *boot, unix_seconds(*wall));
+            overrides.apply(client_task, service, now);
+        }
+        if is_new {
+            self.store_overrides();
         }
     }
 
@@ -360,7 +444,7 @@ impl Controller {
             )),
             None => error.map(str::to_owned),
         };
-        OverridesDocument { schema: SCHEMA, overrides, not_kept }
+        OverridesDocument { schema: SCHEMA, overrides, not_kept, lost: self.overrides.lost() }
     }
 
     /// The overrides that are in force for a client task.

@@ -93,21 +93,31 @@ impl<S: StoredFile> StoredRead<S> {
 pub struct StoredKinds {
     pub loads: bool,
     pub overrides: bool,
+    /// Only whether files of overrides are set aside.
+    pub overrides_aside: bool,
     pub hosts: bool,
 }
 
 impl StoredKinds {
-    pub const ALL: Self = Self { loads: true, overrides: true, hosts: true };
+    pub const ALL: Self = Self { loads: true, overrides: true, overrides_aside: false, hosts: true };
 }
 
 /// The results of reading stored files; `None` for a file that was not requested.
 pub struct StoredState {
     pub loads: Option<StoredRead<StoredLoads>>,
-    pub overrides: Option<StoredRead<StoredOverrides>>,
+    pub overrides: Option<OverridesRead>,
+    /// The files of overrides that are still set aside; `None` also if this is not known now.
+    pub overrides_aside: Option<Vec<PathBuf>>,
     pub hosts: Option<StoredRead<StoredHosts>>,
 }
 
-/// The complete content of each file, keyed by path; `None` removes the file.
+/// The operators' overrides, and the files that were set aside because no daemon could parse them.
+pub struct OverridesRead {
+    pub file: StoredRead<StoredOverrides>,
+    pub aside: Vec<PathBuf>,
+}
+
+/// Files by path, each with its complete content; `None` removes the file.
 pub type StateFiles = BTreeMap<PathBuf, Option<Arc<[u8]>>>;
 
 #[derive(Default)]
@@ -186,24 +196,30 @@ impl Controller {
         }
     }
 
-    /// Reads the files that could not be read at the start, unless a read is under way.
+    /// Reads the files that could not be read at the start, and checks whether files are still set
+    /// aside, unless a read is under way.
     pub fn read_unread(&mut self) {
         let kinds = StoredKinds {
             loads: self.load_store.is_unread(),
             overrides: self.overrides.is_unread(),
+            overrides_aside: !self.overrides.is_unread() && !self.overrides.aside().is_empty(),
             hosts: self.sources.hosts.store.is_unread(),
         };
-        let is_any = kinds.loads || kinds.overrides || kinds.hosts;
+        let is_any = kinds.loads || kinds.overrides || kinds.overrides_aside || kinds.hosts;
         if is_any && !std::mem::replace(&mut self.sources.files_to_store.is_reading, true) {
             self.effects.push(BackgroundWork::ReadStored(kinds, self.config.dns.clone()).into());
         }
     }
 
-    /// Handles the end of another attempt to read stored files.
-    pub fn apply_stored(&mut self, StoredState { loads, overrides, hosts }: StoredState, now: Instant) {
+    /// A retry of reading stored files has ended.
+    pub fn apply_stored(&mut self, stored: StoredState, now: Instant) {
+        let StoredState { loads, overrides, overrides_aside, hosts } = stored;
         self.sources.files_to_store.is_reading = false;
         if let Some(overrides) = overrides {
             self.apply_stored_overrides(overrides, now);
+        }
+        if let Some(aside) = overrides_aside {
+            self.overrides.note_aside(aside);
         }
         if let Some(loads) = loads {
             self.apply_stored_loads(loads, now);

@@ -1,7 +1,7 @@
 //! Files on disk: endpoint lists, and the files that are stored for the next start of the daemon.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lb_core::feed::Version;
@@ -161,7 +161,13 @@ pub fn read_stored<S: StoredFile>(disk: &dyn Files, path: &Path) -> StoredRead<S
     match parsed {
         Ok(stored) => StoredRead::Read(stored),
         Err(why) => {
-            let aside = path.with_extension("json.not-understood");
+            let free = asides(path).find(|aside| disk.stamp(aside).is_none());
+            let Some(aside) = free else {
+                return StoredRead::Unread(format!(
+                    "{why}; the file cannot be renamed, because {ASIDES} files beside it have names with \
+                     not-understood: remove those that nobody needs"
+                ));
+            };
             if let Err(error) = disk.rename_stored(path, &aside) {
                 return StoredRead::Unread(format!(
                     "{why}; the file cannot be renamed to {}: {}",
@@ -173,6 +179,22 @@ pub fn read_stored<S: StoredFile>(disk: &dyn Files, path: &Path) -> StoredRead<S
             StoredRead::Nothing
         }
     }
+}
+
+/// The maximum number of files that are set aside for one stored file. Each daemon that cannot
+/// parse the file sets one aside, and none replaces another.
+const ASIDES: u32 = 9;
+
+/// The names that a stored file may get if it cannot be parsed.
+fn asides(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let first = path.with_extension("json.not-understood");
+    let more = (2..=ASIDES).map(|number| path.with_extension(format!("json.not-understood-{number}")));
+    std::iter::once(first).chain(more)
+}
+
+/// The files that were set aside because they could not be parsed, and that still exist.
+pub fn set_aside(disk: &dyn Files, path: &Path) -> Vec<PathBuf> {
+    asides(path).filter(|aside| disk.stamp(aside).is_some()).collect()
 }
 
 #[cfg(test)]
@@ -192,18 +214,22 @@ mod tests {
         assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
         std::fs::write(&file, "{\"schema\":1,").unwrap();
         assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
-        let aside = file.with_file_name("factors.json.not-understood");
-        assert!(!file.exists() && std::fs::read(aside).unwrap() == b"{\"schema\":1,");
-        // A file that cannot be renamed must not be overwritten.
-        std::fs::remove_file(file.with_file_name("factors.json.not-understood")).unwrap();
-        std::fs::create_dir(file.with_file_name("factors.json.not-understood")).unwrap();
+        // A second such file does not replace the first one.
         std::fs::write(&file, "{\"schema\":2}").unwrap();
-        let StoredRead::Unread(why) = read_stored_loads(&file) else {
-            panic!("the file was not reported as unread")
-        };
-        assert!(why.contains("the file's schema is 2") && why.contains("cannot be renamed"), "{why}");
-        std::fs::remove_dir(file.with_file_name("factors.json.not-understood")).unwrap();
-        // A file that is too long is also renamed, so that later files can be stored.
+        assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
+        let aside = ["factors.json.not-understood", "factors.json.not-understood-2"];
+        let aside = aside.map(|name| file.with_file_name(name));
+        assert_eq!(set_aside(&HostFiles, &file), aside);
+        assert!(!file.exists());
+        let texts = aside.each_ref().map(|aside| std::fs::read_to_string(aside).unwrap());
+        assert_eq!(texts, ["{\"schema\":1,", "{\"schema\":2}"]);
+        // A file that cannot be renamed must not be overwritten.
+        asides(&file).for_each(|aside| std::fs::write(aside, "").unwrap());
+        std::fs::write(&file, "{\"schema\":3}").unwrap();
+        let StoredRead::Unread(why) = read_stored_loads(&file) else { panic!("the file exists") };
+        assert!(why.contains("the file's schema is 3") && why.contains("cannot be renamed"), "{why}");
+        asides(&file).for_each(|aside| std::fs::remove_file(aside).unwrap());
+        // A file that is too long is renamed as well, so that later files can be stored.
         std::fs::File::create(&file).unwrap().set_len(StoredLoads::MAX_BYTES + 1).unwrap();
         assert!(matches!(read_stored_loads(&file), StoredRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();

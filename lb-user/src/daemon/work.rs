@@ -18,8 +18,9 @@ use super::watches::Watches;
 use super::{Reread, files, opener};
 use crate::closing;
 use crate::controller::{
-    BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, Search, StateFiles,
-    StoreFailures, StoredFile, StoredHosts, StoredKinds, StoredRead, StoredState, envoy_places_path,
+    BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, OverridesRead, Search,
+    StateFiles, StoreFailures, StoredFile, StoredHosts, StoredKinds, StoredOverrides, StoredRead,
+    StoredState, envoy_places_path,
 };
 use crate::source::{MAX_BYTES, NoAnswer, Stamp, directory_of};
 
@@ -184,8 +185,27 @@ pub async fn read_stored(
     StoredState {
         hosts,
         loads: if kinds.loads { Some(read_one(lists, state).await) } else { None },
-        overrides: if kinds.overrides { Some(read_one(lists, state).await) } else { None },
+        overrides: if kinds.overrides { Some(read_overrides(lists, state).await) } else { None },
+        overrides_aside: if kinds.overrides_aside { overrides_aside(lists, state).await } else { None },
     }
+}
+
+async fn read_overrides(lists: &ListReader, state: &Path) -> OverridesRead {
+    let file = read_one(lists, state).await;
+    match overrides_aside(lists, state).await {
+        Some(aside) => OverridesRead { file, aside },
+        None => {
+            let why = "the directory of the operators' overrides does not answer".to_owned();
+            OverridesRead { file: StoredRead::Unread(why), aside: Vec::new() }
+        }
+    }
+}
+
+/// The files of overrides that could not be parsed; `None` if the file system does not answer.
+async fn overrides_aside(lists: &ListReader, state: &Path) -> Option<Vec<PathBuf>> {
+    let path = StoredOverrides::path(state);
+    let (disk, file) = (Arc::clone(&lists.files), path.clone());
+    lists.io.run(&path, PATIENCE, move || files::set_aside(&*disk, &file)).await.ok()
 }
 
 async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Path) -> StoredRead<S> {

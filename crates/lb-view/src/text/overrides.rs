@@ -28,6 +28,9 @@ pub fn overrides(document: &OverridesDocument, now: u64, style: Style) -> String
             style.paint("33", "degraded:")
         );
     }
+    if let Some(lost) = &document.lost {
+        let _ = writeln!(text, "{} {lost}", style.paint("33", "degraded:"));
+    }
     wrap(text, style.width)
 }
 
@@ -50,7 +53,11 @@ fn row(OverrideStatus { of, is_listed, clients }: &OverrideStatus, now: u64) -> 
         of.scope.client.clone().unwrap_or_else(|| "all".to_owned()),
         age(now.saturating_sub(of.since)),
         end,
-        format!("user {} (pid {})", of.user, of.process),
+        if of.process == 0 {
+            "the daemon".to_owned()
+        } else {
+            format!("user {} (pid {})", of.user, of.process)
+        },
     ];
     let reason = of.reason.as_ref().map(|reason| format!("reason: {reason}"));
     let unlisted = (!is_listed).then(|| "no effect: not in the list".to_owned());
@@ -71,7 +78,7 @@ mod tests {
         let mut weight = status(2, OverrideKind::Weight { percent: 50 }, Vec::new());
         (weight.of.scope.client, weight.is_listed) = (Some("web".to_owned()), false);
         let not_kept = Some("No space left on device (os error 28)".to_owned());
-        OverridesDocument { schema: SCHEMA, overrides: vec![drain, weight], not_kept }
+        OverridesDocument { schema: SCHEMA, overrides: vec![drain, weight], not_kept, lost: None }
     }
 
     #[test]
@@ -85,6 +92,17 @@ mod tests {
                  no effect: not in the list\n\
              degraded: cannot store the overrides; they are lost if the daemon restarts; retrying: \
              No space left on device (os error 28)\n"
+        );
+        let mut adopted =
+            OverridesDocument { not_kept: None, lost: Some("weights".to_owned()), ..document() };
+        adopted.overrides.truncate(1);
+        adopted.overrides[0].of.process = 0;
+        assert_eq!(
+            overrides(&adopted, 1_100, Style::default()),
+            "  service  backend      override  client  since  ends in  by\n  \
+               users    10.0.0.1:80  drain     all     1m40s    1h00m  the daemon\n    \
+                 reason: new kernel; client web: 3 open flows; client batch: 0 open flows\n\
+             degraded: weights\n"
         );
         let none = OverridesDocument { overrides: Vec::new(), not_kept: None, ..document() };
         assert_eq!(overrides(&none, 0, Style::default()), "no overrides on this host\n");

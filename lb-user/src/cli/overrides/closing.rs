@@ -176,7 +176,12 @@ mod tests {
         let is_undrained = daemon.state.lock().expect("no panic").is_undrained;
         let drained = (0..daemon.closes.len()).filter(|number| *number > 0 || !is_undrained);
         let status = |number| OverrideStatus { of: of(number), is_listed: true, clients: Vec::new() };
-        Json(OverridesDocument { schema: SCHEMA, overrides: drained.map(status).collect(), not_kept: None })
+        Json(OverridesDocument {
+            schema: SCHEMA,
+            overrides: drained.map(status).collect(),
+            not_kept: None,
+            lost: None,
+        })
     }
 
     async fn close_one(State(daemon): State<Daemon>, Query(ToClose { backend }): Query<ToClose>) -> Response {

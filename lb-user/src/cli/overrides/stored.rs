@@ -29,7 +29,7 @@ pub fn read(paths: &Paths) -> Result<OverridesDocument, CommandFailure> {
     };
     let kernel = status::from_pins(&paths.pins, String::new())?;
     let overrides = stored.into_iter().map(|of| with_effect(of, &kernel)).collect();
-    Ok(OverridesDocument { schema: SCHEMA, overrides, not_kept: None })
+    Ok(OverridesDocument { schema: SCHEMA, overrides, not_kept: None, lost: None })
 }
 
 /// Adds the effect of an override from the maps. `is_settled` is `false`, because only a daemon

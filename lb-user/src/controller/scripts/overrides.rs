@@ -319,18 +319,77 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
     });
 }
 
+/// A file that was cut off, a file of a later version, and a file that contains something else.
+const UNPARSABLE: [&str; 3] = ["{\"schema\":1,\"overrides\":[{\"serv", "{\"schema\":2}", "\u{0}garbage"];
+
+impl Stage {
+    /// Whether a fault reports that overrides were set aside.
+    fn reports_lost_overrides(&self) -> bool {
+        self.faults()
+            .iter()
+            .any(|fault| fault.contains("stored overrides could not be parsed and are now in"))
+    }
+}
+
 #[test]
-fn a_file_that_cannot_be_parsed_drains_nothing_and_is_renamed() {
-    for text in ["{\"schema\":1,\"overrides\":[{\"serv", "{\"schema\":2}"] {
+fn drains_in_the_tables_outlast_a_file_that_cannot_be_parsed() {
+    let aside = format!("{FILE}.not-understood");
+    for text in UNPARSABLE {
         script("", |stage| {
-            stage.accepted(drain(&[FIRST]));
+            stage.accepted(OverrideRequest { for_s: Some(3_600), ..drain(&[FIRST]) });
+            stage.accepted(weight(THIRD, 50));
+            stage.stop_faults();
             stage.disk.write(FILE, text);
             stage.start(&BACKENDS);
-            assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
-            let aside = stage.disk.content(format!("{FILE}.not-understood")).expect("the file is renamed");
-            assert_eq!(aside, text.as_bytes());
+            assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+            assert_eq!(stage.disk.content(&aside).expect("it is renamed"), text.as_bytes());
+            let document = stage.controller().overrides_document();
+            assert!(
+                document.lost.is_some_and(|lost| lost.contains(&aside)) && stage.reports_lost_overrides()
+            );
+            let of = &document.overrides[0].of;
+            let known = (of.scope.backend, of.scope.client.as_deref(), of.until, of.process);
+            assert_eq!(known, (address(FIRST), Some("web"), None, 0), "its end is not known");
+            assert_eq!(stage.overrides(), [(address(FIRST), OverrideKind::Drain)]);
+            // The drain is stored again, and the fault outlasts a restart.
+            stage.start(&BACKENDS);
+            assert_eq!(stage.overrides(), [(address(FIRST), OverrideKind::Drain)]);
+            assert!(stage.reports_lost_overrides());
+            // An operator can end the drain, and does not get it back.
+            assert_eq!(stage.accepted(undrain(FIRST)).changed, [address(FIRST)]);
+            stage.start(&BACKENDS);
+            assert_eq!((stage.overrides(), stage.reached_backends()), (vec![], addresses(&BACKENDS)));
+            assert!(stage.reports_lost_overrides());
+            stage.disk.remove(&aside);
+            stage.pass(20 * SECOND);
+            assert!(!stage.reports_lost_overrides());
+            assert_eq!(stage.controller().overrides_document().lost, None);
         });
     }
+}
+
+/// The daemon is killed when it has renamed the file and has not yet stored the drains again.
+#[test]
+fn drains_outlast_a_kill_after_their_file_was_set_aside() {
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        stage.stop_faults();
+        stage.disk.write(FILE, UNPARSABLE[0]);
+        stage.hangs = |work| matches!(work, BackgroundWork::Store(_));
+        stage.start(&BACKENDS);
+        stage.hangs = |_| false;
+        assert!(stage.disk.content(FILE).is_err(), "it is not stored yet");
+        stage.start(&BACKENDS);
+        assert_eq!(stage.overrides(), [(address(FIRST), OverrideKind::Drain)]);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        // A second such file does not replace the first one.
+        stage.disk.write(FILE, UNPARSABLE[1]);
+        stage.start(&BACKENDS);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        let aside = ["", "-2"].map(|number| stage.disk.content(format!("{FILE}.not-understood{number}")));
+        let texts = aside.map(|text| String::from_utf8(text.expect("it exists")).expect("a text"));
+        assert_eq!(texts, [UNPARSABLE[0], UNPARSABLE[1]]);
+    });
 }
 
 #[test]
