@@ -606,14 +606,14 @@ impl Controller {
                 None => OverrideKind::Drain,
             };
             let known = self.overrides.in_force.get(&key).map(|known| &known.of);
-            let same = known.filter(|known| known.kind == kind);
-            // Values that the request omits do not change. So an operator may repeat a drain only
-            // to wait for its effect.
+            // Parts that the request leaves out do not change, so an operator may repeat a drain
+            // only to wait, or change only the percentage of a weight.
             let until = match request.for_s {
                 Some(time) => Some(wall + time),
-                None => same.and_then(|known| known.until),
+                None => known.and_then(|known| known.until),
             };
-            let reason = request.reason.clone().or_else(|| same.and_then(|known| known.reason.clone()));
+            let reason = request.reason.clone().or_else(|| known.and_then(|known| known.reason.clone()));
+            let same = known.filter(|known| known.kind == kind);
             if same.is_some_and(|known| (known.until, &known.reason) == (until, &reason)) {
                 continue;
             }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_http::peer::PeerCredentials;
-use lb_view::overrides::{ClientEffect, Overridden, OverrideKind};
+use lb_view::overrides::{ClientEffect, Overridden, Override, OverrideKind};
 use tokio::sync::oneshot;
 
 use super::FOR_LONG;
@@ -521,6 +521,26 @@ fn values_that_a_repeated_drain_omits_do_not_change() {
         stage.accepted(OverrideRequest { force: true, ..drain(&[MIDDLE, THIRD]) });
         assert_eq!(stage.accepted(drain(&[THIRD])).changed, []);
         stage.accepted(OverrideRequest { for_s: Some(60), ..drain(&[THIRD]) });
+    });
+}
+
+#[test]
+fn what_a_second_weight_leaves_out_does_not_change() {
+    script("", |stage| {
+        let first = OverrideRequest {
+            for_s: Some(3_600),
+            reason: Some("cold cache".to_owned()),
+            ..weight(FIRST, 30)
+        };
+        let first = stage.accepted(first).overrides.remove(0).of;
+        let second = stage.accepted(weight(FIRST, 60)).overrides.remove(0).of;
+        let since = second.since;
+        assert_eq!(second, Override { kind: OverrideKind::Weight { percent: 60 }, since, ..first });
+        assert_eq!(stage.accepted(weight(FIRST, 60)).changed, []);
+        // The end of the override ends both.
+        stage.accepted(weight(FIRST, 100));
+        let third = stage.accepted(weight(FIRST, 60)).overrides.remove(0).of;
+        assert_eq!((third.until, third.reason), (None, None));
     });
 }
 
