@@ -44,8 +44,8 @@ pub struct BackendStatus {
     pub usable: bool,
     /// The backend's capacity relative to the other backends.
     pub weight: u32,
-    /// The percentage by which an operator multiplies the weight; `None` if no operator has set a
-    /// percentage, or without a daemon.
+    /// The percentage by which an operator multiplies the weight; `None` if no operator does, or,
+    /// without a daemon, if the stored overrides cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_percent: Option<u16>,
     /// The backend's share of the table's entries.

@@ -3,7 +3,7 @@
 
 mod closing;
 
-mod stored;
+pub(super) mod stored;
 
 mod waiting;
 

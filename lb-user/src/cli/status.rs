@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use lb_core::endpoint::EndpointList;
 
+use super::overrides::stored::StoredWeights;
 use super::{DEGRADED, PathOptions, paths_of, read_config, watch};
 use crate::api::{self, Answer};
 use crate::dry_run;
@@ -96,25 +97,31 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
         Answer::NotRunning => "the daemon is not running: the tables do not change".to_owned(),
         Answer::NotResponding => format!("{}: the tables do not change", api::not_responding(&paths.run)),
     };
+    let state = paths.clone();
+    let weights = in_time(move || StoredWeights::read(&state))
+        .unwrap_or_else(|| Err(anyhow!("the state directory does not answer")));
+    let why = match &weights {
+        Ok(_) => why,
+        Err(error) => format!("{why}; weights that operators have changed are not shown: {error:#}"),
+    };
     let mut status = status::from_pins(&paths.pins, why.clone()).context(why)?;
-    let lists = stored_lists(files);
+    weights.into_iter().for_each(|weights| weights.add_to(&mut status));
+    // No list is known if the configuration is missing, faulty or unreadable for this user. Even
+    // then, the command shows the content of the pins.
+    let files = files.clone();
+    let lists = in_time(move || read_config(&files).map(|config| dry_run::stored_lists(&config)).ok());
+    let lists: BTreeMap<String, Arc<EndpointList>> = lists.flatten().unwrap_or_default();
     status::add_not_chosen(&mut status, |service| lists.get(service).cloned());
     Ok(status)
 }
 
-/// Reads the lists that the daemon stored last. Returns an empty map if the configuration is
-/// missing, faulty or unreadable for this user, or if a file system does not answer within 2 s. The
-/// command then shows only the content of the pinned maps.
-fn stored_lists(files: &PathOptions) -> BTreeMap<String, Arc<EndpointList>> {
+/// The result of reading the daemon's files; `None` if their file system does not answer.
+fn in_time<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     const PATIENCE: Duration = Duration::from_secs(2);
-    let (sender, read) = mpsc::channel();
-    let files = files.clone();
-    let work = move || {
-        let lists = read_config(&files).map(|config| dry_run::stored_lists(&config));
-        let _ = sender.send(lists.unwrap_or_default());
-    };
-    let started = std::thread::Builder::new().name("lists".to_owned()).spawn(work);
-    started.ok().and_then(|_| read.recv_timeout(PATIENCE).ok()).unwrap_or_default()
+    let (sender, result) = mpsc::channel();
+    let work = move || drop(sender.send(read()));
+    let started = std::thread::Builder::new().name("files".to_owned()).spawn(work);
+    started.ok().and_then(|_| result.recv_timeout(PATIENCE).ok())
 }
 
 /// The daemon's directory of pins, if it differs from --pins on the command line.
