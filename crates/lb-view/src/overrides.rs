@@ -149,6 +149,10 @@ pub struct OverridesDocument {
 pub struct OverrideStatus {
     #[serde(flatten)]
     pub of: Override,
+    /// Whether the configuration has the service, for a client that the override concerns. If not,
+    /// the override has no effect.
+    #[serde(default = "yes")]
+    pub is_configured: bool,
     /// Whether the list in force contains the backend. If not, the override has no effect until a
     /// list contains it again.
     pub is_listed: bool,
@@ -216,6 +220,25 @@ impl Override {
     }
 }
 
+/// An earlier daemon does not send whether the configuration has the service.
+const fn yes() -> bool {
+    true
+}
+
+impl OverrideStatus {
+    /// Why the override has no effect; `None` if it has one.
+    pub(crate) fn why_no_effect(&self) -> Option<String> {
+        match &self.of.scope.client {
+            None if !self.is_configured => Some("no such service in the configuration".to_owned()),
+            Some(client) if !self.is_configured => {
+                Some(format!("client {client} has no such service in the configuration"))
+            }
+            _ if !self.is_listed => Some("not in the list".to_owned()),
+            _ => None,
+        }
+    }
+}
+
 impl ClientEffect {
     /// The effect in words, after the client's name.
     pub(crate) fn describe(&self, kind: OverrideKind) -> String {
@@ -259,8 +282,8 @@ impl Overridden {
             let end = one.of.end_in_words(now);
             text +=
                 &format!("{backend} of service {service} {what}{only} on this host only, {end}{before}\n");
-            if !one.is_listed {
-                text += &format!("  not in the list of {service}: no effect until a list contains it\n");
+            if let Some(why) = one.why_no_effect() {
+                text += &format!("  no effect: {why}\n");
             }
             for effect in &one.clients {
                 text += &format!("  {}\n", effect.describe(*kind));
@@ -365,7 +388,7 @@ pub(crate) mod tests {
             since: 1_000,
             until: None,
         };
-        OverrideStatus { of, is_listed: true, clients }
+        OverrideStatus { of, is_configured: true, is_listed: true, clients }
     }
 
     fn overridden(changed: &[u8], overrides: Vec<OverrideStatus>) -> Overridden {
@@ -408,7 +431,7 @@ pub(crate) mod tests {
                        client web: 12 open flows\n  \
                        client batch: 1 open flow, 3 untracked\n\
                      10.0.0.2:80 of service users is drained for client web on this host only, until it is removed, as before\n  \
-                       not in the list of users: no effect until a list contains it\n";
+                       no effect: not in the list\n";
         assert_eq!(answer.describe("drain", 1_300), lines);
         answer.not_kept = Some("No space left on device (os error 28)".to_owned());
         assert_eq!(
@@ -512,7 +535,7 @@ pub(crate) mod tests {
     fn an_override_is_one_flat_object_in_json() {
         let mut one = status(1, OverrideKind::Weight { percent: 50 }, Vec::new());
         one.of.scope.client = Some("web".to_owned());
-        let json = r#"{"service":"users","backend":"10.0.0.1:80","client":"web","kind":"weight","percent":50,"user":1000,"process":4711,"since":1000,"is_listed":true,"clients":[]}"#;
+        let json = r#"{"service":"users","backend":"10.0.0.1:80","client":"web","kind":"weight","percent":50,"user":1000,"process":4711,"since":1000,"is_configured":true,"is_listed":true,"clients":[]}"#;
         assert_eq!(serde_json::to_string(&one).unwrap(), json);
         assert_eq!(serde_json::from_str::<OverrideStatus>(json).unwrap(), one);
     }

@@ -485,8 +485,17 @@ impl Controller {
                 Some(only) => *only == effect.client,
                 None => !has_own(effect),
             });
-            let is_listed = list.as_ref().is_none_or(|list| list.get(backend).is_some());
-            OverrideStatus { of: (*of).clone(), is_listed, clients: concerned.cloned().collect() }
+            let is_configured = self.config.clients.iter().any(|client| {
+                of.scope.client.as_ref().is_none_or(|only| *only == client.name)
+                    && client.services.iter().any(|configured| configured.service.name == service)
+            });
+            let is_listed = is_configured && list.as_ref().is_none_or(|list| list.get(backend).is_some());
+            OverrideStatus {
+                of: (*of).clone(),
+                is_configured,
+                is_listed,
+                clients: concerned.cloned().collect(),
+            }
         };
         wanted.iter().map(status).collect()
     }

@@ -44,7 +44,8 @@ const COLUMNS: [Column<'static>; 7] = [
     Column::left("by", 1),
 ];
 
-fn row(OverrideStatus { of, is_listed, clients }: &OverrideStatus, now: u64) -> TableRow {
+fn row(status: &OverrideStatus, now: u64) -> TableRow {
+    let OverrideStatus { of, clients, .. } = status;
     let end = of.until.map_or_else(|| "-".to_owned(), |until| age(until.saturating_sub(now)));
     let cells = vec![
         of.scope.service.clone(),
@@ -60,9 +61,9 @@ fn row(OverrideStatus { of, is_listed, clients }: &OverrideStatus, now: u64) -> 
         },
     ];
     let reason = of.reason.as_ref().map(|reason| format!("reason: {reason}"));
-    let unlisted = (!is_listed).then(|| "no effect: not in the list".to_owned());
+    let without_effect = status.why_no_effect().map(|why| format!("no effect: {why}"));
     let effects = clients.iter().map(|effect| effect.describe(of.kind));
-    let notes: Vec<String> = reason.into_iter().chain(unlisted).chain(effects).collect();
+    let notes: Vec<String> = reason.into_iter().chain(without_effect).chain(effects).collect();
     TableRow { cells, is_bad: false, note: (!notes.is_empty()).then(|| notes.join("; ")) }
 }
 
@@ -96,12 +97,13 @@ mod tests {
         let mut adopted =
             OverridesDocument { not_kept: None, lost: Some("weights".to_owned()), ..document() };
         adopted.overrides.truncate(1);
-        adopted.overrides[0].of.process = 0;
+        (adopted.overrides[0].of.process, adopted.overrides[0].is_configured) = (0, false);
         assert_eq!(
             overrides(&adopted, 1_100, Style::default()),
             "  service  backend      override  client  since  ends in  by\n  \
                users    10.0.0.1:80  drain     all     1m40s    1h00m  the daemon\n    \
-                 reason: new kernel; client web: 3 open flows; client batch: 0 open flows\n\
+                 reason: new kernel; no effect: no such service in the configuration; client web: 3 open flows; \
+             client batch: 0 open flows\n\
              degraded: weights\n"
         );
         let none = OverridesDocument { overrides: Vec::new(), not_kept: None, ..document() };
@@ -109,6 +111,17 @@ mod tests {
         let unread = OverridesDocument { not_kept: document().not_kept, ..none };
         let text = overrides(&unread, 0, Style::default());
         assert!(text.starts_with("the daemon has not read this host's overrides\ndegraded: "), "{text}");
+    }
+
+    #[test]
+    fn an_override_without_effect_has_the_reason() {
+        let mut one = status(1, OverrideKind::Drain, Vec::new());
+        assert_eq!(one.why_no_effect(), None);
+        (one.is_configured, one.is_listed) = (false, false);
+        assert_eq!(one.why_no_effect().as_deref(), Some("no such service in the configuration"));
+        one.of.scope.client = Some("web".to_owned());
+        let expected = "client web has no such service in the configuration";
+        assert_eq!(one.why_no_effect().as_deref(), Some(expected));
     }
 
     #[test]

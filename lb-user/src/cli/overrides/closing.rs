@@ -175,7 +175,10 @@ mod tests {
         };
         let is_undrained = daemon.state.lock().expect("no panic").is_undrained;
         let drained = (0..daemon.closes.len()).filter(|number| *number > 0 || !is_undrained);
-        let status = |number| OverrideStatus { of: of(number), is_listed: true, clients: Vec::new() };
+        let status = |number| {
+            let (of, clients) = (of(number), Vec::new());
+            OverrideStatus { of, is_configured: true, is_listed: true, clients }
+        };
         Json(OverridesDocument {
             schema: SCHEMA,
             overrides: drained.map(status).collect(),

@@ -87,8 +87,11 @@ fn with_effect(of: Override, kernel: &StatusDocument) -> OverrideStatus {
             share: if backend.usable && all > 0.0 { backend.share_wanted / all } else { 0.0 },
         })
     };
-    let clients: Vec<ClientEffect> = concerned.filter_map(effect).collect();
-    OverrideStatus { is_listed: !clients.is_empty(), of, clients }
+    let clients: Vec<ClientEffect> = concerned.clone().filter_map(effect).collect();
+    // Without any client there is nothing that shows what the last configuration contained.
+    let services = concerned.map(|client| client.service(&scope.service).is_some_and(|one| one.open));
+    let is_configured = services.reduce(|any, is_open| any || is_open).unwrap_or(true);
+    OverrideStatus { is_configured, is_listed: !clients.is_empty(), of, clients }
 }
 
 #[cfg(test)]
@@ -136,6 +139,19 @@ mod tests {
         assert_eq!(effect(of(1, OverrideKind::Drain, None)), [("web".to_owned(), 1, 0.0)]);
         assert_eq!(effect(of(2, weight, None)), [("web".to_owned(), 2, 0.25 / 0.75)]);
         assert_eq!(effect(of(2, weight, Some("batch"))), []);
+    }
+
+    #[test]
+    fn a_service_that_has_left_the_configuration_is_known_without_a_daemon() {
+        let mut kernel = kernel();
+        let is_configured = |kernel: &StatusDocument, client| {
+            with_effect(of(2, OverrideKind::Drain, client), kernel).is_configured
+        };
+        assert!(is_configured(&kernel, None) && is_configured(&kernel, Some("web")));
+        kernel.clients[0].services[0].open = false;
+        assert!(!is_configured(&kernel, None) && !is_configured(&kernel, Some("web")));
+        kernel.clients.clear();
+        assert!(is_configured(&kernel, None), "this is not known");
     }
 
     #[test]

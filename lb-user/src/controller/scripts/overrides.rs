@@ -577,6 +577,26 @@ fn the_flows_of_a_drained_backend_are_counted_until_they_end() {
 }
 
 #[test]
+fn an_override_of_a_service_that_has_left_the_configuration_has_no_effect() {
+    script(FOR_LONG, |stage| {
+        stage.stop_faults();
+        stage.accepted(drain(&[FIRST]));
+        let shown = |stage: &Stage| {
+            let document = stage.controller().overrides_document();
+            let of = &document.overrides[0];
+            (of.is_configured, of.is_listed)
+        };
+        assert_eq!(shown(stage), (true, true));
+        stage.reconfigure("name = \"users\"", "name = \"accounts\"");
+        stage.settle();
+        assert_eq!(shown(stage), (false, false));
+        stage.reconfigure("name = \"accounts\"", "name = \"users\"");
+        stage.settle();
+        assert_eq!(shown(stage), (true, true));
+    });
+}
+
+#[test]
 fn a_drain_outlasts_the_absence_of_its_backend() {
     script("", |stage| {
         stage.accepted(drain(&[FIRST]));
