@@ -124,6 +124,7 @@ impl BackendStatus {
         match &self.state {
             state if state == Health::Healthy.name() && self.is_leaving() => &self.membership,
             _ if self.is_drained_by_operator() => "drained (operator)",
+            _ if self.has_withheld_ejection() => "failing",
             state => state,
         }
     }
@@ -133,7 +134,13 @@ impl BackendStatus {
         self.state == Health::Drained.name() && self.witness.as_deref() == Some(Who::Operator.name())
     }
 
-    /// Whether the backend is healthy or unproven.
+    /// Whether it ranks as ejected although connects may choose it, because it is the last
+    /// available backend.
+    pub fn has_withheld_ejection(&self) -> bool {
+        self.is_withheld && self.state == Health::Ejected.name()
+    }
+
+    /// Whether it is healthy or unproven.
     pub fn is_available(&self) -> bool {
         [Health::Healthy, Health::Unproven].iter().any(|good| self.state == good.name())
     }

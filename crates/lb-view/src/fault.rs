@@ -4,6 +4,7 @@
 //! This file also derives the faults that can be seen in a client's status, whether the daemon or
 //! a command built that status.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -184,16 +185,20 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
         faults.push(fault(FaultCode::AllAtLimit, text));
     }
     if service.is_panic {
-        let ejected = service.backends.iter().filter(|backend| backend.ejection.is_some()).count();
+        let mut states: BTreeMap<&str, usize> = BTreeMap::new();
+        let bad = service.backends.iter().filter(|backend| backend.is_failing() && !backend.is_leaving());
+        bad.for_each(|backend| *states.entry(backend.state_in_words()).or_default() += 1);
+        let states: Vec<String> = states.iter().map(|(state, count)| format!("{count} {state}")).collect();
+        let states = if states.is_empty() { String::new() } else { format!(" ({})", states.join(", ")) };
         let text = format!(
-            "panic: too few backends are available ({ejected} are ejected), so connects may choose ejected backends unless a \
+            "panic: too few backends are available{states}, so connects may choose ejected backends unless a \
              lame duck serves; first check what the backends have in common: the network, this host, shared dependencies"
         );
         faults.push(fault(FaultCode::Panic, text));
     }
-    for backend in service.backends.iter().filter(|backend| backend.is_withheld) {
+    for backend in service.backends.iter().filter(|backend| backend.has_withheld_ejection()) {
         let text = format!(
-            "connects fail, but the backend is not ejected because it is the last available one; {} failures so far",
+            "connects fail; the backend would be ejected if it were not the last available one; {} failures so far",
             backend.withheld
         );
         faults.push(of_backend(FaultCode::EjectionWithheld, backend, text));
@@ -211,8 +216,9 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
             ));
         }
     }
-    let failing =
-        |backend: &&BackendStatus| backend.failing && backend.ejection.is_none() && !backend.is_withheld;
+    let failing = |backend: &&BackendStatus| {
+        backend.failing && backend.ejection.is_none() && !backend.has_withheld_ejection()
+    };
     for backend in service.backends.iter().filter(failing) {
         let failed = backend.failed_60s.unwrap_or(0);
         let text = format!("every connect of the last minute failed ({failed} in total)");
@@ -382,6 +388,37 @@ mod tests {
         assert!(slow.starts_with(expected), "{slow}");
         service.unanswered_after_ms = None;
         assert_eq!(of_service(&service), [], "a UDP service has no handshakes");
+    }
+
+    /// The other backends refuse, and the last available one fails.
+    #[test]
+    fn a_withheld_ejection_is_called_failing_and_never_ejected() {
+        let backend = |host: u8, state: &str| BackendStatus {
+            state: state.to_owned(),
+            is_withheld: state == "ejected",
+            withheld: 7,
+            ..BackendStatus::unused(([10, 0, 0, host], 80).into(), host.into())
+        };
+        let service = ServiceStatus {
+            is_panic: true,
+            fallback: Some(([10, 0, 0, 1], 80).into()),
+            ..ServiceStatus::with_backends(vec![
+                backend(1, "ejected"),
+                backend(2, "refusing"),
+                backend(3, "refusing"),
+            ])
+        };
+        assert_eq!(service.backends[0].state_in_words(), "failing");
+        let faults: Vec<_> =
+            of_service("web", &service).into_iter().map(|fault| (fault.code, fault.text)).collect();
+        let [(FaultCode::Panic, panic), (FaultCode::EjectionWithheld, withheld)] = &faults[..] else {
+            panic!("{faults:?}")
+        };
+        let expected =
+            "panic: too few backends are available (1 failing, 2 refusing), so connects may choose";
+        assert!(panic.starts_with(expected), "{panic}");
+        let expected = "connects fail; the backend would be ejected if it were not the last available one; 7 failures so far";
+        assert_eq!(withheld, expected);
     }
 
     #[test]

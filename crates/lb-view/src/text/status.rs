@@ -73,10 +73,13 @@ fn summary(status: &StatusDocument) -> Option<String> {
     };
     // The worst state comes first.
     let states = [Health::Refusing, Health::Ejected, Health::LameDuck, Health::Unproven, Health::Drained];
-    let in_state =
-        states.map(|state| (state, backends.iter().filter(|one| one.state == state.name()).count()));
-    let in_state = in_state.iter().filter(|(_, count)| *count > 0);
-    let in_state: String = in_state.map(|(state, count)| format!(", {count} {}", state.name())).collect();
+    let states = ["failing"].into_iter().chain(states.map(Health::name));
+    let is_in = |one: &BackendStatus, state: &str| {
+        if one.has_withheld_ejection() { state == "failing" } else { one.state == state }
+    };
+    let in_state = states.map(|state| (state, backends.iter().filter(|one| is_in(one, state)).count()));
+    let in_state = in_state.filter(|(_, count)| *count > 0);
+    let in_state: String = in_state.map(|(state, count)| format!(", {count} {state}")).collect();
     let (all, backends) = (counted(count, "service"), counted(backends.len(), "backend"));
     (count > 0).then(|| format!("{clients}{all}, {backends}{in_state}"))
 }

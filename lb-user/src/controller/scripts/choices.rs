@@ -154,7 +154,7 @@ fn r18_panic_is_reported_and_chooses_no_lame_ducks_or_drained_backends() {
         stage.stop_faults();
         stage.dead = DEAD.map(address).into();
         assert_eq!(stage.dial(80), 15);
-        let expected = "service users: panic: too few backends are available (3 are ejected)";
+        let expected = "service users: panic: too few backends are available (3 ejected)";
         let panics = |stage: &Stage| {
             let is_fault = stage.degraded().iter().any(|fault| fault.contains(expected));
             assert_eq!(stage.service().is_panic, is_fault, "{:?}", stage.degraded());
