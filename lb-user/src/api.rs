@@ -41,7 +41,7 @@ use crate::facts::Facts;
 use crate::status;
 use lb_document::in_units;
 use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, pending, respond};
-use lb_view::closing::CloseAnswer;
+use lb_view::closing::{CloseAnswer, CloseRefusal};
 use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
@@ -120,7 +120,10 @@ pub enum ControllerQuery {
     /// Waits until a client's programs are attached to one of these cgroups, and then sends the
     /// answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
-    /// Closes the connections of flows to a backend. The handler has checked the peer's permission.
+    /// The address of a backend that is named by its address, index or IP address, or why no backend
+    /// of the service has this name. An address with a port need not be that of a backend.
+    FindBackend { service: String, backend: String, answer: Reply<Result<SocketAddr, String>> },
+    /// Close the connections of flows to a backend. The server has checked the peer's permission.
     Close { order: CloseOrder, who: PeerCredentials, answer: Reply<CloseAnswer> },
 }
 
@@ -433,7 +436,8 @@ async fn override_backends(
 
 #[derive(Deserialize)]
 struct ToClose {
-    backend: SocketAddr,
+    /// Its address or index.
+    backend: String,
     client: Option<String>,
     idle_ms: Option<u64>,
     rate: Option<u32>,
@@ -464,10 +468,16 @@ async fn close(
         let text = format!("idle_ms: must be from {least} to {most}, not {idle}");
         return (StatusCode::BAD_REQUEST, text).into_response();
     }
+    let find = |answer| ControllerQuery::FindBackend { service: service.clone(), backend, answer };
     // If the event loop hangs, this query does not return, and the answer does not begin.
-    if query(&desk.queries, ControllerQuery::Clients).await.is_none() {
-        return stopping();
-    }
+    let backend = match query(&desk.queries, find).await {
+        Some(Ok(backend)) => backend,
+        Some(Err(text)) => {
+            let refusal = CloseRefusal { is_permission: false, is_busy: false, text };
+            return Json(CloseAnswer::Refused(refusal)).into_response();
+        }
+        None => return stopping(),
+    };
     let order = CloseOrder { service, backend, client, idle, rate, is_dry_run: dry_run, most: None };
     let (mut document, awaited) = oneshot::channel();
     tokio::spawn(async move {

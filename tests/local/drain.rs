@@ -465,6 +465,9 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
     }
     let refused: Overridden = fixture.setup.document(&["drain", "users", "9"]);
     assert!(refused.refused.is_some() && refused.changed.is_empty(), "{refused:?}");
+    let refused: serde_json::Value = fixture.setup.document(&["close", "users", "9"]);
+    let why = refused["refused"].as_str().expect("a reason");
+    assert!(why.starts_with("service users has no backend 9: it has 127.0.0.1:8001"), "{why}");
     let text = good(&fixture, &["drain", "users", FIRST, "--dry-run"]);
     assert_eq!(text, "dry run: drain would change 127.0.0.1:8001 of service users on this host only\n");
     assert!(good(&fixture, &["undrain", "users", FIRST]).starts_with("no change"));

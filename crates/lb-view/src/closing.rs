@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::counted;
 
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// The daemon's answer to one request. A request closes connections for at most ten seconds; the
 /// command repeats the request while any connection is left.
@@ -40,6 +40,17 @@ pub struct Closed {
     pub dry_run: bool,
     /// The client tasks that have the backend.
     pub clients: Vec<ClientClosed>,
+}
+
+/// The JSON of `socklb close` if the daemon has closed nothing.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ClosingRefused<'c> {
+    pub schema: u32,
+    pub service: &'c str,
+    /// As the operator has written it.
+    pub backend: &'c str,
+    /// Why.
+    pub refused: &'c str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,13 +1,13 @@
 //! `socklb close`: closes the connections of a backend's flows.
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use lb_document::{in_units, parse_duration};
-use lb_view::closing::{CloseAnswer, Closed};
+use lb_view::closing::{CloseAnswer, Closed, ClosingRefused, SCHEMA};
 
+use super::overrides::backend;
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, DaemonEnded, quoted};
 use crate::closing::{DEFAULT_RATE, IDLE_TIMES, RATES};
@@ -20,9 +20,9 @@ use crate::print;
 pub struct CloseOptions {
     /// Service
     pub service: String,
-    /// Backend (address and port)
-    #[arg(value_name = "BACKEND")]
-    pub backend: SocketAddr,
+    /// Backend: address with port, or index
+    #[arg(value_name = "BACKEND", value_parser = backend)]
+    pub backend: String,
     /// Only flows of this client, instead of all clients that have the backend
     #[arg(long)]
     pub client: Option<String>,
@@ -101,16 +101,25 @@ pub enum NotClosed {
     NoAnswer(String),
 }
 
-/// Closes the connections by repeated requests to the daemon, and prints how many are closed and
-/// how many are left. Returns `true` if no selected connection is left. If the future is dropped,
-/// the daemon ends the close job within a second.
+/// Closes the connections, by one request to the daemon after the other, and prints the numbers.
+/// Returns whether no selected connection is left. If the future is dropped, the daemon ends the
+/// job within a second. A JSON document also has the reason if nothing was closed, or the numbers
+/// so far if a later request fails.
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job
 /// closes the same connections, or the daemon or its kernel cannot close connections.
 pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
-    let path = path(options);
-    let mut all = request(paths, &path).await?;
+    let mut all = match request(paths, &path(options)).await {
+        Err(error) if options.json && !matches!(error.downcast_ref(), Some(NotClosed::NoAnswer(_))) => {
+            let (service, backend, refused) = (&options.service, &options.backend, format!("{error:#}"));
+            print::json(&ClosingRefused { schema: SCHEMA, service, backend, refused: &refused })?;
+            return Err(error);
+        }
+        first => first?,
+    };
+    // The list may give the index to another backend.
+    let path = path(&CloseOptions { backend: all.backend.to_string(), ..options.clone() });
     for _ in 1..REQUESTS {
         let left = all.sum(|counts| counts.left);
         if left == 0 {
@@ -119,7 +128,15 @@ pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
         if !options.json {
             print::message(format_args!("{} closed, {left} left", all.sum(|counts| counts.closed)));
         }
-        all.followed_by(request(paths, &path).await?);
+        match request(paths, &path).await {
+            Ok(later) => all.followed_by(later),
+            Err(error) => {
+                if options.json {
+                    print::json(&all)?;
+                }
+                return Err(error);
+            }
+        }
     }
     if options.json {
         print::json(&all)?;
@@ -134,7 +151,7 @@ pub(super) fn path(options: &CloseOptions) -> String {
     let mut path = format!(
         "/v1/close/{}?backend={}&rate={}&dry_run={dry_run}",
         quoted(service),
-        quoted(&backend.to_string()),
+        quoted(backend),
         rate.0
     );
     if let Some(client) = client {

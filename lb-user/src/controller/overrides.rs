@@ -564,7 +564,7 @@ impl Controller {
         check_request(request)?;
         let mut named: Vec<SocketAddr> = Vec::new();
         for word in request.backends.split(',') {
-            named.push(self.backend_of(service, word, request.action)?);
+            named.push(self.backend_of(service, word, Some(request.action))?);
         }
         named.sort_unstable();
         named.dedup();
@@ -654,13 +654,21 @@ impl Controller {
         Ok(OverrideChanges { named, changes })
     }
 
-    /// The backend with the address or index that an operator has written.
-    fn backend_of(&self, service: &str, word: &str, action: OverrideAction) -> Result<SocketAddr, String> {
+    /// The backend with the address or index that an operator has written for an action.
+    ///
+    /// # Errors
+    /// If no backend of the list has it, or several have this IP address.
+    pub fn backend_of(
+        &self,
+        service: &str,
+        word: &str,
+        action: Option<OverrideAction>,
+    ) -> Result<SocketAddr, String> {
         let list = self.list_of(service);
         let endpoints: &[Endpoint] = list.as_ref().map_or(&[], |list| list.as_slice());
         let matching: Vec<&Endpoint> = if let Ok(address) = word.parse::<SocketAddr>() {
             // An override can be ended even if the backend has left the list.
-            let ends_it = action != OverrideAction::Drain;
+            let ends_it = action != Some(OverrideAction::Drain);
             if ends_it && self.overrides.has(service, address) {
                 return Ok(address);
             }

@@ -104,6 +104,12 @@ impl Controller {
                     answer.send(self.refresh(service, &who, now));
                 }
             }
+            ControllerQuery::FindBackend { service, backend, answer } => {
+                answer.send(match backend.parse() {
+                    Ok(address) => Ok(address),
+                    Err(_) => self.backend_of(&service, &backend, None),
+                });
+            }
             ControllerQuery::Close { order, who, answer } => {
                 if !answer.is_closed() {
                     self.close_for_operator(order, who, answer, now);

@@ -105,6 +105,25 @@ fn a_listed_backend_without_connections_is_no_unknown_backend() {
     });
 }
 
+/// An index and an IP address name backends of the list; an address with a port may be any.
+#[test]
+fn connections_are_closed_by_address_or_index() {
+    script("", |stage| {
+        let mut found = |backend: &str| {
+            let (answer, mut reply) = Reply::new();
+            let (service, backend) = ("users".to_owned(), backend.to_owned());
+            stage.dispatch(Event::Query(ControllerQuery::FindBackend { service, backend, answer }));
+            reply.try_recv().expect("an answer")
+        };
+        for name in [BACKENDS[0], "12823", "10.0.0.1"] {
+            assert_eq!(found(name), Ok(address(BACKENDS[0])), "{name}");
+        }
+        assert_eq!(found("10.0.0.99:80"), Ok(address("10.0.0.99:80")));
+        let text = found("7").expect_err("there is none");
+        assert!(text.starts_with("service users has no backend 7: it has 10.0.0.3:80 (index 1550)"), "{text}");
+    });
+}
+
 #[test]
 fn a_command_continues_its_job_before_others_and_with_the_same_flows() {
     script("", |stage| {
