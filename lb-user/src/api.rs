@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::{Path as UrlPath, Query as UrlQuery, State};
+use axum::extract::{FromRequestParts, Path as UrlPath, Query, State};
 use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -25,6 +26,7 @@ use lb_core::endpoint::EndpointList;
 use lb_http::peer::PeerCredentials;
 use lb_kernel::Linux;
 use lb_kernel::trust::own_user;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tracing::warn;
@@ -148,6 +150,7 @@ impl OverrideAction {
 
 /// The parameters of a request that overrides backends.
 #[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OverrideRequest {
     pub action: OverrideAction,
     /// Addresses or indexes, separated by commas.
@@ -243,6 +246,30 @@ pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> R
         .with_state(desk)
 }
 
+/// The parameters of a request. A request with an unknown parameter is refused: a misspelt `for`
+/// would otherwise drain a backend without an end.
+struct Parameters<T>(T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Parameters<T> {
+    type Rejection = (StatusCode, String);
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Query::try_from_uri(&parts.uri).map(|Query(parameters)| Self(parameters)).map_err(|rejection| {
+            let text = rejection.body_text().replace("Failed to deserialize query string: ", "");
+            // The text begins with the name, which it repeats. The fields of the structure are the
+            // parameters.
+            let text = text.find("unknown field `").map_or(text.as_str(), |at| &text[at..]);
+            let text = text.replace("there are no fields", "this request has none");
+            (StatusCode::BAD_REQUEST, text.replacen(" field `", " parameter `", 1))
+        })
+    }
+}
+
+/// The request has no parameters.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NoParameters {}
+
 const JSON: &str = "application/json";
 
 fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
@@ -251,17 +278,23 @@ fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
     writer.finish()
 }
 
-/// Starts the answer as soon as the event loop has responded to one query. With many clients the
-/// status takes a second; if the answer started only after the status is complete, a command would
-/// report that the daemon does not answer.
-async fn status(State(desk): State<Queries>, headers: HeaderMap) -> Response {
+/// The answer begins as soon as the event loop has responded once. With many clients the status
+/// takes a second; if the answer began only then, a command would conclude that the daemon hangs.
+async fn status(
+    State(desk): State<Queries>,
+    Parameters(NoParameters {}): Parameters<NoParameters>,
+    headers: HeaderMap,
+) -> Response {
     match query(&desk.queries, ControllerQuery::Clients).await {
         Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
         None => stopping(),
     }
 }
 
-async fn configuration(State(desk): State<Queries>) -> Response {
+async fn configuration(
+    State(desk): State<Queries>,
+    Parameters(NoParameters {}): Parameters<NoParameters>,
+) -> Response {
     match query(&desk.queries, ControllerQuery::Configured).await {
         Some(configured) => Json(configured).into_response(),
         None => stopping(),
@@ -269,6 +302,7 @@ async fn configuration(State(desk): State<Queries>) -> Response {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ClientFilter {
     client: Option<String>,
 }
@@ -276,7 +310,7 @@ struct ClientFilter {
 async fn explain(
     State(desk): State<Queries>,
     UrlPath(service): UrlPath<String>,
-    UrlQuery(which): UrlQuery<ClientFilter>,
+    Parameters(which): Parameters<ClientFilter>,
     headers: HeaderMap,
 ) -> Response {
     let _turn = desk.explaining.acquire().await;
@@ -311,6 +345,7 @@ async fn explanations(
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Ejected {
     backend: SocketAddr,
     client: Option<String>,
@@ -322,7 +357,7 @@ async fn readmit(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
-    UrlQuery(Ejected { backend, client }): UrlQuery<Ejected>,
+    Parameters(Ejected { backend, client }): Parameters<Ejected>,
 ) -> Response {
     let what = format!("end the ejection of {backend}");
     let who = match who_may_write(peer, &desk, &service, &what) {
@@ -338,6 +373,7 @@ async fn readmit(
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Which {
     #[serde(default)]
     newest: bool,
@@ -347,7 +383,7 @@ struct Which {
 async fn source(
     State(desk): State<Queries>,
     UrlPath(service): UrlPath<String>,
-    UrlQuery(Which { newest }): UrlQuery<Which>,
+    Parameters(Which { newest }): Parameters<Which>,
 ) -> Response {
     let text = match query(&desk.queries, |answer| ControllerQuery::Source { service, newest, answer }).await
     {
@@ -369,6 +405,7 @@ async fn refresh(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
+    Parameters(NoParameters {}): Parameters<NoParameters>,
 ) -> Response {
     let who = match who_may_write(peer, &desk, &service, "refresh a list") {
         Ok(who) => who,
@@ -381,6 +418,7 @@ async fn refresh(
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct To {
     switch: String,
     client: Option<String>,
@@ -391,7 +429,7 @@ async fn switch_load(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
-    UrlQuery(To { switch, client }): UrlQuery<To>,
+    Parameters(To { switch, client }): Parameters<To>,
 ) -> Response {
     let who = match who_may_write(peer, &desk, &service, "freeze weights, or switch load control off or on") {
         Ok(who) => who,
@@ -409,7 +447,10 @@ async fn switch_load(
     }
 }
 
-async fn overrides(State(desk): State<Queries>) -> Response {
+async fn overrides(
+    State(desk): State<Queries>,
+    Parameters(NoParameters {}): Parameters<NoParameters>,
+) -> Response {
     match query(&desk.queries, ControllerQuery::Overrides).await {
         Some(overrides) => Json(overrides).into_response(),
         None => stopping(),
@@ -421,7 +462,7 @@ async fn override_backends(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
-    UrlQuery(request): UrlQuery<OverrideRequest>,
+    Parameters(request): Parameters<OverrideRequest>,
 ) -> Response {
     let what = format!("{} {}", request.action.name(), request.backends);
     let who = match who_may_write(peer, &desk, &service, &what) {
@@ -435,6 +476,7 @@ async fn override_backends(
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ToClose {
     /// Its address or index.
     backend: String,
@@ -451,7 +493,7 @@ async fn close(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
-    UrlQuery(ToClose { backend, client, idle_ms, rate, dry_run }): UrlQuery<ToClose>,
+    Parameters(ToClose { backend, client, idle_ms, rate, dry_run }): Parameters<ToClose>,
     headers: HeaderMap,
 ) -> Response {
     let who = match who_may_write(peer, &desk, &service, &format!("close the connections to {backend}")) {
@@ -534,6 +576,7 @@ fn may_write(who: &PeerCredentials, admins: Option<u32>) -> bool {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Cgroups {
     /// Ids of cgroups, separated by commas.
     cgroups: String,
@@ -544,7 +587,7 @@ struct Cgroups {
 async fn cover(
     State(desk): State<Queries>,
     UrlPath(client): UrlPath<String>,
-    UrlQuery(Cgroups { cgroups }): UrlQuery<Cgroups>,
+    Parameters(Cgroups { cgroups }): Parameters<Cgroups>,
 ) -> Response {
     let Ok(cgroups) = cgroups.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>() else {
         return (StatusCode::BAD_REQUEST, "cgroups: must be ids, separated by commas").into_response();
@@ -606,7 +649,7 @@ mod tests {
                     cgroups.len()
                 });
                 let cgroups = Cgroups { cgroups: vec!["1"; count].join(",") };
-                let response = cover(State(desk), UrlPath("other".to_owned()), UrlQuery(cgroups)).await;
+                let response = cover(State(desk), UrlPath("other".to_owned()), Parameters(cgroups)).await;
                 let code = response.status().as_u16();
                 let body = axum::body::to_bytes(response.into_body(), 1_024).await.expect("a text");
                 (code, String::from_utf8_lossy(&body).into_owned(), answering.await.expect("the answer ends"))
@@ -614,5 +657,33 @@ mod tests {
         };
         assert_eq!(asked_for(64), (200, r#"{"coverage":"covered"}"#.to_owned(), 64));
         assert_eq!(asked_for(65), (400, "cgroups: at most 64 ids, not 65".to_owned(), 0));
+    }
+
+    #[test]
+    fn an_unknown_parameter_is_refused_with_the_known_ones() {
+        fn refused<T: DeserializeOwned>(query: &str) -> String {
+            let request = axum::http::Request::get(format!("/v1/x?{query}")).body(()).expect("a request");
+            let (mut parts, ()) = request.into_parts();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            let read = Parameters::<T>::from_request_parts(&mut parts, &());
+            let (code, text) = runtime.block_on(read).map(drop).expect_err(query);
+            assert_eq!(code, StatusCode::BAD_REQUEST);
+            text
+        }
+        let known = "`action`, `backends`, `client`, `for`, `reason`, `percent`, `force`, `dry_run`";
+        assert_eq!(
+            refused::<OverrideRequest>("action=drain&backends=0&forr=60"),
+            format!("unknown parameter `forr`, expected one of {known}")
+        );
+        assert_eq!(
+            refused::<ToClose>("backend=0&dryrun=true"),
+            "unknown parameter `dryrun`, expected one of `backend`, `client`, `idle_ms`, `rate`, `dry_run`"
+        );
+        assert_eq!(refused::<ToClose>(""), "missing parameter `backend`");
+        assert_eq!(refused::<ClientFilter>("clent=web"), "unknown parameter `clent`, expected `client`");
+        assert_eq!(
+            refused::<NoParameters>("client=web"),
+            "unknown parameter `client`, this request has none"
+        );
     }
 }

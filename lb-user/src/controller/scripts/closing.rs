@@ -120,7 +120,10 @@ fn connections_are_closed_by_address_or_index() {
         }
         assert_eq!(found("10.0.0.99:80"), Ok(address("10.0.0.99:80")));
         let text = found("7").expect_err("there is none");
-        assert!(text.starts_with("service users has no backend 7: it has 10.0.0.3:80 (index 1550)"), "{text}");
+        assert!(
+            text.starts_with("service users has no backend 7: it has 10.0.0.3:80 (index 1550)"),
+            "{text}"
+        );
     });
 }
 
