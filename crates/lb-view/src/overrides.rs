@@ -16,6 +16,10 @@ pub const MAX_PERCENT: u16 = 1_000;
 /// The longest time after which an override ends by itself: a year.
 pub const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
 
+/// The error for a time that cannot be parsed or is not in the limits.
+pub const WRITE_A_TIME: &str =
+    "write a number with the unit s, m or h, from 1s to 8760h (one year), such as 90s, 10m or 2h";
+
 /// The longest reason, in characters.
 pub const MAX_REASON: usize = 200;
 
@@ -37,15 +41,18 @@ pub fn check_percent(percent: u16) -> Result<(), String> {
 /// If it is shorter than a second or longer than [`MAX_DURATION`].
 pub fn check_duration(duration: Duration) -> Result<(), String> {
     let is_possible = (Duration::from_secs(1)..=MAX_DURATION).contains(&duration);
-    if is_possible { Ok(()) } else { Err("write a time from 1s to one year (8760h)".to_owned()) }
+    if is_possible { Ok(()) } else { Err(WRITE_A_TIME.to_owned()) }
 }
 
 /// Checks the reason for an override.
 ///
 /// # Errors
-/// If it is longer than [`MAX_REASON`] or contains a control character, a line separator, or an
+/// If it is empty, is longer than [`MAX_REASON`] or contains a control character, a line separator, or an
 /// invisible character that formats the text around it.
 pub fn check_reason(reason: &str) -> Result<(), String> {
+    if reason.trim().is_empty() {
+        return Err("the reason is empty: leave it out if there is none".to_owned());
+    }
     let length = reason.chars().count();
     if length > MAX_REASON {
         return Err(format!("the reason has {length} characters; at most {MAX_REASON} are allowed"));
@@ -182,6 +189,9 @@ pub struct ClientEffect {
 pub struct Overridden {
     pub schema: u32,
     pub service: String,
+    /// The only client that the request concerns; `None` for all clients.
+    #[serde(default)]
+    pub client: Option<String>,
     /// Why nothing was changed; `None` if the request was accepted.
     pub refused: Option<String>,
     /// Whether this was a dry run, which changes nothing.
@@ -198,6 +208,14 @@ pub struct Overridden {
 impl OverrideKind {
     pub const fn is_drain(self) -> bool {
         matches!(self, Self::Drain)
+    }
+
+    /// `drain` or `weight`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Weight { .. } => "weight",
+        }
     }
 
     /// `drain`, or the weight with its percentage.
@@ -262,23 +280,37 @@ impl Overridden {
     pub fn describe(&self, action: &str, now: u64) -> String {
         let Self { service, is_dry_run, changed, overrides, not_kept, .. } = self;
         let is_drain = action != "weight";
+        let only = |client: &Option<String>| {
+            client.as_ref().map_or_else(String::new, |client| format!(" for client {client}"))
+        };
+        let only_wanted = only(&self.client);
         if *is_dry_run {
             let named: Vec<String> = changed.iter().map(ToString::to_string).collect();
             let named = if named.is_empty() { "nothing".to_owned() } else { named.join(", ") };
             return format!(
-                "dry run: {action} would change {named} of service {service} on this host only\n"
+                "dry run: {action} would change {named} of service {service}{only_wanted} on this host only\n"
             );
         }
         let mut text = String::new();
+        let is_wanted = |scope: &OverrideScope| scope.client == self.client;
         let of_this_kind = || overrides.iter().filter(|one| one.of.kind.is_drain() == is_drain);
+        // A client's own override may have ended while that for other clients continues.
+        let is_overridden = |backend: &SocketAddr| {
+            of_this_kind().any(|one| one.of.scope.backend == *backend && is_wanted(&one.of.scope))
+        };
+        for backend in changed.iter().filter(|backend| !is_overridden(backend)) {
+            let what = if is_drain { "is no longer drained" } else { "has its whole weight again" };
+            text += &format!("{backend} of service {service} {what}{only_wanted} on this host\n");
+        }
         for one in of_this_kind() {
             let Override { scope: OverrideScope { backend, client, .. }, kind, .. } = &one.of;
             let what = match kind {
                 OverrideKind::Drain => "is drained".to_owned(),
                 OverrideKind::Weight { percent } => format!("has {percent} % of its weight"),
             };
-            let only = client.as_ref().map_or_else(String::new, |client| format!(" for client {client}"));
-            let before = if changed.contains(backend) { "" } else { ", as before" };
+            let only = only(client);
+            let is_new = changed.contains(backend) && is_wanted(&one.of.scope);
+            let before = if is_new { "" } else { ", as before" };
             let end = one.of.end_in_words(now);
             text +=
                 &format!("{backend} of service {service} {what}{only} on this host only, {end}{before}\n");
@@ -289,14 +321,11 @@ impl Overridden {
                 text += &format!("  {}\n", effect.describe(*kind));
             }
         }
-        let is_overridden = |backend: &SocketAddr| of_this_kind().any(|one| one.of.scope.backend == *backend);
-        for backend in changed.iter().filter(|backend| !is_overridden(backend)) {
-            let what = if is_drain { "is no longer drained" } else { "has its whole weight again" };
-            text += &format!("{backend} of service {service} {what} on this host\n");
-        }
         if text.is_empty() {
-            let what = if is_drain { "was drained" } else { "had a weight set by an operator" };
-            text = format!("no change: none of these backends of service {service} {what} on this host\n");
+            let what = if is_drain { "was drained" } else { "had another weight than in its list" };
+            text = format!(
+                "no change: none of these backends of service {service} {what}{only_wanted} on this host\n"
+            );
         }
         if let Some(why) = not_kept {
             text += &format!(
@@ -395,6 +424,7 @@ pub(crate) mod tests {
         Overridden {
             schema: SCHEMA,
             service: "users".to_owned(),
+            client: None,
             refused: None,
             is_dry_run: false,
             changed: changed.iter().map(|host| scope(*host).backend).collect(),
@@ -412,6 +442,12 @@ pub(crate) mod tests {
         }
         for reason in ["new kernel", "größer, “später” – 不要", "naïve e\u{301}"] {
             assert_eq!(check_reason(reason), Ok(()), "{reason}");
+        }
+        for reason in ["", " \t"] {
+            assert_eq!(
+                check_reason(reason),
+                Err("the reason is empty: leave it out if there is none".to_owned())
+            );
         }
         assert!(check_reason("a\u{7}").is_err_and(|error| error.contains("control character")));
     }
@@ -455,6 +491,20 @@ pub(crate) mod tests {
         assert_eq!(
             unchanged.describe("undrain", 0),
             "no change: none of these backends of service users was drained on this host\n"
+        );
+        // The drain for one client ends, and that for another one continues.
+        let mut other = status(1, OverrideKind::Drain, Vec::new());
+        other.of.scope.client = Some("batch".to_owned());
+        let of_one = Overridden { client: Some("web".to_owned()), ..overridden(&[1], vec![other]) };
+        assert_eq!(
+            of_one.describe("undrain", 0),
+            "10.0.0.1:80 of service users is no longer drained for client web on this host\n\
+             10.0.0.1:80 of service users is drained for client batch on this host only, until it is removed, as before\n"
+        );
+        let unchanged = Overridden { client: Some("web".to_owned()), ..overridden(&[], Vec::new()) };
+        assert_eq!(
+            unchanged.describe("undrain", 0),
+            "no change: none of these backends of service users was drained for client web on this host\n"
         );
         let whole = overridden(&[1], Vec::new());
         assert_eq!(

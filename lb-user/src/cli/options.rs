@@ -48,6 +48,7 @@ impl Cli {
                 .or_else(|| hint_of_ipvsadm(&error))
                 .map(str::to_owned)
                 .or_else(|| hint_of_file(&error));
+            shorten_value(&mut error);
             if let Some(hint) = hint {
                 error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
             }
@@ -66,7 +67,22 @@ impl Cli {
         {
             command.error(ErrorKind::ArgumentConflict, load::MISPLACED).exit();
         }
+        if let Command::Drain(options) = &cli.command
+            && options.ends_before_closing()
+        {
+            command.error(ErrorKind::ArgumentConflict, overrides::ENDS_BEFORE_CLOSING).exit();
+        }
         cli
+    }
+}
+
+/// Cuts a long invalid value in an error, so that the text after it remains visible.
+fn shorten_value(error: &mut clap::Error) {
+    const SHOWN: usize = 40;
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return };
+    if value.chars().count() > 2 * SHOWN {
+        let short = value.chars().take(SHOWN).collect::<String>() + "…";
+        error.insert(ContextKind::InvalidValue, ContextValue::String(short));
     }
 }
 
@@ -457,6 +473,22 @@ mod tests {
         }
         assert_eq!((hint("show"), hint("conns")), (Some("use `socklb status`"), Some("use `socklb flows`")));
         assert_eq!(hint("frobnicate"), None);
+    }
+
+    #[test]
+    fn a_long_invalid_value_is_cut() {
+        let of = |length: usize| {
+            let words = ["socklb", "drain", "users", "0", "--reason", &"x".repeat(length)].map(str::to_owned);
+            let mut error = Cli::command().try_get_matches_from(words).expect_err("it is too long");
+            shorten_value(&mut error);
+            error.to_string()
+        };
+        let text = of(10_000);
+        let expected = format!(
+            "invalid value '{}…' for '--reason <TEXT>': the reason has 10000 characters; at most 200 are allowed",
+            "x".repeat(40)
+        );
+        assert!(text.contains(&expected) && text.len() < 400, "{text}");
     }
 
     #[test]

@@ -17,12 +17,13 @@ use clap::{Args, ValueEnum};
 use lb_document::parse_duration;
 use lb_view::filter::Filter;
 use lb_view::overrides::{
-    Overridden, OverrideScope, OverridesDocument, check_duration, check_percent, check_reason,
+    Overridden, OverrideScope, OverridesDocument, WRITE_A_TIME, check_duration, check_percent, check_reason,
 };
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
 use self::closing::CloseResult;
+use self::waiting::WaitLimit;
 use super::close::{self, CloseOptions, Rate};
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, DaemonEnded, OverrideAction, quoted};
@@ -135,7 +136,15 @@ pub struct WeightOptions {
     pub json: bool,
 }
 
+/// The error for a drain that ends before its connections are closed.
+pub const ENDS_BEFORE_CLOSING: &str = "the drain would end before --close closes connections: write a time for --for that is longer than --after";
+
 impl DrainOptions {
+    /// Whether the drain ends before the command would close connections.
+    pub fn ends_before_closing(&self) -> bool {
+        self.close.is_some() && self.duration.is_some_and(|time| time <= self.after.unwrap_or_default())
+    }
+
     fn change(&self) -> OverrideCommand<'_> {
         OverrideCommand {
             action: OverrideAction::Drain,
@@ -176,7 +185,7 @@ pub fn backend(text: &str) -> Result<String, String> {
 }
 
 fn time(text: &str) -> Result<Duration, String> {
-    let time = parse_duration(text).ok_or("write a time such as 90s, 10m or 2h")?;
+    let time = parse_duration(text).ok_or(WRITE_A_TIME)?;
     check_duration(time).map(|()| time)
 }
 
@@ -322,7 +331,8 @@ async fn close_and_wait(
     let mut is_complete = true;
     if options.close.is_some() {
         if let Some(after) = options.after {
-            let code = waiting::wait(paths, &scopes, after, json, &mut interrupts).await?.code;
+            let code =
+                waiting::wait(paths, &scopes, WaitLimit::After(after), json, &mut interrupts).await?.code;
             if ![0, DEGRADED].contains(&code) {
                 print::message("no connections are closed");
                 return Ok(code);
@@ -336,7 +346,8 @@ async fn close_and_wait(
     }
     let mut code = 0;
     if options.wait {
-        let waited = waiting::wait(paths, &scopes, options.timeout, json, &mut interrupts).await?;
+        let waited =
+            waiting::wait(paths, &scopes, WaitLimit::Timeout(options.timeout), json, &mut interrupts).await?;
         code = waited.code;
         if let Some(last) = waited.last {
             overridden.overrides = last.overrides;
@@ -517,6 +528,21 @@ mod tests {
     }
 
     #[test]
+    fn a_drain_must_last_until_its_connections_are_closed() {
+        for (options, expected) in [
+            ("--for 2s --close all --after 5s", true),
+            ("--for 5s --close all --after 5s", true),
+            ("--for 6s --close all --after 5s", false),
+            ("--for 2s --close all", false),
+            ("--close all --after 5s", false),
+            ("--for 2s", false),
+        ] {
+            let options = drained(&format!("socklb drain users 0 {options}"));
+            assert_eq!(options.ends_before_closing(), expected, "{options:?}");
+        }
+    }
+
+    #[test]
     fn a_request_for_too_many_backends_is_refused_before_it_is_sent() {
         let folder = tempfile::tempdir().expect("create a folder");
         let paths =
@@ -537,11 +563,13 @@ mod tests {
         for (line, expected) in [
             ("socklb drain users", "<BACKEND>"),
             ("socklb drain users web1", "write an address such as 10.0.0.1:80, or an index"),
-            ("socklb drain users 0 --for 0s", "write a time from 1s to one year (8760h)"),
-            ("socklb drain users 0 --for 500ms", "write a time from 1s to one year (8760h)"),
-            ("socklb drain users 0 --for 8761h", "write a time from 1s to one year (8760h)"),
-            ("socklb drain users 0 --for 1000y", "write a time such as 90s, 10m or 2h"),
-            ("socklb drain users 0 --for 10", "write a time such as 90s, 10m or 2h"),
+            ("socklb drain users 0 --for 0s", WRITE_A_TIME),
+            ("socklb drain users 0 --for 500ms", WRITE_A_TIME),
+            ("socklb drain users 0 --for 8761h", WRITE_A_TIME),
+            ("socklb drain users 0 --for 400d", WRITE_A_TIME),
+            ("socklb drain users 0 --for 1w", WRITE_A_TIME),
+            ("socklb drain users 0 --for 10", WRITE_A_TIME),
+            ("socklb drain users 0 --reason=", "the reason is empty: leave it out if there is none"),
             ("socklb drain users 0 --reason a\u{7}b", "the reason contains a control character"),
             ("socklb drain users 0 --reason a\u{202e}b", "the invisible format character U+202E"),
             (&long, "the reason has 10000 characters; at most 200 are allowed"),

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use lb_core::rebalance::{ClosingOutcome, MIN_AGE};
+use lb_document::in_units;
 use lb_http::peer::PeerCredentials;
 use lb_kernel::ReclaimTarget;
 use lb_view::closing::{CloseAnswer, CloseRefusal, Closed};
@@ -204,7 +205,7 @@ impl Controller {
                         service,
                         %backend,
                         client,
-                        ?idle,
+                        idle = idle.map(|idle| tracing::field::display(in_units(idle))),
                         rate,
                         cause = cause.name(),
                         user,

@@ -18,9 +18,10 @@ use lb_core::ids::ServiceIndex;
 use lb_core::service::ignores_weights;
 use lb_http::peer::PeerCredentials;
 use lb_view::explanation::OperatorWeight;
+use lb_view::filter::Filter;
 use lb_view::overrides::{
-    ClientEffect, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus, OverridesDocument,
-    SCHEMA, check_duration, check_percent, check_reason,
+    ClientEffect, MAX_DURATION, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus,
+    OverridesDocument, SCHEMA, check_duration, check_percent, check_reason,
 };
 use serde::{Deserialize, Serialize};
 use tracing::info;
@@ -31,6 +32,7 @@ use super::clock::unix_seconds;
 use super::leaving::Leaving;
 use super::state_files::{OverridesRead, StoredFile};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
+use crate::names;
 
 /// The maximum number of overrides of a host. Overrides are for single backends; whole racks are
 /// removed by a change of the list.
@@ -287,6 +289,7 @@ impl Controller {
         let mut overridden = Overridden {
             schema: SCHEMA,
             service,
+            client: request.client.clone(),
             refused: None,
             is_dry_run: request.dry_run,
             changed: Vec::new(),
@@ -334,7 +337,7 @@ impl Controller {
             let is_over = one.ends.is_some_and(|ends| ends <= boot);
             if is_over {
                 let client = client.as_deref().unwrap_or("all");
-                info!(%service, %backend, client, kind = ?one.of.kind, "the time of an operator's override is over");
+                info!(%service, %backend, client, kind = %one.of.kind.in_words(), "the time of an operator's override is over");
                 over.insert(service.clone());
             }
             !is_over
@@ -549,10 +552,15 @@ impl Controller {
         // An override can be ended even if its service is no longer configured.
         let is_overridden = self.overrides.of_service(service).next().is_some();
         if tasks.is_empty() && !(ends_it && is_overridden) {
-            return Err(format!("no client here has a service {service}: see `socklb status`"));
+            let filter = Filter { service: Some(service.to_owned()), ..Filter::default() };
+            let configured = self.clients.tasks.iter().flat_map(|task| &task.client.services);
+            let all = || configured.map(|one| (one.service.name.as_str(), BTreeSet::new())).collect();
+            names::check(&filter, all)?;
         }
+        let has_own =
+            |client| self.overrides.of_service(service).any(|of| of.scope.client.as_deref() == client);
         if let Some(client) = client
-            && !ends_it
+            && !(ends_it && has_own(Some(client)))
             && !tasks.iter().any(|task| task.client.name == client)
         {
             let names: Vec<&str> = tasks.iter().map(|task| task.client.name.as_str()).collect();
@@ -596,7 +604,10 @@ impl Controller {
                 let in_force = &self.overrides.in_force;
                 if client.is_some() && in_force.contains_key(&all) && !in_force.contains_key(&key) {
                     return Err(format!(
-                        "the override of {backend} is in force for all clients, so it cannot be ended for one client: omit --client"
+                        "{backend} {} for all clients, which cannot be ended for client {} alone: leave --client \
+                         out to end it for all",
+                        if is_weight { "has another weight" } else { "is drained" },
+                        client.unwrap_or_default()
                     ));
                 }
                 // Without a client, the overrides for single clients end as well.
@@ -715,7 +726,9 @@ fn check_request(
         (OverrideAction::Drain | OverrideAction::Undrain, None) => {}
     }
     if let Some(time) = for_s {
-        check_duration(Duration::from_secs(*time)).map_err(|what| format!("for is {time} s: {what}"))?;
+        let most = MAX_DURATION.as_secs();
+        check_duration(Duration::from_secs(*time))
+            .map_err(|_| format!("for: must be from 1 to {most} seconds, not {time}"))?;
     }
     reason.as_deref().map_or(Ok(()), check_reason)
 }

@@ -39,8 +39,35 @@ pub struct Waited {
     pub last: Option<OverridesDocument>,
 }
 
-/// The signals that end a command early. Once the first value of this type exists, these signals no
-/// longer end the process by themselves: tokio does not restore the default action.
+/// How long to wait.
+#[derive(Clone, Copy, Debug)]
+pub enum WaitLimit {
+    /// The time of `--timeout`, at the end of the command.
+    Timeout(Duration),
+    /// The time of `--after`, before flows are closed.
+    After(Duration),
+}
+
+impl WaitLimit {
+    const fn time(self) -> Duration {
+        let (Self::Timeout(time) | Self::After(time)) = self;
+        time
+    }
+
+    /// What follows when flows are still open at the end of the time.
+    const fn then(self) -> &'static str {
+        match self {
+            Self::Timeout(_) => {
+                "the time of --timeout is over, and the backends stay drained: to wait longer, repeat the \
+                 command; to close the flows, use `socklb close`"
+            }
+            Self::After(_) => "the time of --after is over, and the backends stay drained",
+        }
+    }
+}
+
+/// The signals that end a command early. While a value of this type exists, these signals do not
+/// end the process by themselves.
 pub struct Interrupts {
     interrupt: unix::Signal,
     terminate: unix::Signal,
@@ -92,21 +119,21 @@ pub async fn observe(
     }
 }
 
-/// Waits for at most `timeout` until the backends of these drains have no open flows. Prints the
-/// progress to standard output, or to standard error if standard output is for JSON.
+/// Waits until the limit, or until these drains have no open flows. Prints the progress to
+/// standard output, or to standard error if standard output is for JSON.
 ///
 /// # Errors
 /// If the daemon is not trusted or refuses this user, or the output cannot be written.
 pub async fn wait(
     paths: &Paths,
     scopes: &[OverrideScope],
-    timeout: Duration,
+    limit: WaitLimit,
     json: bool,
     interrupts: &mut Interrupts,
 ) -> Result<Waited> {
     let mut shown =
         ProgressPrinter { is_terminal: !json && std::io::stdout().is_terminal(), json, last: None };
-    let mut waiting = DrainWait::new(timeout);
+    let mut waiting = DrainWait::new(limit);
     let mut last = None;
     let mut pause = tokio::time::interval(PAUSE);
     pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -194,20 +221,20 @@ enum WaitStep {
 
 /// The observations so far. All times are measured from the beginning of the waiting.
 struct DrainWait {
-    timeout: Duration,
+    limit: WaitLimit,
     /// The number of open flows at earlier times, within [`RATE_OVER`].
     counts: VecDeque<(Duration, u64)>,
     last: Option<DrainProgress>,
 }
 
 impl DrainWait {
-    fn new(timeout: Duration) -> Self {
-        Self { timeout, counts: VecDeque::new(), last: None }
+    fn new(limit: WaitLimit) -> Self {
+        Self { limit, counts: VecDeque::new(), last: None }
     }
 
     /// Evaluates an observation; `None` if the daemon has not answered.
     fn step(&mut self, at: Duration, seen: Option<DrainProgress>) -> WaitStep {
-        let is_late = at >= self.timeout;
+        let is_late = at >= self.limit.time();
         let Some(progress) = seen else {
             let known = self
                 .last
@@ -240,7 +267,7 @@ impl DrainWait {
         };
         self.last = Some(progress);
         if is_late {
-            let text = format!("{what} after {}; the backends stay drained{not_counted}", in_seconds(at));
+            let text = format!("{what} after {}{not_counted}; {}", in_seconds(at), self.limit.then());
             return WaitStep::Ends(DEGRADED, text);
         }
         WaitStep::Waits(text + &not_counted)
@@ -297,7 +324,7 @@ mod tests {
 
     #[test]
     fn waiting_ends_when_no_flow_is_open_and_none_can_begin() {
-        let mut waiting = DrainWait::new(at(300));
+        let mut waiting = DrainWait::new(WaitLimit::Timeout(at(300)));
         let unsettled = DrainProgress { is_settled: false, ..seen(0) };
         assert_eq!(
             waiting.step(at(0), Some(unsettled)),
@@ -325,14 +352,19 @@ mod tests {
 
     #[test]
     fn the_timeout_states_how_many_flows_are_left() {
-        let mut waiting = DrainWait::new(at(10));
-        let text = "10.0.0.1:80: 3 open flows after 10s; the backends stay drained";
+        let mut waiting = DrainWait::new(WaitLimit::Timeout(at(10)));
+        let text = "10.0.0.1:80: 3 open flows after 10s; the time of --timeout is over, and the backends stay \
+                    drained: to wait longer, repeat the command; to close the flows, use `socklb close`";
+        assert_eq!(waiting.step(at(10), Some(seen(3))), WaitStep::Ends(DEGRADED, text.to_owned()));
+        let mut waiting = DrainWait::new(WaitLimit::After(at(10)));
+        let text =
+            "10.0.0.1:80: 3 open flows after 10s; the time of --after is over, and the backends stay drained";
         assert_eq!(waiting.step(at(10), Some(seen(3))), WaitStep::Ends(DEGRADED, text.to_owned()));
     }
 
     #[test]
     fn waiting_continues_while_no_daemon_answers() {
-        let mut waiting = DrainWait::new(at(10));
+        let mut waiting = DrainWait::new(WaitLimit::Timeout(at(10)));
         let text = "the daemon does not answer; the backends stay drained";
         assert_eq!(waiting.step(at(0), None), waits(text));
         assert!(matches!(waiting.step(at(1), Some(seen(3))), WaitStep::Waits(_)));
@@ -348,7 +380,7 @@ mod tests {
 
     #[test]
     fn waiting_ends_when_another_command_ends_the_drain() {
-        let mut waiting = DrainWait::new(at(10));
+        let mut waiting = DrainWait::new(WaitLimit::Timeout(at(10)));
         let ended = DrainProgress { ended: vec![([10, 0, 0, 1], 80).into()], ..seen(3) };
         assert!(
             matches!(waiting.step(at(1), Some(ended)), WaitStep::Ends(1, text) if text.contains("no longer drained"))

@@ -658,13 +658,23 @@ fn an_override_of_one_client_concerns_no_other() {
         assert!(reached.len() == 60 && !reached.contains(&address(FIRST)));
         stage.accepted(drain(&[MIDDLE]));
         let why = stage.refused(only("web", undrain(MIDDLE)));
-        assert!(why.contains("in force for all clients"), "{why}");
-        // If a backend is drained both for all clients and for one client, the drain for the one
-        // client can be ended separately.
+        let expected = "10.0.0.2:80 is drained for all clients, which cannot be ended for client web alone: leave \
+                        --client out to end it for all";
+        assert_eq!(why, expected);
+        // Its own drain of a backend that is drained for all can be ended on its own.
         stage.accepted(only("web", drain(&[MIDDLE])));
         stage.accepted(only("web", undrain(MIDDLE)));
         assert!(stage.overrides().contains(&(address(MIDDLE), OverrideKind::Drain)));
         let why = stage.refused(only("mail", drain(&[FIRST])));
+        assert_eq!(why, "client mail has no service users here; clients with this service: web, batch");
+        let (answer, mut reply) = Reply::new();
+        let who = PeerCredentials { user: 7, groups: vec![7], process: 77 };
+        let query =
+            ControllerQuery::Override { service: "user".to_owned(), request: drain(&[FIRST]), who, answer };
+        stage.dispatch(Event::Query(query));
+        let why = reply.try_recv().expect("an answer").refused.expect("it is refused");
+        assert_eq!(why, "no client here dials a service user; did you mean users? services here are: users");
+        let why = stage.refused(only("mail", undrain(FIRST)));
         assert_eq!(why, "client mail has no service users here; clients with this service: web, batch");
         // Without a client, every drain of the backend ends.
         stage.accepted(undrain(FIRST));
@@ -704,9 +714,10 @@ fn a_faulty_request_is_refused_with_the_permitted_values() {
             ),
             (drain(&["first"]), "\"first\" is neither an address (10.0.0.1:80) nor an index (3)"),
             (drain(&[""]), "\"\" is neither an address (10.0.0.1:80) nor an index (3)"),
-            (for_s(0), "for is 0 s: write a time from 1s to one year (8760h)"),
-            (for_s(1_000 * 365 * 86_400), "for is 31536000000 s: write a time from 1s to one year (8760h)"),
+            (for_s(0), "for: must be from 1 to 31536000 seconds, not 0"),
+            (for_s(1_000 * 365 * 86_400), "for: must be from 1 to 31536000 seconds, not 31536000000"),
             (reason(&"x".repeat(10_000)), "the reason has 10000 characters; at most 200 are allowed"),
+            (reason(""), "the reason is empty: leave it out if there is none"),
             (reason("new\ndisk"), "the reason contains a control character"),
             (weight(FIRST, 0), "a weight of 0 % is a drain: use `socklb drain`"),
             (weight(FIRST, 1_001), "write 1% to 1000%"),
