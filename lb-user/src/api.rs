@@ -122,8 +122,8 @@ pub enum ControllerQuery {
     /// Waits until a client's programs are attached to one of these cgroups, and then sends the
     /// answer.
     Cover { client: String, cgroups: Vec<u64>, answer: Reply<Coverage> },
-    /// The address of a backend that is named by its address, index or IP address, or why no backend
-    /// of the service has this name. An address with a port need not be that of a backend.
+    /// The address of a backend with this address, index or IP address, or why no backend of the
+    /// service has it. An address with a port need not be that of a backend.
     FindBackend { service: String, backend: String, answer: Reply<Result<SocketAddr, String>> },
     /// Close the connections of flows to a backend. The server has checked the peer's permission.
     Close { order: CloseOrder, who: PeerCredentials, answer: Reply<CloseAnswer> },

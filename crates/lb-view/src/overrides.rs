@@ -47,8 +47,8 @@ pub fn check_duration(duration: Duration) -> Result<(), String> {
 /// Checks the reason for an override.
 ///
 /// # Errors
-/// If it is empty, is longer than [`MAX_REASON`] or contains a control character, a line separator, or an
-/// invisible character that formats the text around it.
+/// If it is empty, is longer than [`MAX_REASON`], or contains a control character, a line
+/// separator, or an invisible character that formats the text around it.
 pub fn check_reason(reason: &str) -> Result<(), String> {
     if reason.trim().is_empty() {
         return Err("the reason is empty: leave it out if there is none".to_owned());

@@ -165,7 +165,7 @@ pub fn read_stored<S: StoredFile>(disk: &dyn Files, path: &Path) -> StoredRead<S
             let Some(aside) = free else {
                 return StoredRead::Unread(format!(
                     "{why}; the file cannot be renamed, because {ASIDES} files beside it have names with \
-                     not-understood: remove those that nobody needs"
+                     not-understood: remove those that are not needed"
                 ));
             };
             if let Err(error) = disk.rename_stored(path, &aside) {
