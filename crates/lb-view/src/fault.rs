@@ -275,7 +275,7 @@ fn only_drained(service: &ServiceStatus) -> Option<String> {
         Some(backend) if backend.is_drained_by_operator() => {
             "connects go to drained backends, because `drain_fallback` is on".to_owned()
         }
-        Some(backend) => format!("connects go to a backend that is {}", backend.state),
+        Some(backend) => format!("connects go to a backend that is {}", backend.state_in_words()),
     };
     Some(format!(
         "{drained} drained by an operator, and no other backend is available: {effect}; `socklb overrides` lists the \
