@@ -125,7 +125,7 @@ pub enum ControllerQuery {
     /// The address of a backend with this address, index or IP address, or why no backend of the
     /// service has it. An address with a port need not be that of a backend.
     FindBackend { service: String, backend: String, answer: Reply<Result<SocketAddr, String>> },
-    /// Close the connections of flows to a backend. The server has checked the peer's permission.
+    /// Closes the connections of flows to a backend. The handler has checked the peer's permission.
     Close { order: CloseOrder, who: PeerCredentials, answer: Reply<CloseAnswer> },
 }
 
@@ -278,8 +278,9 @@ fn json(value: &impl Serialize) -> std::io::Result<CompressedDocument> {
     writer.finish()
 }
 
-/// The answer begins as soon as the event loop has responded once. With many clients the status
-/// takes a second; if the answer began only then, a command would conclude that the daemon hangs.
+/// Starts the answer as soon as the event loop has responded to one query. With many clients the
+/// status takes a second; if the answer started only after the status is complete, a command would
+/// report that the daemon does not answer.
 async fn status(
     State(desk): State<Queries>,
     Parameters(NoParameters {}): Parameters<NoParameters>,

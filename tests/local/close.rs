@@ -413,7 +413,7 @@ fn a_request_that_cannot_be_met_says_why_and_closes_nothing() {
         (&["user", "127.0.0.1:8001"][..], 1, "did you mean users? services here are: users"),
         (&["users", "127.0.0.1:9"], 1, "backends here are: 127.0.0.1:8001, 127.0.0.1:8002, 127.0.0.1:8003"),
         (&["users", "127.0.0.1:8001", "--client", "batch"], 1, "there is no client \"batch\" here"),
-        (&["users", "127.0.0.1"], 2, "invalid socket address"),
+        (&["users", "127.0.0.1"], 1, "127.0.0.1 is ambiguous: service users has 127.0.0.1:8001 (index 0)"),
         (&["users", "127.0.0.1:8001", "--rate", "0/s"], 2, "from 1/s to 10000/s"),
         (&["users", "127.0.0.1:8001", "--idle", "0s"], 2, "from 100ms to 24h"),
     ] {

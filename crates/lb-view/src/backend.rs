@@ -134,13 +134,13 @@ impl BackendStatus {
         self.state == Health::Drained.name() && self.witness.as_deref() == Some(Who::Operator.name())
     }
 
-    /// Whether it ranks as ejected although connects may choose it, because it is the last
+    /// Whether the backend ranks as ejected although connects may choose it, because it is the last
     /// available backend.
     pub fn has_withheld_ejection(&self) -> bool {
         self.is_withheld && self.state == Health::Ejected.name()
     }
 
-    /// Whether it is healthy or unproven.
+    /// Whether the backend is healthy or unproven.
     pub fn is_available(&self) -> bool {
         [Health::Healthy, Health::Unproven].iter().any(|good| self.state == good.name())
     }

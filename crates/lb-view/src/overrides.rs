@@ -322,7 +322,7 @@ impl Overridden {
             }
         }
         if text.is_empty() {
-            let what = if is_drain { "was drained" } else { "had another weight than in its list" };
+            let what = if is_drain { "was drained" } else { "had a weight set by an operator" };
             text = format!(
                 "no change: none of these backends of service {service} {what}{only_wanted} on this host\n"
             );

@@ -101,10 +101,10 @@ pub enum NotClosed {
     NoAnswer(String),
 }
 
-/// Closes the connections, by one request to the daemon after the other, and prints the numbers.
-/// Returns whether no selected connection is left. If the future is dropped, the daemon ends the
-/// job within a second. A JSON document also has the reason if nothing was closed, or the numbers
-/// so far if a later request fails.
+/// Closes the connections by repeated requests to the daemon, and prints how many are closed and
+/// how many are left. Returns `true` if no selected connection is left. If the future is dropped,
+/// the daemon ends the close job within a second. A JSON document also has the reason if nothing
+/// was closed, or the numbers so far if a later request fails.
 ///
 /// # Errors
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job

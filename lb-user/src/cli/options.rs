@@ -348,8 +348,8 @@ pub enum Command {
     /// If no daemon runs, the command reads the overrides from the daemon's file, if this user may
     /// read the file.
     ///
-    /// Exit codes: 0 ok; 1 failed, or there is no such service; 3 no daemon runs, or the overrides
-    /// are not stored, or stored ones could not be parsed; 4 a permission is missing.
+    /// Exit codes: 0 ok; 1 the command failed, or the service does not exist; 3 no daemon runs, or
+    /// the overrides are not stored, or stored ones could not be parsed; 4 a permission is missing.
     Overrides {
         /// Only this service
         #[arg(short, long)]

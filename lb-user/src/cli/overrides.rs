@@ -74,8 +74,8 @@ pub struct DrainOptions {
     /// With --wait: stop waiting after this time
     #[arg(long, value_name = "TIME", value_parser = time, requires = "wait", default_value = "5m")]
     pub timeout: Duration,
-    /// Then close the open flows of the backends, as `socklb close` does; not together with
-    /// --dry-run or --json
+    /// After the drain has begun, close the open flows of the backends, as `socklb close` does; not
+    /// together with --dry-run or --json
     #[arg(long, value_name = "WHICH", conflicts_with_all = ["dry_run", "json"])]
     pub close: Option<CloseWhich>,
     /// With --close: before the closing, wait at most this long for the flows to end by themselves
@@ -174,7 +174,7 @@ impl DrainOptions {
 }
 
 pub fn backend(text: &str) -> Result<String, String> {
-    // The daemon resolves an address without a port if only one backend has it.
+    // The daemon accepts an address without a port if exactly one backend has this address.
     let is_backend =
         text.parse::<SocketAddr>().is_ok() || text.parse::<IpAddr>().is_ok() || text.parse::<u32>().is_ok();
     if is_backend {

@@ -372,7 +372,7 @@ impl Controller {
         }
     }
 
-    /// A retry of reading the file has ended.
+    /// Handles the end of another attempt to read the file.
     pub fn apply_stored_overrides(&mut self, read: OverridesRead, now: Instant) {
         self.overrides.take(read, self.boot, self.wall);
         if !self.overrides.is_unread() {
@@ -626,8 +626,8 @@ impl Controller {
                 None => OverrideKind::Drain,
             };
             let known = self.overrides.in_force.get(&key).map(|known| &known.of);
-            // Parts that the request leaves out do not change, so an operator may repeat a drain
-            // only to wait, or change only the percentage of a weight.
+            // Values that the request omits do not change. So an operator may repeat a drain only
+            // to wait for its effect, or change only the percentage of a weight.
             let until = match request.for_s {
                 Some(time) => Some(wall + time),
                 None => known.and_then(|known| known.until),

@@ -117,7 +117,7 @@ pub struct OverridesRead {
     pub aside: Vec<PathBuf>,
 }
 
-/// Files by path, each with its complete content; `None` removes the file.
+/// The complete content of each file, keyed by path; `None` removes the file.
 pub type StateFiles = BTreeMap<PathBuf, Option<Arc<[u8]>>>;
 
 #[derive(Default)]
@@ -211,7 +211,7 @@ impl Controller {
         }
     }
 
-    /// A retry of reading stored files has ended.
+    /// Handles the end of another attempt to read stored files.
     pub fn apply_stored(&mut self, stored: StoredState, now: Instant) {
         let StoredState { loads, overrides, overrides_aside, hosts } = stored;
         self.sources.files_to_store.is_reading = false;

@@ -226,10 +226,12 @@ mod tests {
         // A file that cannot be renamed must not be overwritten.
         asides(&file).for_each(|aside| std::fs::write(aside, "").unwrap());
         std::fs::write(&file, "{\"schema\":3}").unwrap();
-        let StoredRead::Unread(why) = read_stored_loads(&file) else { panic!("the file exists") };
+        let StoredRead::Unread(why) = read_stored_loads(&file) else {
+            panic!("the file was not reported as unread")
+        };
         assert!(why.contains("the file's schema is 3") && why.contains("cannot be renamed"), "{why}");
         asides(&file).for_each(|aside| std::fs::remove_file(aside).unwrap());
-        // A file that is too long is renamed as well, so that later files can be stored.
+        // A file that is too long is also renamed, so that later files can be stored.
         std::fs::File::create(&file).unwrap().set_len(StoredLoads::MAX_BYTES + 1).unwrap();
         assert!(matches!(read_stored_loads(&file), StoredRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();

@@ -12,7 +12,7 @@ use crate::error::CommandFailure;
 use crate::source::{SourceError, last_good};
 use crate::status;
 
-/// Reads the overrides that a daemon has stored last, and their effects.
+/// Reads the overrides that the last daemon stored, and their effects.
 ///
 /// # Errors
 /// If the file or the maps cannot be read, or the file has the format of another version.
@@ -68,7 +68,8 @@ impl StoredWeights {
     }
 }
 
-/// Adds the effect that the maps show. Only a daemon knows whether earlier connects have ended.
+/// Adds the effect of an override from the maps. `is_settled` is `false`, because only a daemon
+/// knows whether the connects that began before the drain have ended.
 fn with_effect(of: Override, kernel: &StatusDocument) -> OverrideStatus {
     let scope = &of.scope;
     let concerned =

@@ -66,8 +66,8 @@ impl WaitLimit {
     }
 }
 
-/// The signals that end a command early. While a value of this type exists, these signals do not
-/// end the process by themselves.
+/// The signals that end a command early. Once the first value of this type exists, these signals no
+/// longer end the process by themselves: tokio does not restore the default action.
 pub struct Interrupts {
     interrupt: unix::Signal,
     terminate: unix::Signal,

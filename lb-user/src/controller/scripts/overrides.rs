@@ -661,7 +661,8 @@ fn an_override_of_one_client_concerns_no_other() {
         let expected = "10.0.0.2:80 is drained for all clients, which cannot be ended for client web alone: leave \
                         --client out to end it for all";
         assert_eq!(why, expected);
-        // Its own drain of a backend that is drained for all can be ended on its own.
+        // If a backend is drained both for all clients and for one client, the drain for the one
+        // client can be ended separately.
         stage.accepted(only("web", drain(&[MIDDLE])));
         stage.accepted(only("web", undrain(MIDDLE)));
         assert!(stage.overrides().contains(&(address(MIDDLE), OverrideKind::Drain)));
