@@ -115,7 +115,7 @@ impl Recent {
     }
 
     /// Whether the recent connects show that the backend fails: no flow is counted as established,
-    /// at least [`FEWEST_FAILURES`] connects failed, and at least half of the flows failed. The
+    /// at least `FEWEST_FAILURES` connects failed, and at least half of the flows failed. The
     /// other flows may be established and not yet counted as established, because for some flows
     /// the programs detect this only when the flow ends.
     pub fn is_failing(&self) -> bool {

@@ -23,7 +23,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Must be called after an answer. The next delay is then [`FIRST`] again.
+    /// Must be called after an answer. The next delay is then `FIRST` again.
     pub fn answered(&mut self) {
         self.failures = 0;
     }

@@ -124,7 +124,7 @@ fn received(state: &HostState, now: Instant, wall: SystemTime) -> SystemTime {
 
 impl Controller {
     /// Stores the addresses of the host names, if they have changed or were stored
-    /// [`MAX_STORE_INTERVAL`] ago.
+    /// `MAX_STORE_INTERVAL` ago.
     pub fn store_hosts(&mut self, now: Instant) {
         let hosts = &mut self.sources.hosts;
         let (table, store) = (&hosts.table, &mut hosts.store);

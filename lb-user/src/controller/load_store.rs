@@ -173,8 +173,8 @@ impl LoadStore {
 }
 
 impl Controller {
-    /// Stores the learnt weights if they have changed, at most once per [`STORE_INTERVAL`], and at
-    /// least once per [`MAX_STORE_INTERVAL`]. An operator's new switch or a change of slow start is
+    /// Stores the learnt weights if they have changed, at most once per `STORE_INTERVAL`, and at
+    /// least once per `MAX_STORE_INTERVAL`. An operator's new switch or a change of slow start is
     /// stored at once.
     pub fn store_loads(&mut self, now: Instant) {
         let has_passed =

@@ -405,7 +405,7 @@ impl Controller {
     }
 
     /// Answers each operator once the change is in the maps and was stored or could not be stored,
-    /// at the latest after [`TO_ANSWER`].
+    /// at the latest after `TO_ANSWER`.
     pub fn answer_overrides(&mut self, now: Instant) {
         if self.overrides.pending.is_empty() {
             return;

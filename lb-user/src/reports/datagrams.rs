@@ -63,7 +63,7 @@ impl ReportSocket {
         self.socket.local_addr()
     }
 
-    /// Receives at most [`BATCH`] datagrams that have arrived, without waiting. Returns their
+    /// Receives at most `BATCH` datagrams that have arrived, without waiting. Returns their
     /// number.
     ///
     /// # Errors

@@ -55,7 +55,7 @@ fn short(age: Duration) -> String {
     }
 }
 
-/// Lists the addresses of at most [`SHOWN`] of these names; `None` if none of the names resolves.
+/// Lists the addresses of at most `SHOWN` of these names; `None` if none of the names resolves.
 pub fn resolved(hosts: &BTreeSet<HostName>, table: &HostTable) -> Option<String> {
     let addresses = |host: &HostName| {
         let state = table.0.get(host).filter(|state| !state.addresses.is_empty())?;

@@ -18,7 +18,7 @@ use crate::host::loader::objects;
 use crate::sys;
 
 /// Which of [`FEATURES`] the kernel has. socklb also works without these features, with the losses
-/// in [`Feature::without`].
+/// in `Feature::without`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     pub fetching_atomics: bool,

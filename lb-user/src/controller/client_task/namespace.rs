@@ -46,7 +46,7 @@ pub struct Search {
 
 impl ClientTask {
     /// Whether a search is due. A search is due at the start, when the client's cgroup has changed
-    /// since the last search, and [`EVERY`] or [`SOON`] after each search.
+    /// since the last search, and `EVERY` or `SOON` after each search.
     pub fn is_search_due(&self, now: Instant) -> bool {
         let cgroup = self.cgroup.as_ref().map(|cgroup| cgroup.id);
         self.search.last.is_none_or(|(last, due)| last != cgroup || due <= now)
