@@ -309,7 +309,7 @@ fn explain_shows_inputs_order_and_formula() {
     assert!(!members.contains(&"127.0.0.1:8002".to_owned()), "a lame duck is not in the table");
     let text = fixture.setup.run(&["explain", "users"]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
-    for part in ["task 3 of 10 of job web", "seed", "quota", "(2j + 1) / 2c", "fallback"] {
+    for part in ["task 3 of 10 in job web", "seed", "quota", "(2j + 1) / 2c", "fallback"] {
         assert!(text.contains(part), "{part:?} is not in:\n{text}");
     }
     assert_eq!(fixture.probe().dial_many(SERVICE, 64).len(), 2);

@@ -151,7 +151,7 @@ fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs() {
     // The test itself is in another cgroup.
     let begun = std::time::Instant::now();
     let (code, text) = stage::daemon::failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
-    assert!(code == Some(1) && text.contains("after 1 s") && text.contains("does not answer"), "{text}");
+    assert!(code == Some(1) && text.contains("within 1 s") && text.contains("does not answer"), "{text}");
     assert!(
         begun.elapsed() < stage::patience(),
         "the time limit also applies to the search for the reason: {:?}",

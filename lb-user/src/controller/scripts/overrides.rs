@@ -674,7 +674,10 @@ fn an_override_of_one_client_concerns_no_other() {
             ControllerQuery::Override { service: "user".to_owned(), request: drain(&[FIRST]), who, answer };
         stage.dispatch(Event::Query(query));
         let why = reply.try_recv().expect("an answer").refused.expect("it is refused");
-        assert_eq!(why, "no client here dials a service user; did you mean users? services here are: users");
+        assert_eq!(
+            why,
+            "no client here dials a service \"user\"; did you mean users? services here are: users"
+        );
         let why = stage.refused(only("mail", undrain(FIRST)));
         assert_eq!(why, "client mail has no service users here; clients with this service: web, batch");
         // Without a client, every drain of the backend ends.
