@@ -95,8 +95,8 @@ enum Command {
     /// Make millions of connects, then count the flow records that exist before and after a pass
     /// over the records
     Soak(soak::Options),
-    /// Make the daemon's calls that take a resource or a privilege fail, one call in each case,
-    /// under load; `--all` takes three hours
+    /// Under load, let one call of the daemon that needs a resource or a privilege fail in each
+    /// case; `--all` takes three hours
     Inject(inject::Options),
     /// Run a fuzzer, guided by coverage, on all readers of external text
     Fuzz(fuzz::Options),

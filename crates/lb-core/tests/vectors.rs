@@ -391,7 +391,7 @@ impl MersenneTwister {
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
                 clippy::cast_precision_loss,
-                reason = "as Python rounds a small positive number down"
+                reason = "Python also rounds down; the number is small and positive"
             )]
             let other = (self.random() * (last + 1) as f64) as usize;
             items.swap(last, other);

@@ -50,7 +50,7 @@ struct OwnJob {
 }
 
 impl ClosingJobs {
-    /// Whether a job of the daemon closes flows of this client, or waits for its start.
+    /// Whether one of the daemon's own jobs closes flows of this client, or is waiting to start.
     pub fn closes_by_itself(&self, client: &str) -> bool {
         self.own.iter().any(|job| job.client == client)
     }

@@ -40,7 +40,7 @@ pub struct LoadRequest {
     pub begun: u64,
     /// The configuration in force when the read began.
     pub running: Config,
-    /// The addresses of services that servers have sent.
+    /// The service addresses that servers have sent.
     pub known: KnownAddresses,
     pub before: BTreeMap<String, ListInForce>,
     pub statics: AssignmentsByService,

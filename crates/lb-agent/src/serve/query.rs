@@ -22,8 +22,8 @@ pub enum Query {
         /// The process that sent the report or command.
         who: Registrant,
         /// Receives the result: whether the report or command was accepted, and for an operator's
-        /// command a receipt. The receipt shows when the command is stored, and therefore survives
-        /// a restart of the agent.
+        /// command a receipt. The receipt arrives when the command is stored; from then on the
+        /// command survives a restart of the agent.
         answer: oneshot::Sender<(Result<AcceptedReport, QueryRefusal>, Option<Receipt>)>,
     },
     /// Requests that the configuration is read again.

@@ -44,8 +44,8 @@ impl Arc {
         Self { first: small(first), length: small(length), units: Some((begin, end)) }
     }
 
-    /// The overlap with the backend `offset` places after the first, in units of 1 / M of a
-    /// backend.
+    /// The overlap with the backend at the distance `offset` after the first one, in units of 1 / M
+    /// of a backend.
     fn overlap(self, position: Position, offset: u32) -> u64 {
         let (m, n) = (u64::from(position.clients), u64::from(position.backends));
         let Some((begin, end)) = self.units else { return m };

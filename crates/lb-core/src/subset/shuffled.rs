@@ -15,8 +15,8 @@ pub(super) fn random(position: Position) -> impl Iterator<Item = u32> {
 }
 
 /// `deterministic-book` (the book's listing): clients are cut into rounds. Each round shuffles the
-/// backends, and each of its clients takes a slice. If N is not a multiple of k, some backends are
-/// left over, and no client of the round uses these.
+/// backends, and each of its clients takes a slice. If the number of backends is not a multiple of
+/// the slice's length, some backends are left over, and no client of the round uses these.
 pub(super) fn deterministic_book(position: Position) -> impl Iterator<Item = u32> {
     let Some(slice) = Slice::of(position) else { return Vec::new().into_iter() };
     let shuffled = shuffled((0..position.backends).collect(), position.seed, slice.round);

@@ -213,7 +213,7 @@ restart: largest part of a subset within {block} neighbouring backends, a tenth 
 fn why_so_large(question: &AdviceRequest, advice: &Advice) -> String {
     let Inequality { skew, missing } = question.inequality;
     let Some(fleet) = advice.answer.fleet else {
-        return "If every client uses all backends, loads are even however much each client sends.\n\n"
+        return "If every client uses all backends, loads are even, no matter how much each client sends.\n\n"
             .to_owned();
     };
     let of_size = |size| {

@@ -1,7 +1,8 @@
 //! Reads a list of endpoints that a daemon would use, for the commands that accept a list instead
 //! of numbers. The list comes from `--endpoints FILE`, or from a service of `--config FILE`.
 //!
-//! The daemon's own code parses the files. This module must not depend on the use of the list.
+//! The daemon's own code parses the files. This module must not depend on what the commands do with
+//! the list.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

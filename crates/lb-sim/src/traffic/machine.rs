@@ -180,7 +180,7 @@ mod tests {
     /// A millisecond of CPU time.
     const COST: u64 = 1_000 * PS_PER_US;
 
-    /// Returns when each request is done, in the order of completion.
+    /// Returns the completion time of each request, in the order of completion.
     fn run(machine: &mut Machine) -> Vec<(u64, u32)> {
         let mut done = Vec::new();
         while let Some(at) = machine.next_end() {

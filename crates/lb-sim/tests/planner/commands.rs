@@ -327,7 +327,7 @@ fn advise_accounts_for_unequal_and_absent_clients() {
     let both = of("--skew 2 --missing 30");
     assert!(both.contains("No size of `auto` below the number of backends reaches 90.0 %."), "{both}");
     let all = text("advise --clients 300 --backends 12 --skew 0.5");
-    assert!(all.contains("loads are even however much each client sends"), "{all}");
+    assert!(all.contains("loads are even, no matter how much each client sends"), "{all}");
     for text in
         [skewed, absent, both, all, text("advise --clients 3 --backends 1000 --skew 0.3 --missing 20")]
     {

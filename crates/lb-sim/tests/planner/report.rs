@@ -42,7 +42,7 @@ fn check_load(page: &str) {
     // The document may break a line anywhere in a sentence.
     let sentences = document.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        page.contains("policy, seconds 60 to 160") && sentences.contains("measured from second 60 to 160")
+        page.contains("policy (second 60 to 160)") && sentences.contains("measured from second 60 to 160")
     );
     let (_, section) = page.split_once("<section id=\"load\">").expect("the page has the section");
     for (row, words) in [

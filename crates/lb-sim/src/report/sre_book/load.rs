@@ -65,7 +65,7 @@ pub fn section(extent: Extent, played: impl Fn() + Sync) -> ReportSection {
     );
     let runs = &report.figures.as_ref().expect("there are figures, because requests cost CPU time").runs;
     let [from, to] = [scenario.measure_from, scenario.duration].map(|span| span.us / 1_000_000);
-    let policy = format!("policy, seconds {from} to {to}");
+    let policy = format!("policy (second {from} to {to})");
     let mut table = NumberTable::new(&[&policy, "busiest over least busy", "usable capacity", "p99"]);
     for figures in runs {
         let RunFigures { run, evenness, usable, latency_ms, .. } = figures;
