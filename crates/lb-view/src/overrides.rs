@@ -294,13 +294,25 @@ impl Overridden {
         let mut text = String::new();
         let is_wanted = |scope: &OverrideScope| scope.client == self.client;
         let of_this_kind = || overrides.iter().filter(|one| one.of.kind.is_drain() == is_drain);
-        // A client's own override may have ended while that for other clients continues.
-        let is_overridden = |backend: &SocketAddr| {
-            of_this_kind().any(|one| one.of.scope.backend == *backend && is_wanted(&one.of.scope))
+        // A client's own override may end while that for all clients or for others continues.
+        let is_overridden = |backend: &SocketAddr, client: &Option<String>| {
+            let scopes = || of_this_kind().map(|one| &one.of.scope);
+            scopes().any(|scope| scope.backend == *backend && scope.client == *client)
         };
-        for backend in changed.iter().filter(|backend| !is_overridden(backend)) {
-            let what = if is_drain { "is no longer drained" } else { "has its whole weight again" };
-            text += &format!("{backend} of service {service} {what}{only_wanted} on this host\n");
+        for backend in changed.iter().filter(|backend| !is_overridden(backend, &self.client)) {
+            let (own, over) = if is_drain {
+                ("drain", "is no longer drained")
+            } else {
+                ("weight", "has its whole weight again")
+            };
+            text += &if is_overridden(backend, &None) {
+                format!(
+                    "{backend} of service {service}: the {own}{only_wanted} alone has ended on this host; the {own} \
+                     for all clients stays in force\n"
+                )
+            } else {
+                format!("{backend} of service {service} {over}{only_wanted} on this host\n")
+            };
         }
         for one in of_this_kind() {
             let Override { scope: OverrideScope { backend, client, .. }, kind, .. } = &one.of;
@@ -500,6 +512,26 @@ pub(crate) mod tests {
             of_one.describe("undrain", 0),
             "10.0.0.1:80 of service users is no longer drained for client web on this host\n\
              10.0.0.1:80 of service users is drained for client batch on this host only, until it is removed, as before\n"
+        );
+        // The drain for one client ends, and that for all clients continues.
+        let all = status(1, OverrideKind::Drain, vec![effect("web", 2, 0.0)]);
+        let of_one = Overridden { client: Some("web".to_owned()), ..overridden(&[1, 2], vec![all]) };
+        assert_eq!(
+            of_one.describe("undrain", 0),
+            "10.0.0.1:80 of service users: the drain for client web alone has ended on this host; the drain for all \
+             clients stays in force\n\
+             10.0.0.2:80 of service users is no longer drained for client web on this host\n\
+             10.0.0.1:80 of service users is drained on this host only, until it is removed, as before\n  \
+               client web: 2 open flows\n"
+        );
+        let all = status(1, OverrideKind::Weight { percent: 50 }, vec![effect("web", 2, 0.2)]);
+        let of_one = Overridden { client: Some("web".to_owned()), ..overridden(&[1], vec![all]) };
+        assert_eq!(
+            of_one.describe("weight", 0),
+            "10.0.0.1:80 of service users: the weight for client web alone has ended on this host; the weight for \
+             all clients stays in force\n\
+             10.0.0.1:80 of service users has 50 % of its weight on this host only, until it is removed, as before\n  \
+               client web: 20.0 % of its connects, 2 open flows\n"
         );
         let unchanged = Overridden { client: Some("web".to_owned()), ..overridden(&[], Vec::new()) };
         assert_eq!(
