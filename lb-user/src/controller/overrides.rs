@@ -18,7 +18,6 @@ use lb_core::ids::ServiceIndex;
 use lb_core::service::ignores_weights;
 use lb_http::peer::PeerCredentials;
 use lb_view::explanation::OperatorWeight;
-use lb_view::filter::Filter;
 use lb_view::overrides::{
     ClientEffect, MAX_DURATION, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus,
     OverridesDocument, SCHEMA, check_duration, check_percent, check_reason,
@@ -32,7 +31,6 @@ use super::clock::unix_seconds;
 use super::leaving::Leaving;
 use super::state_files::{OverridesRead, StoredFile};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
-use crate::names;
 
 /// The maximum number of overrides of a host. Overrides are for single backends; whole racks are
 /// removed by a change of the list.
@@ -552,10 +550,7 @@ impl Controller {
         // An override can be ended even if its service is no longer configured.
         let is_overridden = self.overrides.of_service(service).next().is_some();
         if tasks.is_empty() && !(ends_it && is_overridden) {
-            let filter = Filter { service: Some(service.to_owned()), ..Filter::default() };
-            let configured = self.clients.tasks.iter().flat_map(|task| &task.client.services);
-            let all = || configured.map(|one| (one.service.name.as_str(), BTreeSet::new())).collect();
-            names::check(&filter, all)?;
+            self.check_service(service)?;
         }
         let has_own =
             |client| self.overrides.of_service(service).any(|of| of.scope.client.as_deref() == client);

@@ -13,6 +13,7 @@ use tracing::info;
 use super::{Controller, Effect};
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
+use lb_view::filter::Filter;
 use lb_view::load::{self, Switched, SwitchedClient};
 use lb_view::readmission::{self, Readmission, Readmitted};
 use lb_view::source::{self, Refreshed};
@@ -20,6 +21,7 @@ use lb_view::source::{self, Refreshed};
 use crate::api::{ControllerQuery, Reply, SourceText};
 use crate::configured::configured;
 use crate::explain;
+use crate::names;
 
 /// A request that waits until a client's programs cover a cgroup.
 pub struct Waiter {
@@ -105,10 +107,7 @@ impl Controller {
                 }
             }
             ControllerQuery::FindBackend { service, backend, answer } => {
-                answer.send(match backend.parse() {
-                    Ok(address) => Ok(address),
-                    Err(_) => self.backend_of(&service, &backend, None),
-                });
+                answer.send(self.find_backend(&service, &backend));
             }
             ControllerQuery::Close { order, who, answer } => {
                 if !answer.is_closed() {
@@ -124,6 +123,30 @@ impl Controller {
                 self.follow_cgroups(now);
             }
         }
+    }
+
+    /// Checks that a client task has this service.
+    ///
+    /// # Errors
+    /// If none has it. The message lists the services that exist.
+    pub fn check_service(&self, service: &str) -> Result<(), String> {
+        let filter = Filter { service: Some(service.to_owned()), ..Filter::default() };
+        let configured = self.clients.tasks.iter().flat_map(|task| &task.client.services);
+        let all = || configured.map(|one| (one.service.name.as_str(), BTreeSet::new())).collect();
+        names::check(&filter, all)
+    }
+
+    /// The backend whose flows an operator wants to close. An address may be any, because flows may
+    /// outlive the backend's place in the list, and the service's place in the configuration.
+    fn find_backend(&self, service: &str, word: &str) -> Result<SocketAddr, String> {
+        if let Ok(address) = word.parse() {
+            return Ok(address);
+        }
+        // A service also has a list while its clients cannot be started.
+        if self.list_of(service).is_none() {
+            self.check_service(service)?;
+        }
+        self.backend_of(service, word, None)
     }
 
     /// Readmits a backend, for one client task or for all client tasks that have the backend.

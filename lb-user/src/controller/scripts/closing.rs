@@ -109,12 +109,20 @@ fn a_listed_backend_without_connections_is_no_unknown_backend() {
 #[test]
 fn connections_are_closed_by_address_or_index() {
     script("", |stage| {
-        let mut found = |backend: &str| {
+        let mut found_in = |service: &str, backend: &str| {
             let (answer, mut reply) = Reply::new();
-            let (service, backend) = ("users".to_owned(), backend.to_owned());
+            let (service, backend) = (service.to_owned(), backend.to_owned());
             stage.dispatch(Event::Query(ControllerQuery::FindBackend { service, backend, answer }));
             reply.try_recv().expect("an answer")
         };
+        for backend in ["0", "10.0.0.1"] {
+            let text =
+                "no client here dials a service \"user\"; did you mean users? services here are: users";
+            assert_eq!(found_in("user", backend), Err(text.to_owned()));
+        }
+        // Flows may outlive their service.
+        assert_eq!(found_in("user", BACKENDS[0]), Ok(address(BACKENDS[0])));
+        let mut found = |backend: &str| found_in("users", backend);
         for name in [BACKENDS[0], "12823", "10.0.0.1"] {
             assert_eq!(found(name), Ok(address(BACKENDS[0])), "{name}");
         }
