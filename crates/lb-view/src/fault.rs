@@ -421,6 +421,30 @@ mod tests {
         assert_eq!(withheld, expected);
     }
 
+    /// Its failures are a fault only as those of any backend.
+    #[test]
+    fn a_refusing_backend_has_no_withheld_ejection() {
+        let faults = |failing: bool| -> Vec<(FaultCode, String)> {
+            let backend = BackendStatus {
+                state: "refusing".to_owned(),
+                is_withheld: true,
+                failing,
+                failed_60s: Some(7),
+                withheld: 7,
+                ..BackendStatus::unused(([10, 0, 0, 1], 80).into(), 1)
+            };
+            assert_eq!(backend.state_in_words(), "refusing");
+            let service = ServiceStatus {
+                fallback: Some(backend.address),
+                ..ServiceStatus::with_backends(vec![backend])
+            };
+            of_service("web", &service).into_iter().map(|fault| (fault.code, fault.text)).collect()
+        };
+        let text = "every connect of the last minute failed (7 in total)";
+        assert_eq!(faults(true), [(FaultCode::BackendFailing, text.to_owned())]);
+        assert_eq!(faults(false), []);
+    }
+
     #[test]
     fn drained_backends_are_the_fault_if_no_other_backend_is_available() {
         let backend = |host: u8, state: &str, witness: &str| BackendStatus {
