@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -97,31 +97,49 @@ pub fn read(files: &PathOptions) -> Result<StatusDocument, CommandFailure> {
         Answer::NotRunning => "the daemon is not running: the tables do not change".to_owned(),
         Answer::NotResponding => format!("{}: the tables do not change", api::not_responding(&paths.run)),
     };
-    let state = paths.clone();
-    let weights = in_time(move || StoredWeights::read(&state))
-        .unwrap_or_else(|| Err(anyhow!("the state directory does not answer")));
+    let (state, files) = (paths.clone(), files.clone());
+    // No list is known if the configuration is missing, faulty or unreadable for this user. Even
+    // then, the command shows the content of the pins.
+    let lists = move || read_config(&files).map(|config| dry_run::stored_lists(&config)).unwrap_or_default();
+    let (weights, lists) = in_time(PATIENCE, move || StoredWeights::read(&state), lists);
+    let weights = weights.unwrap_or_else(|| Err(anyhow!("the daemon's files do not answer")));
     let why = match &weights {
         Ok(_) => why,
         Err(error) => format!("{why}; weights that operators have changed are not shown: {error:#}"),
     };
     let mut status = status::from_pins(&paths.pins, why.clone()).context(why)?;
     weights.into_iter().for_each(|weights| weights.add_to(&mut status));
-    // No list is known if the configuration is missing, faulty or unreadable for this user. Even
-    // then, the command shows the content of the pins.
-    let files = files.clone();
-    let lists = in_time(move || read_config(&files).map(|config| dry_run::stored_lists(&config)).ok());
-    let lists: BTreeMap<String, Arc<EndpointList>> = lists.flatten().unwrap_or_default();
+    let lists: BTreeMap<String, Arc<EndpointList>> = lists.unwrap_or_default();
     status::add_not_chosen(&mut status, |service| lists.get(service).cloned());
     Ok(status)
 }
 
-/// The result of reading the daemon's files; `None` if their file system does not answer.
-fn in_time<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let (sender, result) = mpsc::channel();
-    let work = move || drop(sender.send(read()));
-    let started = std::thread::Builder::new().name("files".to_owned()).spawn(work);
-    started.ok().and_then(|_| result.recv_timeout(PATIENCE).ok())
+/// The time in which the daemon's files must be read.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Reads the daemon's files, first one kind and then another; `None` for what their file system has
+/// not answered in time. If it never answers, the thread that reads stays blocked. Until this
+/// thread ends, no other one begins, so that `--watch` does not collect threads.
+fn in_time<A: Send + 'static, B: Send + 'static>(
+    patience: Duration,
+    first: impl FnOnce() -> A + Send + 'static,
+    second: impl FnOnce() -> B + Send + 'static,
+) -> (Option<A>, Option<B>) {
+    static READING: Mutex<()> = Mutex::new(());
+    let (first_sender, first_result) = mpsc::channel();
+    let (second_sender, second_result) = mpsc::channel();
+    let work = move || {
+        let Ok(reading) = READING.try_lock() else { return };
+        let _ = first_sender.send(first());
+        let second = second();
+        // The next read may begin as soon as this result has arrived.
+        drop(reading);
+        let _ = second_sender.send(second);
+    };
+    // If no thread can be started, the senders are dropped, which ends the wait.
+    let _ = std::thread::Builder::new().name("files".to_owned()).spawn(work);
+    let second = second_result.recv_timeout(patience).ok();
+    (first_result.try_recv().ok(), second)
 }
 
 /// The daemon's directory of pins, if it differs from --pins on the command line.
@@ -129,4 +147,32 @@ fn other_pins(status: &StatusDocument, files: &PathOptions) -> Option<PathBuf> {
     let (wanted, daemon) = (files.pins.as_ref()?, status.daemon.as_ref()?.pins.as_ref()?);
     let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
     (real(wanted) != real(daemon)).then(|| daemon.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_do_not_answer_delay_once_and_block_one_thread() {
+        let minute = Duration::from_mins(1);
+        assert_eq!(in_time(minute, || 1, || 2), (Some(1), Some(2)));
+        let (began, has_begun) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let hung = move || {
+            let _ = began.send(());
+            let _ = released.recv();
+        };
+        // The second read waits behind the first, and not in another thread.
+        let (ended, has_ended) = mpsc::channel::<()>();
+        let results = in_time(Duration::ZERO, hung, move || ended);
+        assert!(results.0.is_none() && results.1.is_none());
+        has_begun.recv().expect("the read has begun");
+        // While a thread is blocked, no other read begins, and nothing waits.
+        assert_eq!(in_time(minute, || 1, || 2), (None, None));
+        drop(release);
+        // The thread drops the result that nothing awaits.
+        has_ended.recv().expect_err("nothing is sent");
+        assert_eq!(in_time(minute, || 1, || 2), (Some(1), Some(2)));
+    }
 }
