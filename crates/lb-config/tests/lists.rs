@@ -404,6 +404,15 @@ fn a_port_is_chosen_by_name_even_if_another_port_has_the_same_number() {
         assert_eq!(indexes(json!(ports), "dns").unwrap(), ["10.0.0.1:53 1407 1 Healthy -"]);
         assert_eq!(indexes(json!(ports), "metrics").unwrap(), ["10.0.0.1:9153 16209 1 Healthy -"]);
     }
+    // Only the wanted port is checked.
+    let none = json!([port("http", 80), port("none", 0), { "name": "past", "port": 65536 }]);
+    assert_eq!(indexes(none.clone(), "http").unwrap(), ["10.0.0.1:80 12823 1 Healthy -"]);
+    let faults = ["none", "past"].map(|wanted| indexes(none.clone(), wanted).unwrap_err());
+    let expected = [
+        "users:1:219: invalid value: integer `0`, expected 1 to 65535",
+        "users:1:248: invalid value: integer `65536`, expected 1 to 65535",
+    ];
+    assert_eq!(faults, expected);
     let many: Value = (1..3000_u16).map(|number| port(&format!("p{number}"), number)).collect();
     let expected = "\"a\": its ports are \"p1\", \"p10\", \"p100\", \"p1000\", \"p1001\", \"p1002\", \"p1003\", \"p1004\" and 2991 more, but \
                     port_name is \"x\"";

@@ -233,11 +233,16 @@ impl<'t> JsonValue<'t> {
     /// Reads an object as a `serde` type. Checks first that the value is an object, because `serde`
     /// would also accept a list.
     pub fn read<T: Deserialize<'t>>(&self, report: &mut DiagnosticCollector<'_>) -> Option<T> {
-        let text = self.raw.get();
         if self.kind() != "an object" {
             report.add(self.span(), format!("{} must be an object, not {}", self.name, self.kind()), None);
             return None;
         }
+        self.read_any(report)
+    }
+
+    /// Reads a value as a `serde` type that accepts no list in place of an object.
+    pub fn read_any<T: Deserialize<'t>>(&self, report: &mut DiagnosticCollector<'_>) -> Option<T> {
+        let text = self.raw.get();
         let read = serde_json::from_str(text);
         read.map_err(|error| self.document.report(&error, text, None, report)).ok()
     }

@@ -48,7 +48,8 @@ struct EndpointSlice<'t> {
     address_type: Option<String>,
     #[serde(borrow)]
     endpoints: Option<&'t RawValue>,
-    ports: Option<Vec<Port>>,
+    #[serde(borrow)]
+    ports: Option<Vec<Port<'t>>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -68,9 +69,12 @@ struct Labels {
 
 #[derive(Deserialize)]
 #[serde(expecting = "a port")]
-struct Port {
+struct Port<'t> {
     name: Option<String>,
-    port: Option<NonZeroU16>,
+    // The number is parsed only if the port is wanted: a wrong number of another port has no effect
+    // on the endpoints.
+    #[serde(borrow)]
+    port: Option<&'t RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -286,22 +290,26 @@ impl<'a> EndpointSliceReader<'a> {
     }
 
     /// Returns the port to use. If no port matches, leaves the slice out and returns `None`. If
-    /// several ports match, reports a fault and returns `None`.
+    /// several ports match, or if a matching port has a wrong number, reports a fault and returns
+    /// `None`.
     fn port(
         &mut self,
-        ports: &[Port],
+        ports: &[Port<'_>],
         slice: &str,
         value: &JsonValue<'_>,
         report: &mut DiagnosticCollector<'_>,
     ) -> Option<u16> {
-        let name = |port: &Port| quote(port.name.as_deref().unwrap_or_default());
+        let name = |port: &Port<'_>| quote(port.name.as_deref().unwrap_or_default());
         let WantedPort { name: wanted, key, help } = self.wanted_port;
-        let is_meant =
-            |port: &&Port| wanted.is_none_or(|wanted| wanted == port.name.as_deref().unwrap_or_default());
-        let all: Vec<&Port> = ports.iter().filter(|port| port.port.is_some()).collect();
-        let meant = all.iter().copied().filter(is_meant);
-        let meant: BTreeMap<u16, String> =
-            meant.filter_map(|port| Some((port.port?.get(), name(port)))).collect();
+        let is_meant = |port: &&&Port<'_>| {
+            wanted.is_none_or(|wanted| wanted == port.name.as_deref().unwrap_or_default())
+        };
+        let all: Vec<&Port<'_>> = ports.iter().filter(|port| port.port.is_some()).collect();
+        let mut meant = BTreeMap::new();
+        for port in all.iter().filter(is_meant) {
+            let number: NonZeroU16 = value.of_key("port", port.port?).read_any(report)?;
+            meant.insert(number.get(), name(port));
+        }
         let mut numbers = meant.keys();
         match (numbers.next(), numbers.next(), wanted) {
             (Some(port), None, _) => return Some(*port),
