@@ -233,29 +233,43 @@ impl Resolver {
     async fn query<T: RecordData>(&self, question: &Question) -> Result<Lookup<T>, Failure> {
         let _hold = ConnectionGuard::of(self);
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
-        let start = Instant::now();
         let servers = self.servers().await.map_err(|failure| of(question, failure))?;
         let count = u32::try_from(servers.len()).unwrap_or(u32::MAX);
         let ends = attempts(self.settings.transport, self.whole, count);
-        let mut failures = Vec::new();
+        let start = Instant::now();
+        let last = start + self.whole;
+        let (mut now, mut waited, mut faults) = (start, Duration::ZERO, Vec::new());
         for (server, end) in servers.iter().cycle().zip(ends) {
-            let outcome = timeout_at(start + end, self.exchange(*server, question)).await;
-            let outcome = match outcome {
-                Ok(answer) => answer.and_then(|answer| message::read(&answer, question)),
-                Err(_) => {
-                    let within = (self.whole / count).as_secs_f64();
-                    Err(Failure::Unreachable(format!("no answer within {within:.1} s")))
-                }
-            };
-            match outcome {
-                Ok(answer) => {
-                    *self.answered_last.lock().unwrap_or_else(PoisonError::into_inner) = Some(*server);
-                    return Ok(answer);
-                }
-                Err(failure) => failures.push((*server, failure)),
+            // The wait takes no time from the attempt: a server cannot answer before the query is
+            // sent.
+            let due = self.pace.due(now);
+            waited += due - now;
+            if timeout_at(last, sleep_until(due)).await.is_err() {
+                faults.push((*server, ServerFault::Failure(self.late())));
+                break;
             }
+            let end = last.min(start + end + waited);
+            let fault = match timeout_at(end, self.exchange(*server, question)).await {
+                Ok(answer) => match answer.and_then(|answer| message::read(&answer, question)) {
+                    Ok(answer) => {
+                        *self.answered_last.lock().unwrap_or_else(PoisonError::into_inner) = Some(*server);
+                        return Ok(answer);
+                    }
+                    Err(failure) => ServerFault::Failure(failure),
+                },
+                Err(_) => ServerFault::Silence(end - due),
+            };
+            faults.push((*server, fault));
+            now = Instant::now();
         }
-        Err(of(question, joined(failures)))
+        Err(of(question, joined(&faults)))
+    }
+
+    /// The failure of an attempt that did not begin, because the pace permitted no query in time.
+    fn late(&self) -> Failure {
+        let (limit, whole) = (self.pace.per_second, self.whole.as_secs_f64());
+        let why = format!("the limit of {limit} queries per second delayed the query beyond {whole:.1} s");
+        Failure::Unreachable(why)
     }
 
     /// The servers, in the order in which they are queried.
@@ -271,11 +285,11 @@ impl Resolver {
         Ok(servers)
     }
 
+    /// Sends a query, which the pace has permitted, and returns the answer.
     async fn exchange(&self, server: SocketAddr, question: &Question) -> Result<Vec<u8>, Failure> {
         if self.settings.transport == DnsTransport::Tcp {
             return self.over_tcp(server, question).await;
         }
-        self.pace.wait().await;
         let mut config = dgram::Config::new();
         config.set_max_retries(0);
         // The timeout of the whole query ends the wait earlier.
@@ -284,6 +298,7 @@ impl Resolver {
         let answer = transport.send_request(question.request()).get_response().await;
         let answer = answer.map_err(|error| failure(&error))?;
         if answer.header().tc() {
+            self.pace.wait().await;
             return self.over_tcp(server, question).await;
         }
         Ok(answer.as_slice().to_vec())
@@ -292,7 +307,6 @@ impl Resolver {
     async fn over_tcp(&self, server: SocketAddr, question: &Question) -> Result<Vec<u8>, Failure> {
         let mut attempt = 1;
         loop {
-            self.pace.wait().await;
             let mut pending = PendingQuery { link: self.link(server).await?, is_answered: false };
             let connection = &pending.link.connection;
             let error = match connection.get_request(question.request()).get_response().await {
@@ -311,6 +325,7 @@ impl Resolver {
                 Failure::Unreachable(_) if has_received && attempt < IN_FLIGHT => attempt += 1,
                 failure => return Err(failure),
             }
+            self.pace.wait().await;
         }
     }
 
@@ -364,9 +379,9 @@ impl RateLimiter {
     }
 }
 
-/// When the attempts of a question end, one server after the other. A datagram can be lost, so each
-/// server is queried twice over UDP. The first time is at most [`RESEND`]: otherwise an outage of
-/// less than a second would cost half of a question's time.
+/// When the attempts of a question end, one server after the other, if the pace permits each at
+/// once. A datagram can be lost, so each server is queried twice over UDP. The first time is at
+/// most [`RESEND`]: otherwise an outage of less than a second would cost half of a question's time.
 fn attempts(transport: DnsTransport, whole: Duration, servers: u32) -> Vec<Duration> {
     let share = whole / servers;
     let (rounds, first) = match transport {
@@ -425,17 +440,39 @@ fn failure(error: &Error) -> Failure {
     Failure::Unreachable(text)
 }
 
-/// Joins the failures of all servers into one failure. Equal failures of a server appear once. The
-/// result has the kind of the last failure.
-fn joined(failures: Vec<(SocketAddr, Failure)>) -> Failure {
+/// Why an attempt gave no usable answer.
+#[derive(Debug)]
+enum ServerFault {
+    /// The server sent no answer within this time.
+    Silence(Duration),
+    Failure(Failure),
+}
+
+/// Joins the faults of all attempts into one failure. Equal failures of a server appear once, and
+/// its times without an answer as their sum. The result has the kind of the last failure.
+fn joined(faults: &[(SocketAddr, ServerFault)]) -> Failure {
+    let silence = |of: &SocketAddr| -> Duration {
+        let silences = faults.iter().filter(|(server, _)| server == of);
+        silences
+            .map(|(_, fault)| match fault {
+                ServerFault::Silence(time) => *time,
+                ServerFault::Failure(_) => Duration::ZERO,
+            })
+            .sum()
+    };
     let mut texts: Vec<String> = Vec::new();
     let mut last = Failure::Unreachable(String::new());
-    for (server, failure) in failures {
-        let text = format!("{server}: {failure}");
+    for (server, fault) in faults {
+        last = match fault {
+            ServerFault::Silence(_) => {
+                Failure::Unreachable(format!("no answer within {:.1} s", silence(server).as_secs_f64()))
+            }
+            ServerFault::Failure(failure) => failure.clone(),
+        };
+        let text = format!("{server}: {last}");
         if !texts.contains(&text) {
             texts.push(text);
         }
-        last = failure;
     }
     last.map(|_| texts.join("; "))
 }
@@ -446,6 +483,8 @@ fn of(question: &Question, failure: Failure) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
@@ -475,6 +514,56 @@ mod tests {
         assert_eq!(ends(DnsTransport::Udp, 1200, 3), [200, 400, 600, 800, 1000, 1200]);
         assert_eq!(ends(DnsTransport::Tcp, 5000, 1), [5000]);
         assert_eq!(ends(DnsTransport::Tcp, 6000, 3), [2000, 4000, 6000]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_the_limit_of_questions_takes_no_time_from_the_first_datagram() {
+        let cases = [
+            (0, 2, "no answer within 5.0 s"),
+            (100, 2, "no answer within 3.0 s"),
+            (300, 0, "the limit of 50 queries per second delayed the query beyond 5.0 s"),
+        ];
+        for (earlier, datagrams, fault) in cases {
+            let silent = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            silent.set_nonblocking(true).unwrap();
+            let (min_ttl, max_ttl, transport) = (Duration::ZERO, Duration::MAX, DnsTransport::Udp);
+            let server = silent.local_addr().unwrap();
+            let settings = DnsSettings { servers: vec![server], transport, min_ttl, max_ttl };
+            let (resolvers, start) = (Resolvers::default(), Instant::now());
+            (0..earlier).for_each(|_| drop(resolvers.pace.due(start)));
+            let failure = resolvers.get(&settings).addresses("users.example.com", false).await.unwrap_err();
+            let received = std::iter::from_fn(|| silent.recv(&mut [0; 512]).ok()).count();
+            assert_eq!(
+                (failure.to_string(), start.elapsed().as_secs(), received),
+                (format!("dns users.example.com A: {server}: {fault}"), 5, datagrams)
+            );
+        }
+    }
+
+    #[test]
+    fn a_failure_contains_the_time_that_each_server_had_for_an_answer() {
+        let silent = |ms| ServerFault::Silence(Duration::from_millis(ms));
+        let refused = || ServerFault::Failure(Failure::Refused("SERVFAIL".to_owned()));
+        let (a, b) = (SocketAddr::from(([10, 0, 0, 1], 53)), SocketAddr::from(([10, 0, 0, 2], 53)));
+        let unreachable = |text: &str| Failure::Unreachable(text.to_owned());
+        let cases = [
+            (
+                vec![(a, silent(1000)), (a, refused())],
+                Failure::Refused("10.0.0.1:53: no answer within 1.0 s; 10.0.0.1:53: SERVFAIL".to_owned()),
+            ),
+            (
+                vec![(a, refused()), (a, silent(4900))],
+                unreachable("10.0.0.1:53: SERVFAIL; 10.0.0.1:53: no answer within 4.9 s"),
+            ),
+            (
+                vec![(a, silent(1000)), (b, silent(1000)), (a, silent(1500)), (b, silent(1200))],
+                unreachable("10.0.0.1:53: no answer within 2.5 s; 10.0.0.2:53: no answer within 2.2 s"),
+            ),
+            (vec![(a, refused()), (a, refused())], Failure::Refused("10.0.0.1:53: SERVFAIL".to_owned())),
+        ];
+        for (faults, expected) in cases {
+            assert_eq!(joined(&faults), expected, "{faults:?}");
+        }
     }
 
     #[test]
