@@ -157,13 +157,12 @@ fn no_connect_fails_during_hundreds_of_changes_and_the_server_is_queried_once_a_
     scene.client.start_daemon();
     scene.client.expect(&["b1", "b2", "b3"]);
     scene.client.start_dialling();
-    // nsupdate sends one update after the other.
     let change = |n: u32| {
-        let backend = n % 3 + 1;
-        format!("update add _users._tcp.example.com 1 SRV 0 {} 800{backend} b.example.com\nsend", n % 100 + 1)
+        let (weight, backend) = (n % 100 + 1, n % 3 + 1);
+        format!("update add _users._tcp.example.com 1 SRV 0 {weight} 800{backend} b.example.com")
     };
     let (begun, before) = (Instant::now(), scene.client.lists());
-    scene.update(&(0..300).map(change).collect::<Vec<_>>().join("\n"));
+    (0..300).for_each(|n| scene.update(&change(n)));
     let lists = u32::try_from(scene.client.lists() - before).expect("the number of lists fits into 32 bits");
     // The time between two queries varies by a tenth. One query may be in flight at the beginning.
     let most = begun.elapsed().div_duration_f64(Duration::from_millis(900)) + 2.0;
