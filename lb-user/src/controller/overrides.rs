@@ -59,6 +59,7 @@ const FROM_TABLES: &str = "from the kernel's tables: the file of overrides could
 impl StoredFile for StoredOverrides {
     const MAX_BYTES: u64 = 8 << 20;
     const SCHEMA: u32 = FILE_SCHEMA;
+    const REPLACES_ASIDE: bool = false;
     const LOST: &'static str = "the file of operators' overrides cannot be parsed; it was renamed; drains in the kernel's tables stay \
                                 in force, changed weights do not";
     const UNREAD: &'static str = "cannot read the operators' overrides; drained backends stay drained; \

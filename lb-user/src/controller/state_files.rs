@@ -29,6 +29,9 @@ pub trait StoredFile: DeserializeOwned {
     const MAX_BYTES: u64;
     /// The version of the format.
     const SCHEMA: u32;
+    /// Whether a file that cannot be parsed replaces the last such file. Otherwise both are
+    /// preserved, up to a maximum number.
+    const REPLACES_ASIDE: bool = true;
     /// What to log if the file cannot be parsed.
     const LOST: &'static str;
     /// What to log if the file cannot be read when the daemon starts.

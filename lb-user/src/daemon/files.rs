@@ -19,6 +19,12 @@ pub trait Files: Send + Sync {
     /// The stamp of the file at a path; `None` if there is no file.
     fn stamp(&self, path: &Path) -> Option<Stamp>;
 
+    /// Whether there is anything at a path.
+    ///
+    /// # Errors
+    /// If the file system cannot determine this.
+    fn exists(&self, path: &Path) -> io::Result<bool>;
+
     /// The version of the file at a path. Also opens the file, because some network file systems
     /// answer stat(2) from a cache even while their server does not answer.
     fn version(&self, path: &Path) -> Version<Stamp>;
@@ -69,6 +75,14 @@ pub struct HostFiles;
 impl Files for HostFiles {
     fn stamp(&self, path: &Path) -> Option<Stamp> {
         Stamp::at(path)
+    }
+
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        match std::fs::symlink_metadata(path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn version(&self, path: &Path) -> Version<Stamp> {
@@ -161,12 +175,11 @@ pub fn read_stored<S: StoredFile>(disk: &dyn Files, path: &Path) -> StoredRead<S
     match parsed {
         Ok(stored) => StoredRead::Read(stored),
         Err(why) => {
-            let free = asides(path).find(|aside| disk.stamp(aside).is_none());
-            let Some(aside) = free else {
-                return StoredRead::Unread(format!(
-                    "{why}; the file cannot be renamed, because {ASIDES} files beside it have names with \
-                     not-understood: remove those that are not needed"
-                ));
+            let aside = match name_aside::<S>(disk, path) {
+                Ok(aside) => aside,
+                Err(error) => {
+                    return StoredRead::Unread(format!("{why}; the file cannot be renamed: {error}"));
+                }
             };
             if let Err(error) = disk.rename_stored(path, &aside) {
                 return StoredRead::Unread(format!(
@@ -181,8 +194,20 @@ pub fn read_stored<S: StoredFile>(disk: &dyn Files, path: &Path) -> StoredRead<S
     }
 }
 
-/// The maximum number of files that are set aside for one stored file. Each daemon that cannot
-/// parse the file sets one aside, and none replaces another.
+/// The name that a stored file gets if it cannot be parsed.
+///
+/// # Errors
+/// Why there is no name, or none can be found.
+fn name_aside<S: StoredFile>(disk: &dyn Files, path: &Path) -> Result<PathBuf, String> {
+    for aside in asides(path) {
+        if S::REPLACES_ASIDE || !disk.exists(&aside).map_err(|error| error.to_string())? {
+            return Ok(aside);
+        }
+    }
+    Err(format!("{ASIDES} files beside it have names with not-understood: remove those that are not needed"))
+}
+
+/// The maximum number of files that are set aside for one stored file.
 const ASIDES: u32 = 9;
 
 /// The names that a stored file may get if it cannot be parsed.
@@ -193,48 +218,76 @@ fn asides(path: &Path) -> impl Iterator<Item = PathBuf> {
 }
 
 /// The files that were set aside because they could not be parsed, and that still exist.
-pub fn set_aside(disk: &dyn Files, path: &Path) -> Vec<PathBuf> {
-    asides(path).filter(|aside| disk.stamp(aside).is_some()).collect()
+///
+/// # Errors
+/// If the file system cannot determine whether one exists.
+pub fn set_aside(disk: &dyn Files, path: &Path) -> io::Result<Vec<PathBuf>> {
+    let exists = asides(path).map(|aside| Ok(disk.exists(&aside)?.then_some(aside)));
+    exists.filter_map(Result::transpose).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::StoredLoads;
+    use crate::controller::{StoredLoads, StoredOverrides};
+
+    fn place<S: StoredFile>(folder: &Path) -> PathBuf {
+        let file = S::path(folder);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        file
+    }
 
     fn read_stored_loads(file: &Path) -> StoredRead<StoredLoads> {
+        read_stored(&HostFiles, file)
+    }
+
+    fn read_stored_overrides(file: &Path) -> StoredRead<StoredOverrides> {
         read_stored(&HostFiles, file)
     }
 
     #[test]
     fn a_file_that_cannot_be_parsed_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
-        let file = StoredLoads::path(folder.path());
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let file = place::<StoredLoads>(folder.path());
         assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
-        std::fs::write(&file, "{\"schema\":1,").unwrap();
-        assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
-        // A second such file does not replace the first one.
-        std::fs::write(&file, "{\"schema\":2}").unwrap();
-        assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
-        let aside = ["factors.json.not-understood", "factors.json.not-understood-2"];
-        let aside = aside.map(|name| file.with_file_name(name));
-        assert_eq!(set_aside(&HostFiles, &file), aside);
-        assert!(!file.exists());
-        let texts = aside.each_ref().map(|aside| std::fs::read_to_string(aside).unwrap());
-        assert_eq!(texts, ["{\"schema\":1,", "{\"schema\":2}"]);
-        // A file that cannot be renamed must not be overwritten.
-        asides(&file).for_each(|aside| std::fs::write(aside, "").unwrap());
-        std::fs::write(&file, "{\"schema\":3}").unwrap();
-        let StoredRead::Unread(why) = read_stored_loads(&file) else {
-            panic!("the file was not reported as unread")
-        };
-        assert!(why.contains("the file's schema is 3") && why.contains("cannot be renamed"), "{why}");
-        asides(&file).for_each(|aside| std::fs::remove_file(aside).unwrap());
+        // A second such file replaces the first one.
+        for text in ["{\"schema\":1,", "{\"schema\":2}"] {
+            std::fs::write(&file, text).unwrap();
+            assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
+            let aside = file.with_file_name("factors.json.not-understood");
+            assert_eq!(set_aside(&HostFiles, &file).unwrap(), [aside.as_path()]);
+            assert_eq!(std::fs::read_to_string(&aside).unwrap(), text);
+        }
         // A file that is too long is also renamed, so that later files can be stored.
         std::fs::File::create(&file).unwrap().set_len(StoredLoads::MAX_BYTES + 1).unwrap();
         assert!(matches!(read_stored_loads(&file), StoredRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();
         assert!(matches!(read_stored_loads(&file), StoredRead::Read(_)) && file.exists());
+    }
+
+    /// Overrides are decisions of operators, who may need every file.
+    #[test]
+    fn no_file_of_overrides_replaces_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = place::<StoredOverrides>(folder.path());
+        for (number, aside) in asides(&file).enumerate() {
+            std::fs::write(&file, number.to_string()).unwrap();
+            assert!(matches!(read_stored_overrides(&file), StoredRead::Nothing));
+            assert_eq!(std::fs::read_to_string(&aside).unwrap(), number.to_string());
+        }
+        assert!(set_aside(&HostFiles, &file).unwrap().iter().cloned().eq(asides(&file)));
+        // A file that cannot be renamed must not be overwritten.
+        std::fs::write(&file, "{\"schema\":3}").unwrap();
+        let StoredRead::Unread(why) = read_stored_overrides(&file) else {
+            panic!("the file was not reported as unread")
+        };
+        assert!(
+            why.contains("the file's schema is 3") && why.contains("cannot be renamed: 9 files"),
+            "{why}"
+        );
+        // In a directory that cannot be searched, it is not known whether there are such files.
+        let endless = folder.path().join("endless");
+        std::os::unix::fs::symlink(&endless, &endless).unwrap();
+        set_aside(&HostFiles, &endless.join("overrides.json")).unwrap_err();
     }
 }

@@ -186,26 +186,25 @@ pub async fn read_stored(
         hosts,
         loads: if kinds.loads { Some(read_one(lists, state).await) } else { None },
         overrides: if kinds.overrides { Some(read_overrides(lists, state).await) } else { None },
-        overrides_aside: if kinds.overrides_aside { overrides_aside(lists, state).await } else { None },
+        overrides_aside: if kinds.overrides_aside { overrides_aside(lists, state).await.ok() } else { None },
     }
 }
 
 async fn read_overrides(lists: &ListReader, state: &Path) -> OverridesRead {
     let file = read_one(lists, state).await;
     match overrides_aside(lists, state).await {
-        Some(aside) => OverridesRead { file, aside },
-        None => {
-            let why = "the directory of the operators' overrides does not answer".to_owned();
-            OverridesRead { file: StoredRead::Unread(why), aside: Vec::new() }
-        }
+        Ok(aside) => OverridesRead { file, aside },
+        Err(why) => OverridesRead { file: StoredRead::Unread(why), aside: Vec::new() },
     }
 }
 
-/// The files of overrides that could not be parsed; `None` if the file system does not answer.
-async fn overrides_aside(lists: &ListReader, state: &Path) -> Option<Vec<PathBuf>> {
+/// The files of overrides that could not be parsed; an error if they are not known now.
+async fn overrides_aside(lists: &ListReader, state: &Path) -> Result<Vec<PathBuf>, String> {
     let path = StoredOverrides::path(state);
     let (disk, file) = (Arc::clone(&lists.files), path.clone());
-    lists.io.run(&path, PATIENCE, move || files::set_aside(&*disk, &file)).await.ok()
+    let aside = lists.io.run(&path, PATIENCE, move || files::set_aside(&*disk, &file)).await;
+    let aside = aside.map_err(|no_answer| no_answer.to_string())?;
+    aside.map_err(|error| format!("cannot search for files beside {}: {error}", path.display()))
 }
 
 async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Path) -> StoredRead<S> {

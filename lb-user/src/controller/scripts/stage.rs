@@ -173,6 +173,13 @@ impl Files for Disk {
         self.state().files.get(path).map(|(version, _)| Stamp::numbered(*version))
     }
 
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        match self.content(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            found => found.map(|_| true),
+        }
+    }
+
     fn version(&self, path: &Path) -> Version<Stamp> {
         Version { stamp: self.stamp(path), is_settled: true }
     }
