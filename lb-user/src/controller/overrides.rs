@@ -10,13 +10,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use lb_common::abi::HealthReason;
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::ids::ServiceIndex;
 use lb_core::service::ignores_weights;
 use lb_http::peer::PeerCredentials;
+use lb_kernel::{Pins, Tables};
 use lb_view::explanation::OperatorWeight;
 use lb_view::overrides::{
     ClientEffect, MAX_DURATION, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus,
@@ -29,8 +31,9 @@ use super::Controller;
 use super::client_task::{ClientTask, effects};
 use super::clock::unix_seconds;
 use super::leaving::Leaving;
-use super::state_files::{OverridesRead, StoredFile};
+use super::state_files::{OverridesRead, StoredFile, StoredRead};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
+use crate::config::ClientConfig;
 
 /// The maximum number of overrides of a host. Overrides are for single backends; whole racks are
 /// removed by a change of the list.
@@ -107,8 +110,12 @@ pub struct Overrides {
     /// The files that were set aside because they could not be parsed, until an operator removes
     /// them.
     aside: Vec<PathBuf>,
-    /// The clients and services of which the drains in the kernel's tables are known.
-    adopted: BTreeSet<(String, String)>,
+    /// Whether no daemon has stored the overrides since their file was set aside. Until then the
+    /// drains are only in the kernel's tables.
+    is_adopting: bool,
+    /// The drains that an earlier daemon has left in the tables, by client and service; empty if
+    /// the file could be read at the start. Later the tables contain this daemon's drains.
+    earlier: BTreeMap<(String, String), BTreeSet<SocketAddr>>,
 }
 
 impl Overrides {
@@ -159,43 +166,39 @@ impl Overrides {
 
     /// Applies the result of reading the file. Overrides that were set in the meantime have
     /// precedence.
-    pub fn take(&mut self, read: OverridesRead, boot: Duration, wall: SystemTime) {
+    fn take(&mut self, read: OverridesRead, boot: Duration, wall: u64) {
         self.aside = read.aside;
         let Some(stored) = read.file.content(&mut self.unread) else { return };
         for of in stored.overrides.into_iter().filter(|of| is_valid(of.kind)) {
             if !self.in_force.contains_key(&(of.scope.clone(), is_weight(of.kind))) {
-                self.insert(of, boot, unix_seconds(wall));
+                self.insert(of, boot, wall);
             }
         }
     }
 
-    /// Makes overrides of the drains of a service that only a client's tables contain, if files
-    /// with overrides were set aside. Each client's tables are examined once: later they contain
-    /// what this daemon has written. Returns whether there were any.
-    ///
-    /// A restart also examines the tables as long as files are set aside, because the daemon may
-    /// have been killed before it could store these overrides.
-    fn adopt(&mut self, client_task: &ClientTask, service: &str, boot: Duration, wall: u64) -> bool {
-        let client = &client_task.client.name;
-        let key = (client.clone(), service.to_owned());
-        let Some(position) = client_task.position(service) else { return false };
-        if self.aside.is_empty() || self.unread.is_some() || !self.adopted.insert(key) {
-            return false;
+    /// Makes overrides of the drains of an earlier daemon, without their ends, which are not known.
+    /// Drains that all clients with a service have become one override.
+    fn adopt(&mut self, boot: Duration, wall: u64) {
+        let mut by_service: BTreeMap<String, BTreeMap<String, BTreeSet<SocketAddr>>> = BTreeMap::new();
+        for ((client, service), drained) in &self.earlier {
+            let unknown = drained - &self.drained(client, service);
+            by_service.entry(service.clone()).or_default().insert(client.clone(), unknown);
         }
-        let unknown = &client_task.drained(position) - &self.drained(client, service);
-        for backend in &unknown {
-            info!(client, service, %backend, "a drain is known only from the kernel's tables; it stays in force");
-            let scope = OverrideScope {
-                service: service.to_owned(),
-                backend: *backend,
-                client: Some(client.clone()),
-            };
-            let reason = Some(FROM_TABLES.to_owned());
-            let kind = OverrideKind::Drain;
-            let of = Override { scope, kind, reason, user: 0, process: 0, since: wall, until: None };
-            self.insert(of, boot, wall);
+        for (service, clients) in by_service {
+            let common = clients.values().cloned().reduce(|one, other| &one & &other).unwrap_or_default();
+            let single = clients.into_iter().map(|(client, drained)| (Some(client), &drained - &common));
+            let single: Vec<_> = single.collect();
+            for (client, backends) in [(None, common)].into_iter().chain(single) {
+                for backend in backends {
+                    let of_client = client.as_deref().unwrap_or("all");
+                    info!(client = of_client, service, %backend, "a drain is known only from the kernel's tables; it stays in force");
+                    let scope = OverrideScope { service: service.clone(), backend, client: client.clone() };
+                    let (reason, kind) = (Some(FROM_TABLES.to_owned()), OverrideKind::Drain);
+                    let of = Override { scope, kind, reason, user: 0, process: 0, since: wall, until: None };
+                    self.insert(of, boot, wall);
+                }
+            }
         }
-        !unknown.is_empty()
     }
 
     /// The files that were set aside because they could not be parsed.
@@ -213,27 +216,19 @@ impl Overrides {
 
     /// What an operator must know while files are set aside.
     pub fn lost(&self) -> Option<String> {
-        let files: Vec<_> = self.aside.iter().map(|file| file.display().to_string()).collect();
-        let (last, others) = files.split_last()?;
-        let (them, files) = match others {
-            [] => ("it", last.clone()),
-            _ => ("them", format!("{} and {last}", others.join(", "))),
-        };
-        Some(format!(
-            "stored overrides could not be parsed and are now in {files}: the drains that the kernel's tables \
-             contained stay in force (none after a reboot of the host), but their ends and changed weights \
-             are lost; compare with `socklb overrides`, repeat what is missing, then remove {them}"
-        ))
+        lost_overrides(&self.aside, !self.is_adopting)
     }
 
     /// Applies the overrides of a service to a client task.
-    fn apply(&self, client_task: &mut ClientTask, service: &str, now: Instant) {
+    fn apply(&mut self, client_task: &mut ClientTask, service: &str, now: Instant) {
         let Some(position) = client_task.position(service) else { return };
         let client = &client_task.client.name;
         let (mut drained, weights) = (self.drained(client, service), self.weights(client, service));
         if self.unread.is_some() {
-            // The client task has adopted the drains of an earlier daemon from the maps.
-            drained.extend(client_task.drained(position));
+            // The client task has adopted the drains of an earlier daemon from the maps. Drains
+            // that this daemon has added to them may have ended.
+            let earlier = self.earlier.entry((client.clone(), service.to_owned()));
+            drained.extend(&*earlier.or_insert_with(|| client_task.drained(position)));
         }
         client_task.set_overrides(position, &drained, weights, now);
     }
@@ -254,6 +249,7 @@ impl Overrides {
             && is_stored
         {
             self.stored = version;
+            self.is_adopting = false;
         }
     }
 
@@ -271,6 +267,32 @@ fn is_valid(kind: OverrideKind) -> bool {
         OverrideKind::Drain => true,
         OverrideKind::Weight { percent } => check_percent(percent).is_ok(),
     }
+}
+
+/// What an operator must know while files of overrides are set aside. `is_adopted`: whether a
+/// daemon has stored the drains that the kernel's tables contained.
+pub fn lost_overrides(aside: &[PathBuf], is_adopted: bool) -> Option<String> {
+    let files: Vec<_> = aside.iter().map(|file| file.display().to_string()).collect();
+    let (last, others) = files.split_last()?;
+    let (them, files) = match others {
+        [] => ("it", last.clone()),
+        _ => ("them", format!("{} and {last}", others.join(", "))),
+    };
+    let remove = if is_adopted { "then remove" } else { "and, after the daemon has stored them, remove" };
+    Some(format!(
+        "stored overrides could not be parsed and are now in {files}: the drains that the kernel's tables \
+         contained stay in force (none after a reboot of the host), but their ends and changed weights \
+         are lost; compare with `socklb overrides`, repeat what is missing, {remove} {them}"
+    ))
+}
+
+/// The backends that operators have drained according to these tables; `None` if the tables do not
+/// contain the service.
+fn drained_in(tables: &Tables, service: &str) -> Option<BTreeSet<SocketAddr>> {
+    let index = tables.services().into_iter().find(|view| view.open && view.name == service)?.index;
+    let of_service = tables.slots().into_iter().filter(|slot| slot.service == index);
+    let drained = of_service.filter(|slot| slot.reason == HealthReason::Operator);
+    Some(drained.map(|slot| slot.address).collect())
 }
 
 impl Controller {
@@ -371,35 +393,77 @@ impl Controller {
         }
     }
 
+    /// Applies the result of reading the file. If the file was set aside, and no daemon has stored
+    /// it since, the drains in the tables of these clients become overrides. A daemon that is
+    /// killed before it stores them leaves the same state, so the next one repeats this.
+    pub fn take_overrides(&mut self, mut read: OverridesRead, clients: &[ClientConfig]) {
+        let (boot, wall) = (self.boot, unix_seconds(self.wall));
+        let is_absent = matches!(read.file, StoredRead::Nothing);
+        self.overrides.is_adopting = match read.file {
+            StoredRead::Read(_) => false,
+            StoredRead::Nothing => self.overrides.is_adopting || !read.aside.is_empty(),
+            StoredRead::Unread(_) => self.overrides.is_adopting,
+        };
+        if is_absent
+            && self.overrides.is_adopting
+            && let Err(why) = self.find_earlier_drains(clients)
+        {
+            read.file = StoredRead::Unread(why);
+        }
+        self.overrides.take(read, boot, wall);
+        if self.overrides.is_adopting && !self.overrides.is_unread() {
+            self.overrides.adopt(boot, wall);
+            self.store_overrides();
+        }
+    }
+
+    /// Adds to `earlier` the drains of clients that have not run in this daemon. Their tables are
+    /// read from the pins, because a client may be unable to start.
+    fn find_earlier_drains(&mut self, clients: &[ClientConfig]) -> Result<(), String> {
+        let earlier = &mut self.overrides.earlier;
+        for client in clients {
+            let key = |service: &str| (client.name.clone(), service.to_owned());
+            let services = client.services.iter().map(|configured| configured.service.name.as_str());
+            let unknown: Vec<&str> =
+                services.filter(|service| !earlier.contains_key(&key(service))).collect();
+            if unknown.is_empty() {
+                continue;
+            }
+            let tables =
+                match self.environment.kernel.tables(&Pins::of(&self.config.paths.pins, &client.name)) {
+                    Ok(tables) => tables,
+                    Err(error) if error.is_missing() => continue,
+                    Err(error) => {
+                        let error = crate::error::chain(&error);
+                        return Err(format!("cannot read the tables of client {}: {error}", client.name));
+                    }
+                };
+            let drained =
+                unknown.into_iter().map(|service| Some((key(service), drained_in(&tables, service)?)));
+            earlier.extend(drained.flatten());
+        }
+        Ok(())
+    }
+
     /// Handles the end of another attempt to read the file.
     pub fn apply_stored_overrides(&mut self, read: OverridesRead, now: Instant) {
-        self.overrides.take(read, self.boot, self.wall);
+        let clients = self.config.clients.clone();
+        self.take_overrides(read, &clients);
         if !self.overrides.is_unread() {
             let services = self.clients.tasks.iter().flat_map(|task| &task.client.services);
-            let services: BTreeSet<String> =
-                services.map(|configured| configured.service.name.clone()).collect();
-            for client_task in &self.clients.tasks {
-                for service in &services {
-                    self.overrides.adopt(client_task, service, self.boot, unix_seconds(self.wall));
-                }
-            }
+            let services = services.map(|configured| configured.service.name.clone()).collect();
             self.overrides_changed(&services, now);
         }
     }
 
     /// Applies the overrides to a client task that is new or was reconfigured.
     pub fn apply_overrides(&mut self, client: &str, now: Instant) {
-        let Self { clients, overrides, boot, wall, .. } = self;
+        let Self { clients, overrides, .. } = self;
         let Some(client_task) = clients.task_mut(client) else { return };
         let services = client_task.client.services.iter();
         let services: Vec<String> = services.map(|configured| configured.service.name.clone()).collect();
-        let mut is_new = false;
         for service in &services {
-            is_new |= overrides.adopt(client_task, service, *boot, unix_seconds(*wall));
             overrides.apply(client_task, service, now);
-        }
-        if is_new {
-            self.store_overrides();
         }
     }
 
@@ -639,7 +703,10 @@ impl Controller {
         }
         let new =
             changes.iter().filter(|(key, new)| new.is_some() && !self.overrides.in_force.contains_key(key));
-        if self.overrides.in_force.len() + new.count() > MAX_OVERRIDES {
+        let new = new.count();
+        // The tables of many clients may contain more drains, so a request that adds none is
+        // permitted.
+        if new > 0 && self.overrides.in_force.len() + new > MAX_OVERRIDES {
             return Err(format!(
                 "a host has at most {MAX_OVERRIDES} overrides: end some first (`socklb overrides`)"
             ));

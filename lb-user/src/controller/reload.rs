@@ -231,7 +231,7 @@ impl Controller {
                     stored.loads.into_iter().for_each(|file| self.load_store.take(file));
                     stored.hosts.into_iter().for_each(|file| self.sources.hosts.store.take(file));
                     let overrides = stored.overrides.into_iter();
-                    overrides.for_each(|file| self.overrides.take(file, self.boot, self.wall));
+                    overrides.for_each(|file| self.take_overrides(file, &config.clients));
                 }
                 let changed = (!is_first).then(|| changes(&configured(&self.config), &configured(&config)));
                 self.take_on(config, loaded.begun, loaded.files, loaded.opened, is_first, now);

@@ -9,7 +9,7 @@ use lb_view::overrides::{ClientEffect, Overridden, Override, OverrideKind};
 use tokio::sync::oneshot;
 
 use super::FOR_LONG;
-use super::stage::{BACKENDS, Death, Stage, address, cgroup_path, list_of, script};
+use super::stage::{BACKENDS, Death, Stage, address, cgroup_path, list_of, pins_of, script};
 use crate::api::{ControllerQuery, OverrideAction, OverrideRequest, Reply};
 use crate::controller::{BackgroundWork, Event};
 
@@ -349,7 +349,7 @@ fn drains_in_the_tables_outlast_a_file_that_cannot_be_parsed() {
             );
             let of = &document.overrides[0].of;
             let known = (of.scope.backend, of.scope.client.as_deref(), of.until, of.process);
-            assert_eq!(known, (address(FIRST), Some("web"), None, 0), "its end is not known");
+            assert_eq!(known, (address(FIRST), None, None, 0), "its end is not known");
             assert_eq!(stage.overrides(), [(address(FIRST), OverrideKind::Drain)]);
             // The drain is stored again, and the fault outlasts a restart.
             stage.start(&BACKENDS);
@@ -379,6 +379,8 @@ fn drains_outlast_a_kill_after_their_file_was_set_aside() {
         stage.start(&BACKENDS);
         stage.hangs = |_| false;
         assert!(stage.disk.content(FILE).is_err(), "it is not stored yet");
+        let lost = stage.controller().overrides_document().lost.expect("a file is set aside");
+        assert!(lost.ends_with("and, after the daemon has stored them, remove it"), "{lost}");
         stage.start(&BACKENDS);
         assert_eq!(stage.overrides(), [(address(FIRST), OverrideKind::Drain)]);
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
@@ -389,6 +391,161 @@ fn drains_outlast_a_kill_after_their_file_was_set_aside() {
         let aside = ["", "-2"].map(|number| stage.disk.content(format!("{FILE}.not-understood{number}")));
         let texts = aside.map(|text| String::from_utf8(text.expect("it exists")).expect("a text"));
         assert_eq!(texts, [UNPARSABLE[0], UNPARSABLE[1]]);
+    });
+}
+
+impl Stage {
+    /// The overrides in force, each with its client, and whether it is from the tables.
+    fn known_drains(&self) -> Vec<(SocketAddr, Option<String>, bool)> {
+        let document = self.controller().overrides_document();
+        let of = document.overrides.into_iter().map(|one| one.of);
+        of.map(|of| (of.scope.backend, of.scope.client, of.process == 0)).collect()
+    }
+
+    /// Adds a client `batch` with the same service.
+    fn add_batch(&mut self) {
+        self.kernel.make_cgroup(&cgroup_path("batch"));
+        self.write_clients(&[("web", "web"), ("batch", "batch")]);
+        self.dispatch(Event::Hangup);
+        self.stop_faults();
+    }
+
+    /// Starts a daemon, which need not start every client, while operations fail; then stops the
+    /// faults.
+    fn start_with_faults(&mut self) {
+        self.kernel.faults().fail_some(super::FAULTS_PER_MILLE, super::SEED);
+        self.try_to_start(100);
+        self.stop_faults();
+    }
+}
+
+/// Client `batch` cannot be opened, so its drains are read from its pins. The operator removes the
+/// file that was set aside before the client can be opened.
+#[test]
+fn a_drain_of_a_client_that_cannot_start_outlasts_its_file() {
+    script("", |stage| {
+        stage.add_batch();
+        stage.accepted(drain(&[FIRST]));
+        stage.accepted(OverrideRequest { client: Some("batch".to_owned()), ..drain(&[MIDDLE]) });
+        stage.disk.write(FILE, UNPARSABLE[0]);
+        stage.kernel.set_foreign_pins(&pins_of("batch"), true);
+        stage.start_with_faults();
+        let expected = [(address(FIRST), None, true), (address(MIDDLE), Some("batch".to_owned()), true)];
+        assert_eq!(stage.known_drains(), expected);
+        let lost = stage.controller().overrides_document().lost.expect("a file is set aside");
+        assert!(lost.ends_with("repeat what is missing, then remove it"), "{lost}");
+        stage.disk.remove(format!("{FILE}.not-understood"));
+        stage.start_with_faults();
+        stage.kernel.set_foreign_pins(&pins_of("batch"), false);
+        stage.stop_faults();
+        assert_eq!((stage.known_drains(), stage.faults()), (expected.to_vec(), Vec::new()));
+        assert_eq!(stage.effects()[&address(FIRST)].share, 0.0);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+    });
+}
+
+/// The tables cannot be read at first. The file that was set aside may already be removed when they
+/// can be read.
+#[test]
+fn a_drain_outlasts_its_file_while_the_tables_cannot_be_read() {
+    let is_pending = |operation| {
+        let mut stage = Stage::new("");
+        stage.start(&BACKENDS);
+        stage.accepted(drain(&[FIRST]));
+        stage.disk.write(FILE, UNPARSABLE[0]);
+        stage.kernel.faults().fail_after(operation);
+        stage.try_to_start(2);
+        let why = stage.controller().overrides_document().not_kept;
+        let is_pending = why.is_some_and(|why| why.contains("cannot read the tables of client web"));
+        if is_pending {
+            assert!(stage.disk.content(FILE).is_err());
+            let why = stage.refused(undrain(FIRST));
+            assert!(why.starts_with("the overrides of an earlier daemon cannot be read yet"), "{why}");
+            assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+            stage.disk.remove(format!("{FILE}.not-understood"));
+        }
+        stage.stop_faults();
+        assert_eq!(stage.known_drains(), [(address(FIRST), None, true)]);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        is_pending
+    };
+    assert!((0..200).any(is_pending), "no failed operation delays the reading of the tables");
+}
+
+/// Client `batch` cannot be opened while its drain ends, so its tables still contain the drain.
+#[test]
+fn a_drain_that_was_ended_does_not_return_from_the_tables() {
+    script("", |stage| {
+        stage.add_batch();
+        stage.disk.write(FILE, UNPARSABLE[0]);
+        stage.start_with_faults();
+        assert_eq!(stage.overrides(), [], "the tables contain no drain, which is stored");
+        stage.accepted(drain(&[FIRST]));
+        stage.kernel.set_foreign_pins(&pins_of("batch"), true);
+        stage.start_with_faults();
+        assert_eq!(stage.accepted(undrain(FIRST)).changed, [address(FIRST)]);
+        stage.kernel.set_foreign_pins(&pins_of("batch"), false);
+        stage.start_with_faults();
+        assert_eq!((stage.overrides(), stage.reached_backends()), (vec![], addresses(&BACKENDS)));
+        assert!(stage.reports_lost_overrides(), "the file that was set aside still exists");
+    });
+}
+
+/// The drain is set and ends while the file cannot be read. Then the file cannot be parsed.
+#[test]
+fn a_drain_that_ended_while_the_file_was_unread_does_not_return() {
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        stage.stop_faults();
+        stage.disk.write(FILE, UNPARSABLE[0]);
+        stage.disk.set_broken(FILE, true);
+        stage.start_with_faults();
+        stage.overridden(OverrideRequest { for_s: Some(60), ..drain(&[MIDDLE]) });
+        assert_eq!(stage.reached_backends(), addresses(&[THIRD]));
+        stage.pass(65 * SECOND);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+        stage.disk.set_broken(FILE, false);
+        stage.pass(30 * SECOND);
+        assert_eq!(stage.known_drains(), [(address(FIRST), None, true)]);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]));
+    });
+}
+
+/// An input/output error does not mean that the files were removed.
+#[test]
+fn files_that_cannot_be_found_for_a_time_are_still_set_aside() {
+    script("", |stage| {
+        stage.stop_faults();
+        stage.disk.write(FILE, UNPARSABLE[0]);
+        stage.start(&BACKENDS);
+        assert!(stage.reports_lost_overrides());
+        stage.disk.set_broken(format!("{FILE}.not-understood"), true);
+        stage.pass(30 * SECOND);
+        assert!(stage.reports_lost_overrides());
+    });
+}
+
+/// The tables of many clients may contain more drains than an operator may set.
+#[test]
+fn overrides_can_be_ended_if_there_are_too_many() {
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        stage.stop_faults();
+        let stored = stage.disk.content(FILE).expect("the file is stored");
+        let mut stored: serde_json::Value = serde_json::from_slice(&stored).expect("JSON");
+        let overrides = stored["overrides"].as_array_mut().expect("a list");
+        for number in 0..4_100 {
+            let mut other = overrides[0].clone();
+            other["backend"] = format!("10.1.{}.{}:80", number / 250, number % 250).into();
+            overrides.push(other);
+        }
+        stage.disk.write(FILE, stored.to_string());
+        stage.start(&BACKENDS);
+        let why = stage.refused(drain(&[MIDDLE]));
+        assert_eq!(why, "a host has at most 4096 overrides: end some first (`socklb overrides`)");
+        stage.accepted(OverrideRequest { for_s: Some(60), ..drain(&[FIRST]) });
+        assert_eq!(stage.accepted(undrain(FIRST)).changed, [address(FIRST)]);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
     });
 }
 
