@@ -123,7 +123,7 @@ pub use self::load_store::StoredLoads;
 pub use self::namespaces::NamespaceSearch as NamespaceFound;
 pub use self::network::{Network, ReceiveAt};
 use self::overrides::Overrides;
-pub use self::overrides::StoredOverrides;
+pub use self::overrides::{StoredOverrides, lost_overrides};
 use self::probing::Probing;
 use self::queries::Waiter;
 use self::reload::Reload;

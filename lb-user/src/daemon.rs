@@ -39,6 +39,7 @@ use lb_core::feed::ReadFailure;
 pub use self::event_loop::run;
 #[cfg(test)]
 pub use self::files::Files;
+pub use self::files::{HostFiles, set_aside};
 #[cfg(test)]
 pub use self::lists::ListReader;
 #[cfg(test)]

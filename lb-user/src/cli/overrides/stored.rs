@@ -3,11 +3,13 @@
 
 use std::io;
 
+use anyhow::Context;
 use lb_view::overrides::{ClientEffect, Override, OverrideKind, OverrideStatus, OverridesDocument, SCHEMA};
 use lb_view::status::{ClientStatus, StatusDocument};
 
 use crate::config::Paths;
-use crate::controller::{StoredFile, StoredOverrides};
+use crate::controller::{StoredFile, StoredOverrides, lost_overrides};
+use crate::daemon::{HostFiles, set_aside};
 use crate::error::CommandFailure;
 use crate::source::{SourceError, last_good};
 use crate::status;
@@ -18,19 +20,24 @@ use crate::status;
 /// If the file or the maps cannot be read, or the file has the format of another version.
 pub fn read(paths: &Paths) -> Result<OverridesDocument, CommandFailure> {
     let stored = overrides(paths)?;
+    let path = StoredOverrides::path(&paths.state);
+    let aside = set_aside(&HostFiles, &path)
+        .with_context(|| format!("cannot search for files beside {}", path.display()))?;
+    let lost = lost_overrides(&aside, stored.is_some());
     let kernel = status::from_pins(&paths.pins, String::new())?;
-    let overrides = stored.into_iter().map(|of| with_effect(of, &kernel)).collect();
-    Ok(OverridesDocument { schema: SCHEMA, overrides, not_kept: None, lost: None })
+    let overrides = stored.unwrap_or_default().into_iter().map(|of| with_effect(of, &kernel)).collect();
+    Ok(OverridesDocument { schema: SCHEMA, overrides, not_kept: None, lost })
 }
 
-fn overrides(paths: &Paths) -> anyhow::Result<Vec<Override>> {
+/// The overrides in the file; `None` if there is no file.
+fn overrides(paths: &Paths) -> anyhow::Result<Option<Vec<Override>>> {
     let path = StoredOverrides::path(&paths.state);
     match last_good::read_at_most(&path, StoredOverrides::MAX_BYTES) {
         Ok(text) => match StoredOverrides::parse(&text) {
-            Ok(stored) => Ok(stored.overrides),
+            Ok(stored) => Ok(Some(stored.overrides)),
             Err(why) => anyhow::bail!("{} cannot be parsed: {why}", path.display()),
         },
-        Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -43,7 +50,7 @@ impl StoredWeights {
     /// # Errors
     /// If the file cannot be read, or has the format of another version.
     pub fn read(paths: &Paths) -> anyhow::Result<Self> {
-        overrides(paths).map(Self)
+        Ok(Self(overrides(paths)?.unwrap_or_default()))
     }
 
     /// Adds the percentages to a status that was made without the daemon. A weight that is set for
@@ -97,6 +104,8 @@ fn with_effect(of: Override, kernel: &StatusDocument) -> OverrideStatus {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use lb_view::overrides::OverrideScope;
     use lb_view::status::ServiceStatus;
 
@@ -126,6 +135,27 @@ mod tests {
         service.backends = (1..=4).map(backend).collect();
         (service.name, status.clients[0].name) = ("users".to_owned(), "web".to_owned());
         status
+    }
+
+    #[test]
+    fn files_that_were_set_aside_are_reported_without_a_daemon() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let [pins, run] = ["pins", "run"].map(|name| folder.path().join(name));
+        let paths = Paths { pins, run, state: folder.path().to_owned() };
+        let file = StoredOverrides::path(&paths.state);
+        let aside = file.with_extension("json.not-understood");
+        fs::create_dir_all(file.parent().expect("it has a parent")).expect("a directory");
+        let lost = || read(&paths).ok().expect("the files can be read").lost;
+        assert_eq!(lost(), None);
+        fs::write(&aside, "garbage").expect("write a file");
+        let text = lost().expect("a file is set aside");
+        assert!(
+            text.contains(&aside.display().to_string()) && text.contains("stored them, remove it"),
+            "{text}"
+        );
+        fs::write(&file, r#"{"schema":1,"overrides":[]}"#).expect("write a file");
+        let text = lost().expect("a file is set aside");
+        assert!(text.ends_with("repeat what is missing, then remove it"), "{text}");
     }
 
     #[test]
