@@ -275,6 +275,21 @@ impl ClientEffect {
 }
 
 impl Overridden {
+    /// Whether a later command has undone this change of `action`, `drain` or `undrain`, before it
+    /// was answered.
+    pub fn is_undone(&self, action: &str) -> bool {
+        let is_drained = |backend: &SocketAddr| {
+            let drains = self.overrides.iter().filter(|one| one.of.kind.is_drain()).map(|one| &one.of.scope);
+            drains.into_iter().any(|scope| scope.backend == *backend && scope.client == self.client)
+        };
+        !self.is_dry_run
+            && match action {
+                "drain" => !self.changed.iter().all(is_drained),
+                "undrain" => self.changed.iter().any(is_drained),
+                _ => false,
+            }
+    }
+
     /// The answer for people, if the request was accepted. `action` is `drain`, `undrain` or
     /// `weight`; `now` is in seconds since 1970.
     pub fn describe(&self, action: &str, now: u64) -> String {
@@ -489,6 +504,24 @@ pub(crate) mod tests {
                  it is lost when the daemon restarts\n"
             )
         );
+    }
+
+    #[test]
+    fn a_change_that_a_later_command_undoes_is_detected() {
+        let drained = |number| status(number, OverrideKind::Drain, Vec::new());
+        let weight = status(1, OverrideKind::Weight { percent: 50 }, Vec::new());
+        let [in_force, undone] = [
+            overridden(&[1, 2], vec![drained(1), drained(2)]),
+            overridden(&[1, 2], vec![drained(1), weight]),
+        ];
+        assert!(!in_force.is_undone("drain") && in_force.is_undone("undrain"));
+        assert!(undone.is_undone("drain") && undone.is_undone("undrain"));
+        assert!(!overridden(&[1], Vec::new()).is_undone("undrain"));
+        // A drain of one client does not concern that of another, or that of all.
+        let of_web = Overridden { client: Some("web".to_owned()), ..overridden(&[1], vec![drained(1)]) };
+        assert!(of_web.is_undone("drain") && !of_web.is_undone("undrain"));
+        let planned = Overridden { is_dry_run: true, ..overridden(&[1], Vec::new()) };
+        assert!(!planned.is_undone("drain") && !undone.is_undone("weight"));
     }
 
     #[test]

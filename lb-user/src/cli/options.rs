@@ -331,8 +331,8 @@ pub enum Command {
     /// End the drain of backends on this host
     ///
     /// Exit codes: 0 the backends are not drained; 1 the daemon refused the change, or the service
-    /// or a backend does not exist; 3 the change is made, but a restart of the daemon would lose
-    /// the change; 4 a permission is missing.
+    /// or a backend does not exist, or another command has drained a backend again; 3 the change is
+    /// made, but a restart of the daemon would lose the change; 4 a permission is missing.
     Undrain(overrides::UndrainOptions),
     /// Multiply the weight of a backend on this host, from 1% to 1000%; 100% removes the override
     ///

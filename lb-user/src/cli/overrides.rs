@@ -298,7 +298,8 @@ pub fn drain(options: &DrainOptions, files: &PathOptions) -> Result<ExitCode, Co
         }
     }
     let overridden = change.request(&paths)?;
-    if !*wait && options.close.is_none() || overridden.refused.is_some() {
+    let is_undone = overridden.is_undone(change.action.name());
+    if !*wait && options.close.is_none() || overridden.refused.is_some() || is_undone {
         return show(&overridden, change.action, *json);
     }
     let text = overridden.describe(change.action.name(), now());
@@ -409,6 +410,12 @@ fn show(overridden: &Overridden, action: OverrideAction, json: bool) -> Result<E
         Some(why) => return Err(anyhow!("{why}").into()),
         None if !json => drop(print::text(&overridden.describe(action.name(), now()))?),
         None => {}
+    }
+    if overridden.is_undone(action.name()) {
+        return Err(anyhow!(
+            "another command has changed the same drain since; repeat this one if it is right"
+        )
+        .into());
     }
     Ok(if overridden.not_kept.is_some() { ExitCode::from(DEGRADED) } else { ExitCode::SUCCESS })
 }
