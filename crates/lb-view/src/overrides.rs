@@ -275,13 +275,17 @@ impl ClientEffect {
 }
 
 impl Overridden {
+    /// Whether an override of this kind for exactly this backend and client is in force.
+    fn is_overridden(&self, is_drain: bool, backend: SocketAddr, client: Option<&str>) -> bool {
+        let of_this_kind = self.overrides.iter().filter(|one| one.of.kind.is_drain() == is_drain);
+        let mut scopes = of_this_kind.map(|one| &one.of.scope);
+        scopes.any(|scope| scope.backend == backend && scope.client.as_deref() == client)
+    }
+
     /// Whether a later command has undone this change of `action`, `drain` or `undrain`, before it
     /// was answered.
     pub fn is_undone(&self, action: &str) -> bool {
-        let is_drained = |backend: &SocketAddr| {
-            let drains = self.overrides.iter().filter(|one| one.of.kind.is_drain()).map(|one| &one.of.scope);
-            drains.into_iter().any(|scope| scope.backend == *backend && scope.client == self.client)
-        };
+        let is_drained = |backend: &SocketAddr| self.is_overridden(true, *backend, self.client.as_deref());
         !self.is_dry_run
             && match action {
                 "drain" => !self.changed.iter().all(is_drained),
@@ -310,17 +314,15 @@ impl Overridden {
         let is_wanted = |scope: &OverrideScope| scope.client == self.client;
         let of_this_kind = || overrides.iter().filter(|one| one.of.kind.is_drain() == is_drain);
         // A client's own override may end while that for all clients or for others continues.
-        let is_overridden = |backend: &SocketAddr, client: &Option<String>| {
-            let scopes = || of_this_kind().map(|one| &one.of.scope);
-            scopes().any(|scope| scope.backend == *backend && scope.client == *client)
-        };
-        for backend in changed.iter().filter(|backend| !is_overridden(backend, &self.client)) {
+        let is_overridden =
+            |backend: &SocketAddr, client: Option<&str>| self.is_overridden(is_drain, *backend, client);
+        for backend in changed.iter().filter(|backend| !is_overridden(backend, self.client.as_deref())) {
             let (own, over) = if is_drain {
                 ("drain", "is no longer drained")
             } else {
                 ("weight", "has its whole weight again")
             };
-            text += &if is_overridden(backend, &None) {
+            text += &if is_overridden(backend, None) {
                 format!(
                     "{backend} of service {service}: the {own}{only_wanted} alone has ended on this host; the {own} \
                      for all clients stays in force\n"
