@@ -3,10 +3,20 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use lb_view::backend::BackendStatus;
+use lb_view::status::StatusDocument;
+
 use crate::{BACKENDS, Flow, Reached, Row, World, rows, rows_become, status_until, until};
 
 fn address(backend: &str) -> SocketAddr {
     backend.parse().expect("the address is valid")
+}
+
+/// The backend with an address, as the client `web` uses it.
+fn backend(status: &StatusDocument, address: SocketAddr) -> Option<&BackendStatus> {
+    let client = status.client("web").expect("the client is configured");
+    let service = client.service("users").expect("the service is configured");
+    service.backends.iter().find(|backend| backend.address == address)
 }
 
 /// Starts a daemon, and waits until it balances these clients' connects to all backends.
@@ -75,19 +85,8 @@ pub fn connections_are_counted_on_every_cpu<W: World>(world: &mut W) {
 pub fn a_connection_holds_its_slot_until_it_ends<W: World>(world: &mut W) {
     begin(world, &["web"]);
     let (first, held) = world.dial("web", 0).backend();
-    let slot_of = |world: &mut W| {
-        let status = world.status();
-        let backends = &status
-            .client("web")
-            .expect("the client is configured")
-            .service("users")
-            .expect("the service is configured")
-            .backends;
-        backends
-            .iter()
-            .find(|backend| backend.address == first)
-            .map(|backend| (backend.slot, backend.generation))
-    };
+    let slot_of =
+        |world: &mut W| backend(&world.status(), first).map(|backend| (backend.slot, backend.generation));
     let slot = slot_of(world).expect("the backend has a slot");
     let others: Vec<&str> = BACKENDS.into_iter().filter(|backend| address(backend) != first).collect();
     world.list(&others);
@@ -182,17 +181,7 @@ pub fn failures_in_a_row_eject_a_backend_and_a_trial_readmits_it<W: World>(world
     let mut refused = 0;
     let look = |world: &mut W| {
         let status = world.status();
-        let backends = &status
-            .client("web")
-            .expect("the client is configured")
-            .service("users")
-            .expect("the service is configured")
-            .backends;
-        backends
-            .iter()
-            .find(|backend| backend.address == address(BACKENDS[2]))
-            .expect("the backend is a member")
-            .clone()
+        backend(&status, address(BACKENDS[2])).expect("the backend is a member").clone()
     };
     // The daemon's probes are off, so only connects show the state of the backend.
     let ejected = until(world, "the backend is ejected", |world| {
