@@ -413,7 +413,7 @@ fn show(overridden: &Overridden, action: OverrideAction, json: bool) -> Result<E
     }
     if overridden.is_undone(action.name()) {
         return Err(anyhow!(
-            "another command has changed the same drain since; repeat this one if it is right"
+            "another command has undone this change; repeat this command if the change is still wanted"
         )
         .into());
     }
