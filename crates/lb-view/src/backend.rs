@@ -96,11 +96,11 @@ pub struct BackendStatus {
     pub rates_60s: Option<ConnectionRates>,
     /// Sum of the lifetimes of ended flows, in seconds.
     pub lifetime_s: f64,
-    /// Bytes that ended flows received.
+    /// Received bytes of flows that have ended.
     pub bytes_received: u64,
-    /// Bytes that ended flows sent and their peers acknowledged.
+    /// Bytes that the peers of flows that have ended acknowledged.
     pub bytes_sent: u64,
-    /// Segments that ended flows retransmitted.
+    /// Retransmitted segments of flows that have ended.
     pub retransmits: u64,
     /// How often the backend was ejected.
     pub ejections: u64,

@@ -192,11 +192,11 @@ pub struct SlotCounters {
     pub connect: Histogram,
     /// Sum of the durations of ended flows, in nanoseconds.
     pub lifetime_ns: u64,
-    /// Bytes that ended flows received.
+    /// Received bytes of flows that have ended.
     pub bytes_received: u64,
-    /// Bytes of ended flows that the peer acknowledged.
+    /// Bytes that the peers of flows that have ended acknowledged.
     pub bytes_sent: u64,
-    /// Segments of ended flows that were retransmitted.
+    /// Retransmitted segments of flows that have ended.
     pub retransmits: u64,
     /// Ejections of the backend, including those after a failed trial.
     pub ejections: u64,
