@@ -1,73 +1,81 @@
-//! The faults to try, and their order: each error at every call site, in each phase in which the
-//! site was seen. A run tries all faults, or a sample that fits into the time limit. A seed
-//! determines the sample.
+//! The faults to try, and their order. A run tries all faults, or a sample that fits into the time
+//! limit. A seed determines the sample.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::str::FromStr;
 
 use fastrand::Rng;
 
-use crate::site::{Id, hash};
-use crate::supervisor::{Desk, Fault, Phase};
+use crate::supervisor::{Phase, Record};
 
 /// The errors to inject: out of descriptors, out of memory, and not permitted.
-pub const ERRORS: [(i32, &str); 3] =
-    [(libc::EMFILE, "EMFILE"), (libc::ENOMEM, "ENOMEM"), (libc::EPERM, "EPERM")];
+const ERRORS: [(i32, &str); 3] = [(libc::EMFILE, "EMFILE"), (libc::ENOMEM, "ENOMEM"), (libc::EPERM, "EPERM")];
+const PHASES: [(Phase, &str); 3] = [(Phase::Start, "start"), (Phase::Run, "run"), (Phase::Stop, "stop")];
 
-/// A fault to inject.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Case {
+/// The calls of one kind in one phase.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Kind {
     pub phase: Phase,
-    pub site: Id,
-    pub errno: i32,
-    /// The number of calls from the site that succeed before the fault.
-    pub skip: u32,
+    /// The name of the thread that makes the call.
+    pub thread: String,
+    /// The name of the system call; for bpf(2), the command.
+    pub call: String,
 }
 
-impl Case {
-    pub fn fault(&self) -> Fault {
-        Fault { site: self.site, errno: self.errno, skip: self.skip }
-    }
+/// A fault to inject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    pub kind: Kind,
+    /// The number of calls of this kind that succeed before the fault.
+    pub skip: u32,
+    pub errno: i32,
 }
 
 impl fmt::Display for Case {
-    /// Formats the arguments that reproduce the case.
+    /// Formats the case as the argument that reproduces it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { phase, site, errno, skip } = self;
+        let Self { kind: Kind { phase, thread, call }, skip, errno } = self;
         let error = ERRORS.iter().find(|(number, _)| number == errno).map_or("?", |(_, name)| name);
-        let phase = match phase {
-            Phase::Start => "start",
-            Phase::Run => "run",
-            Phase::Stop => "stop",
-        };
-        write!(f, "--site {site} --errno {error} --phase {phase} --skip {skip}")
+        let phase = PHASES.iter().find(|(known, _)| known == phase).map_or("?", |(_, name)| name);
+        write!(f, "{phase}/{thread}/{call}/{skip}/{error}")
     }
 }
 
-/// All cases for the recorded call sites: each error at the first call of a site, and one error at
-/// a later call. The order depends only on the seed and on the functions' names, not on the other
-/// sites or on the position of a call in its function.
-pub fn all(desk: &Desk, seed: u64) -> Vec<Case> {
-    let seen = desk.look(|record| {
-        let with_paths = record.seen.iter().map(|(key, count)| (*key, *count, record.sites[&key.1].path()));
-        with_paths.collect::<Vec<_>>()
-    });
-    let (mut cases, mut alike) = (Vec::new(), BTreeMap::new());
-    for ((phase, site), count, path) in seen {
-        // Some functions make the same call in several places.
-        let place = alike.entry((phase, path.clone())).or_insert(0_u32);
-        *place += 1;
-        let random = &mut Rng::with_seed(hash(&(seed, phase, path, *place)));
-        let mut first = |errno, skip| (random.u64(..), Case { phase, site, errno, skip });
-        cases.extend(ERRORS.map(|(errno, _)| first(errno, 0)));
-        if count > 3 {
-            let (errno, _) = random.choice(ERRORS).expect("`ERRORS` is not empty");
-            // Skips at most half of the calls of one round: the record covers at least two rounds,
-            // and rounds differ.
-            let skip = 1 + random.u32(..(count / 4).max(1));
-            cases.push((random.u64(..), Case { phase, site, errno, skip }));
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("write PHASE/THREAD/CALL/SKIP/ERROR, such as {EXAMPLE}");
+        let [phase, thread, call, skip, error] = text.split('/').collect::<Vec<_>>()[..] else {
+            return Err(wrong());
+        };
+        let (phase, _) = PHASES.into_iter().find(|(_, name)| *name == phase).ok_or_else(wrong)?;
+        let (errno, _) = ERRORS.into_iter().find(|(_, name)| *name == error).ok_or_else(wrong)?;
+        let skip = skip.parse().map_err(|_| wrong())?;
+        Ok(Self { kind: Kind { phase, thread: thread.to_owned(), call: call.to_owned() }, skip, errno })
+    }
+}
+
+const EXAMPLE: &str = "run/socklb/openat/3/EMFILE";
+
+/// All cases for the recorded calls, in rounds: each round has one case of each kind that still has
+/// any. The order within a kind depends only on the seed and the kind, not on the other kinds.
+pub fn all(record: &Record, rounds: u32, seed: u64) -> Vec<Case> {
+    let mut cases = BTreeMap::new();
+    for (kind, count) in &record.seen {
+        let mut hasher = DefaultHasher::new(); // has fixed keys
+        (seed, kind).hash(&mut hasher);
+        let mut random = Rng::with_seed(hasher.finish());
+        // Rounds differ, so at most the first half of the calls of a round is certain to come.
+        let mut of_kind: Vec<_> = (0..(count / rounds / 2).max(1))
+            .flat_map(|skip| ERRORS.map(|(errno, _)| Case { kind: kind.clone(), skip, errno }))
+            .collect();
+        random.shuffle(&mut of_kind);
+        for (place, case) in of_kind.into_iter().enumerate() {
+            cases.insert((place, random.u64(..), kind), case);
         }
     }
-    cases.sort_unstable();
-    cases.into_iter().map(|(_, case)| case).collect()
+    cases.into_values().collect()
 }

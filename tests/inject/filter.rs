@@ -48,12 +48,15 @@ pub const CALLS: [(i64, &str); 29] = [
     (libc::SYS_rmdir, "rmdir"),
     (libc::SYS_dup, "dup"),
     // The filter stops `fcntl` only if the command creates a descriptor: see `program`.
-    (libc::SYS_fcntl, "fcntl F_DUPFD_CLOEXEC"),
+    (libc::SYS_fcntl, "fcntl"),
 ];
 
-/// The name of a call that the filter stops.
-pub fn name(number: i32) -> &'static str {
-    CALLS.iter().find(|(known, _)| *known == i64::from(number)).map_or("another call", |(_, name)| name)
+/// The name of a call that the filter stops; for bpf(2), with the command (`enum bpf_cmd`), which is
+/// the first argument.
+pub fn call(number: i32, first: u64) -> String {
+    let name =
+        CALLS.iter().find(|(known, _)| *known == i64::from(number)).map_or("another call", |(_, name)| name);
+    if *name == *"bpf" { format!("bpf {first}") } else { name.to_owned() }
 }
 
 /// The classic BPF program of the filter.

@@ -2,16 +2,10 @@
 //! one call in each case, while clients connect without pause. No link may be lost, no connect may
 //! fail, and no count may stay wrong. The daemon must recover by itself.
 //!
-//! The functions that lead to a call identify its site. A failing case is printed with the
-//! arguments that reproduce it.
+//! A call is identified by the phase of the daemon, the name of the thread, the call, and its number
+//! among these calls. A failing case is printed with the argument that reproduces it.
 
 mod filter;
-
-mod symbols;
-
-mod stack;
-
-mod site;
 
 mod supervisor;
 
@@ -26,61 +20,22 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 
-use cases::{Case, ERRORS};
+use cases::Case;
 use scene::Scene;
-use site::Id;
 use supervisor::{Desk, Phase};
 
 /// Makes the daemon's system calls fail, one call in each case.
 #[derive(Debug, Parser)]
 struct Options {
-    /// Try every site with every error, however long it takes
-    #[arg(long)]
-    all: bool,
-    /// Try as many cases as fit into this time, sampled by the seed
+    /// Try as many cases as fit into this time, in an order that the seed determines
     #[arg(long, default_value_t = 90)]
     seconds: u64,
-    /// Seed of the sample; default: random
+    /// Seed of the order; default: random
     #[arg(long)]
     seed: Option<u64>,
-    /// Try only this site, by the id in the output of a failing case
+    /// Try only this case, as a failing case is printed
     #[arg(long)]
-    site: Option<Id>,
-    /// Try only this error
-    #[arg(long, value_parser = errno)]
-    errno: Option<i32>,
-    /// Try only this phase
-    #[arg(long, value_parser = phase)]
-    phase: Option<Phase>,
-    /// Fail only after this many calls from the site
-    #[arg(long)]
-    skip: Option<u32>,
-    /// Only list the sites that are found
-    #[arg(long)]
-    list: bool,
-}
-
-fn errno(name: &str) -> Result<i32, String> {
-    let found = ERRORS.iter().find(|(_, known)| *known == name);
-    found.map(|(number, _)| *number).ok_or_else(|| "write EMFILE, ENOMEM or EPERM".to_owned())
-}
-
-fn phase(name: &str) -> Result<Phase, String> {
-    match name {
-        "start" => Ok(Phase::Start),
-        "run" => Ok(Phase::Run),
-        "stop" => Ok(Phase::Stop),
-        _ => Err("write start, run or stop".to_owned()),
-    }
-}
-
-impl Options {
-    fn wants(&self, case: &Case) -> bool {
-        self.site.is_none_or(|site| site == case.site)
-            && self.errno.is_none_or(|errno| errno == case.errno)
-            && self.phase.is_none_or(|phase| phase == case.phase)
-            && self.skip.is_none_or(|skip| skip == case.skip)
-    }
+    case: Option<Case>,
 }
 
 fn main() -> ExitCode {
@@ -103,12 +58,11 @@ fn run() -> Result<()> {
     let mut run = Run {
         desk: Desk::default(),
         seed,
-        queue: VecDeque::new(),
-        deadline: (!options.all && options.site.is_none())
-            .then(|| Instant::now() + Duration::from_secs(options.seconds)),
-        options,
+        queue: options.case.iter().cloned().collect(),
+        deadline: Instant::now() + Duration::from_secs(options.seconds),
+        only: options.case.is_some(),
         tried: 0,
-        unreached: Vec::new(),
+        unreached: 0,
         failures: Vec::new(),
     };
     run.in_sessions()?;
@@ -116,18 +70,20 @@ fn run() -> Result<()> {
 }
 
 struct Run {
-    options: Options,
     desk: Desk,
     seed: u64,
     queue: VecDeque<Case>,
-    deadline: Option<Instant>,
+    deadline: Instant,
+    /// Whether the queue has only the case of the command line.
+    only: bool,
     tried: u32,
-    unreached: Vec<Case>,
+    /// Number of cases whose call did not come.
+    unreached: u32,
     failures: Vec<(Case, String)>,
 }
 
-/// The maximum number of rounds without a fault.
-const ROUNDS: u32 = 12;
+/// Number of rounds without a fault, which record the calls.
+const ROUNDS: u32 = 2;
 /// The run ends after this many failures, because further failures add nothing.
 const FAILURES: usize = 40;
 
@@ -142,8 +98,7 @@ impl Run {
             let Ok(outcome) = outcome else { bail!("the thread of the scene panicked: see above") };
             outcome?;
             is_first = false;
-            let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if self.queue.is_empty() || is_late || self.failures.len() >= FAILURES {
+            if self.queue.is_empty() || Instant::now() >= self.deadline || self.failures.len() >= FAILURES {
                 return Ok(());
             }
         }
@@ -152,102 +107,63 @@ impl Run {
     fn session(&mut self, is_first: bool) -> Result<()> {
         let scene = &mut Scene::new(&self.desk);
         scene.begin().with_context(|| scene.log())?;
-        if is_first {
-            self.explore(scene).with_context(|| scene.log())?;
-            self.fill_queue();
-        }
-        if self.options.list {
-            self.list();
-            self.queue.clear();
-        }
-        while let Some(case) = self.queue.pop_front() {
-            if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                self.queue.push_front(case);
-                break;
+        if is_first && !self.only {
+            for _ in 0..ROUNDS {
+                explore(scene).with_context(|| scene.log())?;
             }
+            self.queue = self.desk.look(|record| cases::all(record, ROUNDS, self.seed)).into();
+        }
+        while Instant::now() < self.deadline
+            && let Some(case) = self.queue.pop_front()
+        {
             let result = attempt(scene, &self.desk, &case);
             let fired = self.desk.disarm();
             self.tried += 1;
             if let Err(error) = result {
                 let text = format!("{error:#}\n--- its log ---\n{}", scene.log());
-                println!("FAILED {case}\n    {}\n{text}", self.site(case.site));
+                println!("FAILED {case}\n{text}");
                 self.failures.push((case, text));
                 // The failed case may affect later cases, so they run in a new scene.
                 return Ok(());
             }
-            if !fired {
-                self.unreached.push(case);
-            }
-            println!("{} {case}: {}", if fired { "ok" } else { "not reached" }, self.summary(case.site));
+            self.unreached += u32::from(!fired);
+            println!("{} {case}", if fired { "ok" } else { "not reached" });
         }
         scene.stop(None)
     }
 
-    /// Runs all phases without a fault, to find the call sites: twice, or with `--all` until two
-    /// consecutive rounds find no new site. Some sites are reached only rarely. Sites that are
-    /// reached only after another fault are not found.
-    fn explore(&self, scene: &mut Scene) -> Result<()> {
-        let (mut known, mut same) = (0, 0);
-        for _ in 0..if self.options.all { ROUNDS } else { 2 } {
-            scene.round().and_then(|()| scene.is_whole())?;
-            scene.stop(None)?;
-            ensure!(scene.start(None)?.is_none(), "a start failed without a fault");
-            let seen = self.desk.look(|record| record.seen.len());
-            same = if seen == known { same + 1 } else { 0 };
-            known = seen;
-            if same == 2 {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Queues the cases of all sites that were seen.
-    fn fill_queue(&mut self) {
-        let mut cases = cases::all(&self.desk, self.seed);
-        cases.retain(|case| self.options.wants(case));
-        self.queue = cases.into();
-    }
-
-    fn site(&self, id: Id) -> String {
-        self.desk.look(|record| record.sites[&id].to_string())
-    }
-
-    fn summary(&self, id: Id) -> String {
-        self.desk.look(|record| record.sites[&id].summary())
-    }
-
-    fn list(&self) {
-        self.desk.look(|record| {
-            for ((phase, id), count) in &record.seen {
-                println!("{phase:?} x{count}: {}", record.sites[id]);
-            }
-        });
-    }
-
     fn report(&self) -> Result<()> {
-        let (sites, seen) = self.desk.look(|record| (record.sites.len(), record.seen.len()));
         println!(
-            "inject: {sites} call sites, {seen} by phase; {} cases tried, {} not reached, {} left, {} failed",
+            "inject: {} kinds of calls; {} cases tried, {} not reached, {} left, {} failed",
+            self.desk.look(|record| record.seen.len()),
             self.tried,
-            self.unreached.len(),
+            self.unreached,
             self.queue.len(),
             self.failures.len()
         );
         for (case, _) in &self.failures {
-            println!("failed: cargo xtask inject {case}: {}", self.summary(case.site));
+            println!("failed: cargo xtask inject --case '{case}'");
         }
         ensure!(self.failures.is_empty(), "{} cases failed", self.failures.len());
+        ensure!(!self.only || self.unreached == 0, "the daemon did not make this call");
         Ok(())
     }
 }
 
+/// Runs all phases without a fault, to record the calls.
+fn explore(scene: &mut Scene) -> Result<()> {
+    scene.round().and_then(|()| scene.is_whole())?;
+    scene.stop(None)?;
+    ensure!(scene.start(None)?.is_none(), "a start failed without a fault");
+    Ok(())
+}
+
 /// Makes one call fail, and checks everything afterwards.
 fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
-    match case.phase {
+    match case.kind.phase {
         Phase::Start => {
             scene.stop(None)?;
-            if scene.start(Some(case.fault()))?.is_none() {
+            if scene.start(Some(case.clone()))?.is_none() {
                 // The daemon may end because of the fault even after it answers.
                 let result = scene.is_whole();
                 if scene.reap()?.is_none() {
@@ -259,7 +175,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
             ensure!(again.is_none(), "the next start, without a fault, fails: {again:?}");
         }
         Phase::Run => {
-            desk.arm(case.fault());
+            desk.arm(case.clone());
             let result = scene.round();
             if scene.reap()?.is_some() {
                 let again = scene.start(None)?;
@@ -269,7 +185,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
             }
         }
         Phase::Stop => {
-            scene.stop(Some(case.fault()))?;
+            scene.stop(Some(case.clone()))?;
             let again = scene.start(None)?;
             ensure!(again.is_none(), "the next start, without a fault, fails: {again:?}");
         }

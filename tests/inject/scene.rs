@@ -17,8 +17,9 @@ use stage::fixture::{SERVICE, endpoints};
 use stage::sys::{link_ids, remove_link};
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, patience, replace, within};
 
+use crate::cases::Case;
 use crate::filter;
-use crate::supervisor::{Desk, Fault, Phase};
+use crate::supervisor::{Desk, Phase};
 
 /// The port for metrics, in the stage's own network.
 const METRICS: &str = "127.0.0.1:9500";
@@ -95,7 +96,7 @@ impl Scene {
     ///
     /// # Errors
     /// If the daemon neither answers nor ends with a message.
-    pub fn start(&mut self, fault: Option<Fault>) -> Result<Option<String>> {
+    pub fn start(&mut self, fault: Option<Case>) -> Result<Option<String>> {
         self.setup.run(&["detach", "batch"]);
         self.configure(true);
         self.starts += 1;
@@ -157,7 +158,7 @@ impl Scene {
     ///
     /// # Errors
     /// If the daemon does not end, or ends with another exit code than 0.
-    pub fn stop(&mut self, fault: Option<Fault>) -> Result<()> {
+    pub fn stop(&mut self, fault: Option<Case>) -> Result<()> {
         let mut daemon = self.daemon.take().context("a daemon runs")?;
         self.desk.enter(Phase::Stop);
         if let Some(fault) = fault {

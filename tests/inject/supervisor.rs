@@ -1,16 +1,16 @@
 //! Answers the notifications of the filter: lets each call of a supervised process continue and
-//! records its site, or makes one call fail with an error.
+//! records it, or makes one call fail with an error.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::site::{Id, Site};
-use crate::stack::Stacks;
-use crate::symbols::Library;
+use crate::cases::{Case, Kind};
+use crate::filter;
 
 /// The phase of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,29 +23,20 @@ pub enum Phase {
     Stop,
 }
 
-/// The call to fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
-    pub site: Id,
-    pub errno: i32,
-    /// The number of calls from the site that succeed before the fault.
-    pub skip: u32,
-}
-
 /// The record of all supervised processes.
 #[derive(Default)]
 pub struct Record {
-    /// Number of calls, keyed by phase and site.
-    pub seen: BTreeMap<(Phase, Id), u32>,
-    pub sites: BTreeMap<Id, Site>,
+    /// Number of calls, keyed by kind.
+    pub seen: BTreeMap<Kind, u32>,
     /// The current phase of the process.
     phase: Option<Phase>,
-    armed: Option<Fault>,
+    /// The call to fail. Its `skip` decreases with each call that succeeds.
+    armed: Option<Case>,
 }
 
 /// The record, shared with the threads that answer.
 #[derive(Clone, Default)]
-pub struct Desk(Arc<Mutex<Record>>, Arc<Mutex<Library>>);
+pub struct Desk(Arc<Mutex<Record>>);
 
 impl Desk {
     pub fn look<T>(&self, look: impl FnOnce(&mut Record) -> T) -> T {
@@ -58,8 +49,8 @@ impl Desk {
     }
 
     /// Makes a call fail, once.
-    pub fn arm(&self, fault: Fault) {
-        self.look(|record| record.armed = Some(fault));
+    pub fn arm(&self, case: Case) {
+        self.look(|record| record.armed = Some(case));
     }
 
     /// Lets all calls succeed from now on; returns whether the armed call has failed.
@@ -71,37 +62,49 @@ impl Desk {
     pub fn supervise(&self, pid: u32, listener: OwnedFd) -> JoinHandle<()> {
         let desk = self.clone();
         std::thread::spawn(move || {
-            let mut stacks = Stacks::of(pid);
+            let mut has_begun = false;
             // The loop ends when the last thread of the process has ended.
             while let Some(notification) = receive(&listener) {
-                let site = desk.site(&mut stacks, &notification);
-                let errno = site.and_then(|site| desk.look(|record| record.judge(site)));
+                has_begun = has_begun || is_program(pid, notification.data.instruction_pointer);
+                let errno = if has_begun { desk.judge(&notification) } else { None };
                 answer(&listener, notification.id, errno);
             }
         })
     }
 
-    fn site(&self, stacks: &mut Stacks, notification: &libc::seccomp_notif) -> Option<Site> {
-        let library = &mut self.1.lock().expect("no thread panics while it holds the lock");
-        let frames = stacks.walk(notification.pid, library)?;
-        Site::of(notification.data.nr, notification.data.args[0], &frames)
+    /// The error for this call, if it is the call to fail.
+    fn judge(&self, notification: &libc::seccomp_notif) -> Option<i32> {
+        // The thread may have been killed after its notification.
+        let thread = fs::read_to_string(format!("/proc/{}/comm", notification.pid)).ok()?;
+        let call = filter::call(notification.data.nr, notification.data.args[0]);
+        self.look(|record| record.judge(thread.trim_end().replace('/', "_"), call))
     }
 }
 
 impl Record {
-    /// The error for this call, if it is the call to fail.
-    fn judge(&mut self, site: Site) -> Option<i32> {
-        let id = site.id();
+    fn judge(&mut self, thread: String, call: String) -> Option<i32> {
         let phase = self.phase.expect("a phase is entered before a process starts");
-        *self.seen.entry((phase, id)).or_default() += 1;
-        self.sites.entry(id).or_insert(site);
-        let armed = self.armed.as_mut().filter(|armed| armed.site == id)?;
-        if armed.skip > 0 {
-            armed.skip -= 1;
-            return None;
-        }
-        self.armed.take().map(|fault| fault.errno)
+        let kind = Kind { phase, thread, call };
+        let armed = self.armed.take_if(|armed| {
+            let is_next = armed.kind == kind && armed.skip == 0;
+            armed.skip -= u32::from(armed.kind == kind && !is_next);
+            is_next
+        });
+        *self.seen.entry(kind).or_default() += 1;
+        armed.map(|armed| armed.errno)
     }
+}
+
+/// Whether the code at an address of a process is not that of the dynamic loader. The loader exits
+/// by its own rules when one of its calls fails.
+fn is_program(pid: u32, address: u64) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    !maps.lines().any(|line| {
+        let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
+        line.contains("/ld-linux")
+            && range.is_some_and(|(begin, end)| (number(begin)..number(end)).contains(&address))
+    })
 }
 
 /// `SECCOMP_IOCTL_NOTIF_RECV` and `SECCOMP_IOCTL_NOTIF_SEND`, `linux/seccomp.h`.

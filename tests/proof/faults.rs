@@ -1,5 +1,5 @@
 //! Makes a sample of the daemon's system calls fail, one after the other. `cargo xtask inject
-//! --all` makes all of them fail.
+//! --seconds 3600` makes more of them fail.
 
 use std::process::Command;
 

@@ -8,8 +8,8 @@ use crate::command::{cargo, run as run_command};
 /// `cargo xtask inject`
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Arguments of the fault injection: `--all`, `--seconds N --seed N`, `--list`, or the
-    /// arguments that a failed case has printed
+    /// Arguments of the fault injection: `--seconds N --seed N`, or `--case` with the case that a
+    /// failure has printed
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }

@@ -96,7 +96,7 @@ enum Command {
     /// over the records
     Soak(soak::Options),
     /// Under load, let one call of the daemon that needs a resource or a privilege fail in each
-    /// case; `--all` takes three hours
+    /// case
     Inject(inject::Options),
     /// Run a fuzzer, guided by coverage, on all readers of external text
     Fuzz(fuzz::Options),

@@ -31,7 +31,7 @@ const SECTIONS: [(&str, usize); 16] = [
     ("aperture_edges", 12),
     ("balance_weights", 2),
     ("aperture_shares", 5),
-    // The planner computes these numbers, and its tests check them.
+    // The planner computes the values of the following sections, and its tests check them.
     ("adjusted_utilization", 3),
     ("apportion_interleave", 6),
     ("static_stride", 5),

@@ -9,14 +9,12 @@ use std::collections::BTreeMap;
 const GLOSSARY: &str = "docs/reference/glossary.md";
 
 /// Synonyms that are permitted below a path, because they mean something else there.
-const EXCEPT: [(&str, &str); 5] = [
+const EXCEPT: [(&str, &str); 4] = [
     // "Sweep" (over parameters) is a technical term, which the planner uses.
     ("sweep", "crates/lb-sim"),
     ("sweep", "tests/bench/decisions"),
     // The planner draws figures.
     ("draws", "crates/lb-sim"),
-    // Fault injection walks a stack by its unwinding tables.
-    ("walk", "tests/inject"),
     // This file contains a list of synonyms.
     ("", "xtask/src/tidy/words.rs"),
 ];
