@@ -165,3 +165,57 @@ impl OpenConnections {
         idle.min_by_key(|(idleness, _)| *idleness).map(|(_, id)| id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    use rustix::io::Errno;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Returns the results one after the other, then waits forever.
+    struct Scripted {
+        results: Mutex<VecDeque<io::Result<DuplexStream>>>,
+        /// When a connection was requested, in milliseconds.
+        requests: Arc<Mutex<Vec<u128>>>,
+        start: Instant,
+    }
+
+    impl StreamListener for Scripted {
+        type Stream = DuplexStream;
+
+        async fn next(&self) -> io::Result<DuplexStream> {
+            self.requests.lock().unwrap().push(self.start.elapsed().as_millis());
+            let next = self.results.lock().unwrap().pop_front();
+            match next {
+                Some(result) => result,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_accept_is_retried_after_a_growing_pause() {
+        let (mut client, server) = duplex(1024);
+        let errors = [Errno::MFILE, Errno::CONNABORTED, Errno::MFILE, Errno::NOMEM];
+        let errors = errors.map(|errno| Err(errno.into()));
+        let requests = Arc::default();
+        let listener = Scripted {
+            results: Mutex::new(errors.into_iter().chain([Ok(server)]).collect()),
+            requests: Arc::clone(&requests),
+            start: Instant::now(),
+        };
+        let server = tokio::spawn(serve(listener, Router::new(), 1));
+        client.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+        server.abort();
+        // After 10 ms, at once (the error concerned one connection), after 20 ms and after 40 ms.
+        assert_eq!(requests.lock().unwrap()[..5], [0, 10, 10, 30, 70]);
+    }
+}

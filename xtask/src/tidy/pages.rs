@@ -2,6 +2,7 @@
 //! newcomers read first must be short.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 /// The pages that newcomers read first, with their maximum numbers of lines.
@@ -15,6 +16,9 @@ const OF_STD: [&str; 2] = ["Duration", "Instant"];
 
 /// A function name with at least this many words counts as the name of a test.
 const WORDS_OF_A_TEST: usize = 5;
+
+/// The page whose tables have the test of each claim in the last column.
+const CLAIMS: &str = "docs/design/failure-modes.md";
 
 /// Checks a page, or a source file that names pages.
 pub fn file(
@@ -36,9 +40,14 @@ pub fn file(
         for target in links(line).filter(|target| !root.join(folder).join(target).exists()) {
             fault(format!("the target of the link {target} does not exist"));
         }
-        for test in tests(line) {
-            let function = format!("fn {test}(");
-            if !sources.values().any(|source| source.contains(&function)) {
+        let last_cell =
+            line.strip_suffix('|').and_then(|row| row.rsplit_once('|')).map(|(_, cell)| cell.trim());
+        let claims = last_cell.filter(|_| name == CLAIMS);
+        if claims == Some("") {
+            fault("the claim has no test".to_owned());
+        }
+        for test in tests(line, claims.unwrap_or("")) {
+            if !sources.iter().any(|(file, source)| test.is_in(file, source)) {
                 fault(format!("there is no test {test}"));
             }
         }
@@ -88,12 +97,51 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The tests that a line names, as in `` `endpoints::a_file_that_is_cut_changes_nothing` ``.
-fn tests(line: &str) -> impl Iterator<Item = &str> {
-    line.split('`').skip(1).step_by(2).filter_map(|quoted| {
-        let (_, test) = quoted.rsplit_once("::")?;
-        let is_name = test.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-        (is_name && test.split('_').count() >= WORDS_OF_A_TEST).then_some(test)
+/// The name of a test, or of all unit tests of a module.
+#[derive(Debug, PartialEq, Eq)]
+struct Test<'a> {
+    module: Option<&'a str>,
+    name: &'a str,
+}
+
+impl Test<'_> {
+    /// Whether a file, which has the module's name, has the test.
+    fn is_in(&self, file: &str, source: &str) -> bool {
+        let is_of_module = |module| file.trim_end_matches(".rs").split('/').any(|part| part == module);
+        let is_test = |before: &str| {
+            let attributes = before.rsplit(['}', ';']).next().unwrap_or("");
+            attributes.contains("#[test]") || attributes.contains("::test")
+        };
+        self.module.is_none_or(is_of_module)
+            && match self.name {
+                "tests" => file.ends_with("/tests.rs") || source.contains("#[test]"),
+                name => {
+                    source.match_indices(&format!("fn {name}(")).any(|(begin, _)| is_test(&source[..begin]))
+                }
+            }
+    }
+}
+
+impl fmt::Display for Test<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { module, name } = self;
+        module.map_or(Ok(()), |module| write!(f, "{module}::"))?;
+        f.write_str(name)
+    }
+}
+
+/// The tests that a line names, as in `` `endpoints::a_file_that_is_cut_changes_nothing` ``. In
+/// `claims` the name of the module may be missing.
+fn tests<'a>(line: &'a str, claims: &'a str) -> impl Iterator<Item = Test<'a>> {
+    let quoted = |text: &'a str| text.split('`').skip(1).step_by(2);
+    let of_module = quoted(line).filter_map(|quoted| {
+        let (path, name) = quoted.rsplit_once("::")?;
+        Some(Test { module: path.rsplit([' ', ':']).next(), name })
+    });
+    let bare = quoted(claims).filter(|quoted| !quoted.contains("::")).map(|name| Test { module: None, name });
+    of_module.chain(bare).filter(|Test { name, .. }| {
+        let is_name = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        is_name && (name.split('_').count() >= WORDS_OF_A_TEST || *name == "tests")
     })
 }
 
@@ -132,20 +180,35 @@ mod tests {
         let line = format!("see {page}., /share/{page}, ../{page}");
         assert_eq!(pages(&line).collect::<Vec<_>>(), [page]);
         let line = "| `stage::a_b`, `local udp::r2_a_b_c_d`, `x::one_two_three_four_five` and `abi::map` | a::b_c_d_e_f_g |";
-        assert_eq!(tests(line).collect::<Vec<_>>(), ["r2_a_b_c_d", "one_two_three_four_five"]);
+        let named = |line, claims| tests(line, claims).map(|test| test.to_string()).collect::<Vec<_>>();
+        assert_eq!(named(line, ""), ["udp::r2_a_b_c_d", "x::one_two_three_four_five"]);
+        assert_eq!(named("", "`a_b_c_d_e` in `lb-user`, `f::tests`"), ["a_b_c_d_e"]);
     }
 
     #[test]
     fn missing_targets_are_reported_with_their_line() {
-        let sources = BTreeMap::from([("a.rs".to_owned(), "fn a_test_that_is_really_there() {}".to_owned())]);
-        let text = "`m::a_test_that_is_really_there`\n`m::a_test_that_is_not_there`\n[a](no/such/page.md)\n";
+        let source = "fn a_test_that_is_not_there() {}\n#[test]\nfn a_test_that_is_really_there() {}";
+        let sources = BTreeMap::from([("a/m.rs".to_owned(), source.to_owned())]);
+        let text = "`m::a_test_that_is_really_there`\n`m::a_test_that_is_not_there`\n[a](no/such/page.md)\n\
+                    `n::a_test_that_is_really_there`\n";
         let mut faults = Vec::new();
         file(Path::new("/"), "page.md", text, &sources, &mut faults);
         let expected = [
-            "page.md:2: there is no test a_test_that_is_not_there",
+            "page.md:2: there is no test m::a_test_that_is_not_there",
             "page.md:3: the target of the link no/such/page.md does not exist",
+            "page.md:4: there is no test n::a_test_that_is_really_there",
         ];
         assert_eq!(faults, expected);
+        faults.clear();
+        let text =
+            "| a | `a_test_that_is_not_there` in `m` |\n| b | |\n| c | `m::tests` |\n| d | `n::tests` |";
+        file(Path::new("/"), CLAIMS, text, &sources, &mut faults);
+        let expected = [
+            "1: there is no test a_test_that_is_not_there",
+            "2: the claim has no test",
+            "4: there is no test n::tests",
+        ];
+        assert_eq!(faults, expected.map(|fault| format!("{CLAIMS}:{fault}")));
         faults.clear();
         let sources = "pub enum Work {\n    Load(u8),\n}\nfn of() {}";
         let sources = BTreeMap::from([("a.rs".to_owned(), sources.to_owned())]);
