@@ -51,8 +51,8 @@ pub const CALLS: [(i64, &str); 29] = [
     (libc::SYS_fcntl, "fcntl"),
 ];
 
-/// The name of a call that the filter stops; for bpf(2), with the command (`enum bpf_cmd`), which is
-/// the first argument.
+/// The name of a call that the filter stops; for bpf(2), with the command (`enum bpf_cmd`), which
+/// is the first argument.
 pub fn call(number: i32, first: u64) -> String {
     let name =
         CALLS.iter().find(|(known, _)| *known == i64::from(number)).map_or("another call", |(_, name)| name);

@@ -2,8 +2,8 @@
 //! one call in each case, while clients connect without pause. No link may be lost, no connect may
 //! fail, and no count may stay wrong. The daemon must recover by itself.
 //!
-//! A call is identified by the phase of the daemon, the name of the thread, the call, and its number
-//! among these calls. A failing case is printed with the argument that reproduces it.
+//! A call is identified by the phase of the daemon, the name of the thread, the call, and its
+//! number among these calls. A failing case is printed with the argument that reproduces it.
 
 mod filter;
 

@@ -155,7 +155,10 @@ fn flatten(stream: TokenStream, renames: &BTreeMap<String, String>, names: &mut 
                 continue;
             }
             TokenTree::Punct(punct) if punct.as_char() == ',' => continue,
-            TokenTree::Ident(ident) if ident == "use" => {
+            // Not the bounds of a type, as in `impl Iterator + use<>`.
+            TokenTree::Ident(ident)
+                if ident == "use" && trees.peek().is_some_and(|next| next.to_string() != "<") =>
+            {
                 while trees.next_if(|tree| tree.to_string() != ";").is_some() {}
                 trees.next();
                 continue;
@@ -217,14 +220,18 @@ fn instructions(base: &str, name: &str) -> Result<Vec<String>> {
     instructions
 }
 
-/// The instructions of an object, without addresses and names of functions.
+/// The instructions of an object, with the maps that they refer to, without addresses and names of
+/// functions.
 fn disassembly(object: &Path) -> Result<Vec<String>> {
     let text = output(
         Command::new(Path::new(toolchain::LLVM).join("bin/llvm-objdump"))
-            .args(["--disassemble", "--no-show-raw-insn"])
+            .args(["--disassemble", "--reloc", "--no-show-raw-insn"])
             .arg(object),
     )?;
-    let lines = text.lines().filter_map(|line| line.split_once(":\t").map(|(_, instruction)| instruction));
+    let lines = text.lines().filter_map(|line| {
+        let (_, instruction) = line.split_once(":\t").or_else(|| line.split_once("R_BPF_64_64"))?;
+        Some(instruction)
+    });
     Ok(lines.map(|line| line.split('<').next().unwrap_or("").trim().to_owned()).collect())
 }
 
@@ -248,6 +255,7 @@ mod tests {
             ("1 => f", "2 => f", ""),
             ("reported(1)", "reported(1, 2)", ""),
             ("#[test]", "#[inline]", ""),
+            ("use c;", "fn c() -> impl A + use<> { d() }", ""),
         ] {
             let other = new.replace(changed, old);
             let difference = first_difference(
