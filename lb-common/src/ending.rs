@@ -250,11 +250,11 @@ impl End {
     /// only one byte is indistinguishable from a backend that only closes.)
     #[inline(always)]
     fn sent_nothing(self) -> u32 {
-        let spoke_first = self.flag(Self::CLOSED_BY_PEER);
+        let closed_by_peer = self.flag(Self::CLOSED_BY_PEER);
         let has_sent = is_below(self.bytes_sent, 2) ^ 1;
         self.was_established()
             & is_below(self.bytes_received, 2)
-            & (has_sent | spoke_first)
+            & (has_sent | closed_by_peer)
             & self.is_one_of(IN_ORDER)
     }
 

@@ -11,7 +11,7 @@ pub mod finding;
 
 pub mod keys;
 
-pub mod speaker;
+pub mod announcer;
 
 mod host;
 

@@ -399,7 +399,7 @@ fn a_kill_of_the_daemon_reopens_nothing_and_closes_nothing_more() {
 }
 
 #[test]
-fn a_request_that_cannot_be_met_says_why_and_closes_nothing() {
+fn a_request_that_cannot_be_met_reports_the_reason_and_closes_nothing() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     for _ in 0..3 {

@@ -166,7 +166,7 @@ fn deregister(n: u16) {
 const ALL: [&str; 3] = ["b1", "b2", "b3"];
 
 #[test]
-fn no_connect_fails_while_consul_is_killed_and_it_is_queried_again_when_status_says() {
+fn no_connect_fails_while_consul_is_killed_and_it_is_queried_again_at_the_time_in_status() {
     let Some(mut scene) = Scene::new("") else { return };
     scene.client.start_dialling();
     // The test kills the server and immediately starts it again.

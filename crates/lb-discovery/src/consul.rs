@@ -68,13 +68,13 @@ impl Consul {
     /// Queries once.
     pub async fn query(&mut self) -> Queried {
         match http::connect(self.origin.settings.address).await {
-            Ok(stream) => self.ask_over(Box::new(stream)).await,
+            Ok(stream) => self.query_over(Box::new(stream)).await,
             Err(failure) => self.failed(failure),
         }
     }
 
     /// Queries once over `stream`, on which no TLS handshake has happened yet.
-    async fn ask_over(&mut self, stream: Box<dyn Stream>) -> Queried {
+    async fn query_over(&mut self, stream: Box<dyn Stream>) -> Queried {
         match self.question(stream).await {
             Ok(finding) => self.answered(finding),
             Err(failure) => self.failed(failure),
@@ -83,7 +83,7 @@ impl Consul {
 
     fn answered(&mut self, mut finding: Finding) -> Queried {
         let mut again = Again::AtOnce;
-        if says_the_same(self.last.as_ref(), &finding) {
+        if is_equal(self.last.as_ref(), &finding) {
             again = Again::After(PAUSE_AFTER_EQUAL);
             // An equal list retains the version of the previous list, so that both findings are
             // equal.
@@ -167,7 +167,7 @@ impl Consul {
 
 /// Whether two findings are equal. Lists are equal if their texts and notes are equal, even if
 /// their versions differ.
-fn says_the_same(last: Option<&Finding>, new: &Finding) -> bool {
+fn is_equal(last: Option<&Finding>, new: &Finding) -> bool {
     match (last, new) {
         (Some(Finding::List(last)), Finding::List(new)) => last.text == new.text && last.notes == new.notes,
         (last, new) => last == Some(new),

@@ -59,7 +59,7 @@ pub struct Dns {
 /// The addresses of a target, from the last answer that contained any.
 struct Known {
     addresses: BTreeSet<IpAddr>,
-    learnt: Instant,
+    resolved: Instant,
     ttl: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Known {
     /// tenth before the end of their TTL. Therefore the addresses are requested again after three
     /// quarters of the addresses' TTL.
     fn is_fresh(&self, now: Instant) -> bool {
-        now < self.learnt + self.ttl * 3 / 4
+        now < self.resolved + self.ttl * 3 / 4
     }
 }
 
@@ -117,11 +117,11 @@ impl Dns {
         self.known.retain(|target, _| used.targets.contains(target));
         for (target, addresses) in used.added(&records, self.is_ipv6) {
             let ttl = records.additional[&target].ttl;
-            self.learn(target, addresses, ttl, now);
+            self.store(target, addresses, ttl, now);
         }
         let is_due = |target: &&String| self.known.get(*target).is_none_or(|known| !known.is_fresh(now));
         let due = used.targets.iter().filter(is_due).cloned().collect();
-        let missing = self.ask_for(due, now).await;
+        let missing = self.resolve_all(due, now).await;
 
         let lost: Vec<&Failure> =
             missing
@@ -136,7 +136,7 @@ impl Dns {
         if let Some(failure) = lost.first().filter(|_| lost.len() >= self.known.len()) {
             return Err((*failure).clone());
         }
-        let left = |known: &Known| (known.learnt + known.ttl).saturating_duration_since(now);
+        let left = |known: &Known| (known.resolved + known.ttl).saturating_duration_since(now);
         let shortest = self.known.values().map(left).chain([records.ttl]).min().unwrap_or_default();
         let ttl = if missing.is_empty() { shortest } else { Duration::ZERO };
         let known = self.known.iter().map(|(target, known)| (target.as_str(), &known.addresses)).collect();
@@ -145,7 +145,7 @@ impl Dns {
 
     /// Requests the addresses of targets, at most [`IN_FLIGHT`] at a time, so that queries for
     /// other names need not wait for all of them. Returns the targets without addresses.
-    async fn ask_for(
+    async fn resolve_all(
         &mut self,
         targets: BTreeSet<String>,
         now: Instant,
@@ -169,7 +169,7 @@ impl Dns {
             match result {
                 Ok((target, Ok(Lookup::Records(records)))) => {
                     missing.remove(&target);
-                    self.learn(target, records.records.into_iter().collect(), records.ttl, now);
+                    self.store(target, records.records.into_iter().collect(), records.ttl, now);
                 }
                 Ok((target, Ok(Lookup::Empty { why }))) => {
                     missing.insert(target, UnresolvedTarget::Empty(why));
@@ -183,9 +183,9 @@ impl Dns {
         }
     }
 
-    fn learn(&mut self, target: String, addresses: BTreeSet<IpAddr>, ttl: Duration, learnt: Instant) {
+    fn store(&mut self, target: String, addresses: BTreeSet<IpAddr>, ttl: Duration, resolved: Instant) {
         let ttl = clamp(ttl, &self.origin.settings);
-        self.known.insert(target, Known { addresses, learnt, ttl });
+        self.known.insert(target, Known { addresses, resolved, ttl });
     }
 }
 

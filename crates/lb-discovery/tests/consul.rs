@@ -308,7 +308,7 @@ async fn a_server_that_stops_for_a_while_is_followed() {
 }
 
 #[tokio::test]
-async fn an_unknown_service_is_asked_for_at_most_once_a_second() {
+async fn an_unknown_service_is_queried_at_most_once_a_second() {
     let Some(program) = consul() else { return };
     let agent = Agent::start(program, &[]).await;
     let began = Instant::now();

@@ -6,8 +6,8 @@ use anyhow::Result;
 use stage::router::Router;
 use stage::{Setup, eventually};
 
+use crate::lame_duck::announcer::Announcer;
 use crate::lame_duck::keys::ServiceKey;
-use crate::lame_duck::speaker::Speaker;
 
 /// The agent's address, at the far end of the link.
 const AGENT: &str = "10.77.0.2:9465";
@@ -17,7 +17,7 @@ pub struct Reports {
     endpoints: &'static str,
     backends: usize,
     key: ServiceKey,
-    _speaker: Speaker,
+    _announcer: Announcer,
     _router: Router,
 }
 
@@ -32,8 +32,8 @@ impl Reports {
         setup.write(endpoints, &stage::fixture::endpoints(&list));
         let router = Router::new();
         let keys = backends.iter().map(|backend| (*backend, key.of_backend(*backend)));
-        let speaker = router.within(|| Speaker::start(AGENT.parse()?, key.id, keys))?;
-        Ok(Self { endpoints, backends: backends.len(), key, _speaker: speaker, _router: router })
+        let announcer = router.within(|| Announcer::start(AGENT.parse()?, key.id, keys))?;
+        Ok(Self { endpoints, backends: backends.len(), key, _announcer: announcer, _router: router })
     }
 
     /// Returns parts of a configuration: the list of a service, further lines for the service, and
@@ -56,12 +56,12 @@ impl Reports {
 
 /// Waits until the kernel has received a report of every backend.
 pub fn wait(setup: &Setup) {
-    let heard = || {
+    let have_reported = || {
         let status = setup.status();
         let services = status.clients.iter().flat_map(|client| &client.services);
         let mut backends = services.flat_map(|service| &service.backends);
         let native = status.interfaces.iter().any(|one| one.mode == "native");
         native && backends.all(|backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready"))
     };
-    eventually("all backends have reported", heard, |heard| *heard);
+    eventually("all backends have reported", have_reported, |have_reported| *have_reported);
 }

@@ -80,7 +80,7 @@ impl Work {
 }
 
 /// The number of connections for requests and responses.
-const KEPT: usize = 8;
+const OPEN_CONNECTIONS: usize = 8;
 /// The content of a request, and of a response.
 const MESSAGE: [u8; 64] = [7; 64];
 /// The number of polls after which an answer is considered lost. So many polls take about ten
@@ -218,7 +218,7 @@ impl<A: Iterator<Item = SocketAddr>> Worker<A> {
     }
 
     fn echo(&mut self) -> Result<Duration> {
-        self.keep(KEPT)?;
+        self.keep(OPEN_CONNECTIONS)?;
         self.kept.rotate_left(1);
         let socket = self.kept.front().context("there is no connection")?;
         let mut answer = [0; MESSAGE.len()];

@@ -101,7 +101,7 @@ impl Caller {
     }
 
     /// Starts calls, but does not wait for the results.
-    pub fn tell(&mut self, calls: Calls) {
+    pub fn begin(&mut self, calls: Calls) {
         self.0.send(&calls);
     }
 

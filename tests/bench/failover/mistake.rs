@@ -29,7 +29,7 @@ const FAST: u32 = 12_000;
 /// Connects per second in a case in which many connects wait for their timeouts.
 const SLOWLY: u32 = 2_000;
 /// The number of connections in the pool.
-const KEPT: u32 = 500;
+const POOL_SIZE: u32 = 500;
 /// The minimum time for which the pool is maintained.
 const POOL: Duration = Duration::from_secs(50);
 
@@ -83,7 +83,7 @@ const TROUBLES: [Trouble; 3] = [
     Trouble {
         name: "a pool of connections that are reset after 5 s",
         port: RESETS_LATER,
-        calls: |service, _| Calls::Pool { service, kept: KEPT, within: POOL },
+        calls: |service, _| Calls::Pool { service, kept: POOL_SIZE, within: POOL },
         most_ejections: 0,
     },
     Trouble {
@@ -130,7 +130,7 @@ fn meet(stage: &Stage, trouble: &Trouble, policy: Policy, connects: u64) -> Resu
     let place = Place::start(stage, "mistakes", &[Wanted { policy, ejects: true, backends }], true)?;
     let client: &Client = &place.clients[0];
     let mut caller = client.caller()?;
-    caller.tell((trouble.calls)(client.service, connects));
+    caller.begin((trouble.calls)(client.service, connects));
     let made = caller.made();
     let service = client.of(&place.status())?;
     let sum = |of: fn(&lb_view::backend::BackendStatus) -> u64| service.backends.iter().map(of).sum::<u64>();

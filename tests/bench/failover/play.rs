@@ -128,7 +128,7 @@ fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cel
     for &number in &judged {
         let connects = FOR_SHARES * u64::try_from(cells[number].fleet.of)?;
         let (service, apart, within) = (place.clients[number].service, Duration::ZERO, SHARES_WITHIN);
-        callers[number].tell(Calls::InTurn { service, connects, apart, within });
+        callers[number].begin(Calls::InTurn { service, connects, apart, within });
     }
     for &number in &judged {
         callers[number].made();
@@ -150,14 +150,14 @@ fn call(cells: &[Cell], place: &Place, callers: &mut [Caller]) -> Result<Vec<Mad
     let mut made = vec![Made::default(); cells.len()];
     for &number in &in_turn {
         let (service, apart, within) = (place.clients[number].service, APART, IN_TURN_WITHIN);
-        callers[number].tell(Calls::InTurn { service, connects: IN_TURN, apart, within });
+        callers[number].begin(Calls::InTurn { service, connects: IN_TURN, apart, within });
     }
     for &number in &in_turn {
         made[number] = callers[number].made();
     }
     for &number in &fifty {
         let (service, threads, within) = (place.clients[number].service, FIFTY, AT_ONCE_WITHIN);
-        callers[number].tell(Calls::AtOnce { service, connects: AT_ONCE, threads, within });
+        callers[number].begin(Calls::AtOnce { service, connects: AT_ONCE, threads, within });
         made[number] = callers[number].made();
     }
     Ok(made)

@@ -120,7 +120,7 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     // lasted.
     let within = BEFORE + outage + (outage * 3 / 2).max(BASE) + Duration::from_secs(6);
     for Dialled { client, caller, .. } in &mut dialled {
-        caller.tell(Calls::InTurn { service: client.service, connects: u64::MAX, apart: APART, within });
+        caller.begin(Calls::InTurn { service: client.service, connects: u64::MAX, apart: APART, within });
     }
     pause(BEFORE);
     drop(before);
@@ -174,7 +174,7 @@ fn shares(dialled: &mut [Dialled<'_>]) -> Result<Vec<f64>> {
     let before = dialled.iter().map(count).collect::<Result<Vec<_>>>()?;
     for Dialled { client, caller, .. } in dialled.iter_mut() {
         let (service, within) = (client.service, Duration::from_secs(30));
-        caller.tell(Calls::InTurn { service, connects: FOR_SHARES, apart: Duration::ZERO, within });
+        caller.begin(Calls::InTurn { service, connects: FOR_SHARES, apart: Duration::ZERO, within });
     }
     let made: Vec<Made> = dialled.iter_mut().map(|dialled| dialled.caller.made()).collect();
     let after = dialled.iter().map(count).collect::<Result<Vec<_>>>()?;

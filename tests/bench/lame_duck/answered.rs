@@ -31,22 +31,22 @@ const LOST: Duration = Duration::from_secs(5);
 struct Arm {
     name: &'static str,
     agent: &'static str,
-    asker: &'static str,
+    client: &'static str,
     xdp: Option<&'static str>,
     mode: &'static str,
 }
 
 const ARMS: [Arm; 4] = [
-    Arm { name: "socket, loopback", agent: "127.0.0.1", asker: "127.0.0.1", xdp: None, mode: "" },
+    Arm { name: "socket, loopback", agent: "127.0.0.1", client: "127.0.0.1", xdp: None, mode: "" },
     Arm {
         name: "kernel, loopback",
         agent: "127.0.0.1",
-        asker: "127.0.0.1",
+        client: "127.0.0.1",
         xdp: Some("lo"),
         mode: "generic",
     },
-    Arm { name: "socket, veth", agent: "10.77.0.2", asker: "10.77.0.1", xdp: None, mode: "" },
-    Arm { name: "kernel, veth", agent: "10.77.0.2", asker: "10.77.0.1", xdp: Some("far"), mode: "native" },
+    Arm { name: "socket, veth", agent: "10.77.0.2", client: "10.77.0.1", xdp: None, mode: "" },
+    Arm { name: "kernel, veth", agent: "10.77.0.2", client: "10.77.0.1", xdp: Some("far"), mode: "native" },
 ];
 
 /// Measures the arms, one after the other.
@@ -74,14 +74,14 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
         file.display()
     );
     setup.write("agent.toml", &text);
-    let agent = if arm.agent == arm.asker {
+    let agent = if arm.agent == arm.client {
         Agent::start_again(&setup)
     } else {
         Agent::start_with(&setup, |command| router.place(command))
     };
     let mode = || agent.status()["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned();
     eventually("the agent answers", mode, |mode| mode == arm.mode);
-    let socket = UdpSocket::bind((arm.asker, 0))?;
+    let socket = UdpSocket::bind((arm.client, 0))?;
     socket.connect(at)?;
     socket.set_read_timeout(Some(LOST))?;
     let (key, id) = (service.of_backend(backend), service.id);
@@ -100,7 +100,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
 }
 
 fn measure(socket: &UdpSocket, backend: SocketAddr, key: Key, id: u16) -> Result<Times> {
-    let ask_all = || {
+    let query_all = || {
         pause::without_slack()?;
         pause::before_all_others()?;
         let mut times = Vec::new();
@@ -126,5 +126,5 @@ fn measure(socket: &UdpSocket, backend: SocketAddr, key: Key, id: u16) -> Result
         Ok(Times::new(times))
     };
     // The measurement has a separate thread, because the priority ends with the thread.
-    std::thread::scope(|scope| scope.spawn(ask_all).join().expect("the measurement does not panic"))
+    std::thread::scope(|scope| scope.spawn(query_all).join().expect("the measurement does not panic"))
 }

@@ -24,11 +24,11 @@ use stage::router::Router;
 use stage::sys::{self, Action};
 use stage::{Setup, Stage, eventually};
 
+use super::announcer::{Announcer, Report};
 use super::finding::Finding;
 use super::host::{Host, Wanted, metric};
 use super::keys::ServiceKey;
 use super::load::{Load, now_ns};
-use super::speaker::{Report, Speaker};
 use super::verdicts::{Verdicts, registered};
 use crate::pause;
 use crate::statistics::median;
@@ -94,7 +94,7 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
         (1..=3).map(|number| format!("{NEAR}:{}", 8000 + number).parse()).collect::<Result<_, _>>()?;
     let applications = backends.iter().map(application).collect::<Result<Vec<_>>>()?;
     let key = ServiceKey::make(&Setup::new(stage, "flood"))?;
-    let speaker = Speaker::start(
+    let announcer = Announcer::start(
         format!("{NEAR}:9465").parse()?,
         key.id,
         backends.iter().map(|backend| (*backend, key.of_backend(*backend))),
@@ -116,9 +116,9 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
     // There are three datagrams: a replay of an old push that made a backend a lame duck, a forged
     // report, and a report of a backend from which no reports are requested.
     let report = |readiness, counter| Report { readiness, counter };
-    let captured = speaker.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
+    let captured = announcer.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
     eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
-    speaker.push(backends[0], report(Readiness::Ready, 6), || {})?;
+    announcer.push(backends[0], report(Readiness::Ready, 6), || {})?;
     eventually("the backend is ready again", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
     let (id, secret) = (key.id, key.of_backend(backends[1]));
     let forged = report(Readiness::LameDuck, 1_000).push(backends[0], id, secret);

@@ -72,7 +72,7 @@ impl Host {
     }
 
     /// The address from which the daemon sends requests.
-    pub fn asks_from(&self) -> Result<SocketAddr> {
+    pub fn queries_from(&self) -> Result<SocketAddr> {
         let log = self.log();
         let lines = log.lines().filter(|line| line.contains("polling agents"));
         let at = lines.filter_map(|line| line.split("address=").nth(1)).next_back();

@@ -13,10 +13,10 @@ use lb_common::net::Be16;
 use lb_report::wire::{BYTES, Datagram, Kind, Readiness};
 use stage::{Setup, Stage, eventually};
 
+use super::announcer::{Announcer, Report};
 use super::finding::Finding;
 use super::host::{Host, Wanted, metric};
 use super::keys::ServiceKey;
-use super::speaker::{Report, Speaker};
 use super::verdicts::{Verdicts, registered};
 
 const DATAGRAMS: usize = 100_000;
@@ -33,7 +33,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     ensure!(datagrams.len() == DATAGRAMS, "{} datagrams", datagrams.len());
     let before = (scene.seen()?, scene.counts());
     let stranger = UdpSocket::bind("127.0.0.1:0")?;
-    let to = scene.host.asks_from()?;
+    let to = scene.host.queries_from()?;
     let refused = |counts: &BTreeMap<String, u64>| -> u64 {
         counts.iter().filter(|(result, _)| *result != "believed").map(|(_, count)| count).sum()
     };
@@ -89,7 +89,7 @@ struct Scene {
     host: Host,
     key: ServiceKey,
     words: Verdicts,
-    speaker: Speaker,
+    announcer: Announcer,
     backends: Vec<SocketAddr>,
     /// The last push of the first backend, which made the backend a lame duck.
     push: Datagram,
@@ -102,8 +102,8 @@ impl Scene {
         let key = ServiceKey::make(&Setup::new(stage, "hostile"))?;
         let backends = (1..=4).map(|number| SocketAddr::from(([127, 0, 0, 1], 8000 + number)));
         let backends: Vec<SocketAddr> = backends.collect();
-        let heard = backends[..3].iter().map(|backend| (*backend, key.of_backend(*backend)));
-        let speaker = Speaker::start("127.0.0.1:9465".parse()?, key.id, heard)?;
+        let keys = backends[..3].iter().map(|backend| (*backend, key.of_backend(*backend)));
+        let announcer = Announcer::start("127.0.0.1:9465".parse()?, key.id, keys)?;
         let wanted = Wanted {
             health: "{ probe = \"report\", interval = \"500ms\", idle_interval = \"500ms\" }",
             key: Some(&key.path),
@@ -114,18 +114,18 @@ impl Scene {
         let host = Host::start(stage, "hostile", &wanted);
         eventually("all backends have reported", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
         let lame = Report { readiness: Readiness::LameDuck, counter: 10 };
-        let push = speaker.push(backends[0], lame, || {})?;
+        let push = announcer.push(backends[0], lame, || {})?;
         eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
         // When the daemon sends the next requests, it has processed the answers to all earlier
         // requests.
-        let answered = speaker.answered();
-        eventually("requests are sent again", || speaker.answered(), |count| *count >= answered + 6);
-        speaker.fall_silent();
+        let answered = announcer.answered();
+        eventually("requests are sent again", || announcer.answered(), |count| *count >= answered + 6);
+        announcer.fall_silent();
         let words = Verdicts::open(&host.setup)?;
-        let scene = Self { host, key, words, speaker, backends, push };
+        let scene = Self { host, key, words, announcer, backends, push };
         let believed = || scene.counts().get("believed").copied().unwrap_or(0);
         // The count of accepted reports also includes the push.
-        eventually("all answers are processed", believed, |believed| *believed > scene.speaker.answered());
+        eventually("all answers are processed", believed, |believed| *believed > scene.announcer.answered());
         Ok(scene)
     }
 
@@ -161,8 +161,11 @@ impl Scene {
         let keys = |backend| (self.key.id, self.key.of_backend(backend));
         let (id, key) = keys(lame);
         let (_, other) = keys(ready);
-        let (request, answer) =
-            self.speaker.spoken(lame).and_then(|spoken| spoken.last).context("no request has arrived")?;
+        let (request, answer) = self
+            .announcer
+            .announced(lame)
+            .and_then(|announced| announced.last)
+            .context("no request has arrived")?;
         // A forger has two aims: to make the lame duck ready, and to make a ready backend a lame
         // duck.
         let back = Report { readiness: Readiness::Ready, counter: 99 };

@@ -51,7 +51,7 @@ pub fn now_ns() -> u64 {
 
 /// The result of a request.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct Query {
     /// Whether the request used a reused connection.
     pub pooled: bool,
     /// When the connect for the request began. On a reused connection: when the request began.
@@ -107,9 +107,9 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(std::fs::write(&options.out, text)?)
 }
 
-fn ask(service: SocketAddr, pooled: bool, kept: &mut Option<TcpStream>) -> Asked {
+fn ask(service: SocketAddr, pooled: bool, kept: &mut Option<TcpStream>) -> Query {
     let began_ns = now_ns();
-    let mut asked = Asked { pooled, began_ns, connect_ns: 0, backend: None, failure: None };
+    let mut asked = Query { pooled, began_ns, connect_ns: 0, backend: None, failure: None };
     let stream = kept.take().map_or_else(
         || {
             let stream = TcpStream::connect_timeout(&service, PATIENCE);
@@ -146,8 +146,8 @@ fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
         let text = str::from_utf8(&bytes)?;
         let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
         ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        let said = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
-        if body.len() >= said.context("the answer has no length")?.parse()? {
+        let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
+        if body.len() >= length.context("the answer has no length")?.parse()? {
             return Ok((body.parse()?, head.contains("Connection: close")));
         }
     }
@@ -188,7 +188,7 @@ impl Load {
     }
 
     /// Ends the client, and returns the results of all its requests.
-    pub fn end(mut self) -> Result<Vec<Asked>> {
+    pub fn end(mut self) -> Result<Vec<Query>> {
         drop(self.child.stdin.take());
         let status = self.child.wait()?;
         ensure!(status.success(), "the client failed: {status}");
@@ -196,10 +196,10 @@ impl Load {
     }
 }
 
-fn parsed(line: &str) -> Result<Asked> {
+fn parsed(line: &str) -> Result<Query> {
     let mut words = line.splitn(5, ' ');
     let mut word = || words.next().context("the line has too few words");
-    Ok(Asked {
+    Ok(Query {
         pooled: word()? == "1",
         began_ns: word()?.parse()?,
         connect_ns: word()?.parse()?,

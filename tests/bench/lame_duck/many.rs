@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use stage::{Setup, Stage, eventually};
 
+use super::announcer::Announcer;
 use super::finding::Finding;
 use super::host::{Host, Wanted};
 use super::keys::ServiceKey;
-use super::speaker::Speaker;
 use crate::daemon::cpu_ticks;
 use crate::link::Link;
 use crate::pause;
@@ -66,9 +66,9 @@ fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
 /// same number of backends that sends no requests.
 fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     let key = ServiceKey::make(&Setup::new(stage, "keys"))?;
-    let speaker = |backends: &[SocketAddr]| {
-        let spoken: Vec<_> = backends.iter().map(|backend| (*backend, key.of_backend(*backend))).collect();
-        Speaker::start("0.0.0.0:9465".parse()?, key.id, spoken)
+    let announcer = |backends: &[SocketAddr]| {
+        let announced: Vec<_> = backends.iter().map(|backend| (*backend, key.of_backend(*backend))).collect();
+        Announcer::start("0.0.0.0:9465".parse()?, key.id, announced)
     };
     let here = backends(HERE, REPORTING);
     let wanted =
@@ -79,12 +79,12 @@ fn reports(stage: &Stage) -> Result<Vec<Finding>> {
         cpu / wall
     };
     let loopback = {
-        let speaker = speaker(&here)?;
-        asked(stage, "loopback", &key, &here, &speaker)?
+        let announcer = announcer(&here)?;
+        polled(stage, "loopback", &key, &here, &announcer)?
     };
     let far = backends(FAR, REPORTING);
-    let (_link, speaker) = Link::start(Duration::ZERO, || speaker(&far))?;
-    let link = asked(stage, "link", &key, &far, &speaker)?;
+    let (_link, announcer) = Link::start(Duration::ZERO, || announcer(&far))?;
+    let link = polled(stage, "link", &key, &far, &announcer)?;
     Ok(vec![
         Finding::shown(
             format!("{REPORTING} backends without requests"),
@@ -131,12 +131,12 @@ impl std::fmt::Display for Cost {
 }
 
 /// Measures a daemon that sends requests to all these backends, after each backend has reported.
-fn asked(
+fn polled(
     stage: &Stage,
     name: &str,
     key: &ServiceKey,
     backends: &[SocketAddr],
-    speaker: &Speaker,
+    announcer: &Announcer,
 ) -> Result<Cost> {
     let wanted = Wanted {
         health: "{ probe = \"report\", interval = \"2s\", idle_interval = \"2s\" }",
@@ -146,11 +146,11 @@ fn asked(
         backends,
     };
     let host = Host::start(stage, name, &wanted);
-    let heard = || host.reported("ready").unwrap_or(0);
-    eventually("all backends have reported", heard, |heard| *heard == backends.len());
-    let before = speaker.answered();
+    let have_reported = || host.reported("ready").unwrap_or(0);
+    eventually("all backends have reported", have_reported, |have_reported| *have_reported == backends.len());
+    let before = announcer.answered();
     let (cpu, wall) = watched(&host, WATCHED)?;
-    Ok(Cost { cpu, wall, probes: speaker.answered() - before })
+    Ok(Cost { cpu, wall, probes: announcer.answered() - before })
 }
 
 /// Accepts connections for all backends, and answers HTTP requests.

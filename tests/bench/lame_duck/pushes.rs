@@ -37,34 +37,34 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for count in CLIENTS {
         clients.subscribe(count)?;
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         for change in 0..CHANGES {
             let (verb, readiness) = match change % 2 {
                 0 => ("lame-duck", Readiness::LameDuck),
                 _ => ("ready", Readiness::Ready),
             };
-            told.push(clients.hear(readiness, &agent, verb)?);
+            received.push(clients.receive(readiness, &agent, verb)?);
         }
-        let list = |of: fn(&Told) -> Duration| {
-            let mut times: Vec<u128> = told.iter().map(|told| of(told).as_millis()).collect();
+        let list = |of: fn(&Received) -> Duration| {
+            let mut times: Vec<u128> = received.iter().map(|received| of(received).as_millis()).collect();
             times.sort_unstable();
             format!("{} to {} ms", times[0], times[times.len() - 1])
         };
-        let again: usize = told.iter().map(|told| told.again).sum();
+        let again: usize = received.iter().map(|received| received.again).sum();
         findings.push(Finding::shown(
             format!("{count} clients, {CHANGES} changes: time from the first client to the last"),
-            format!("{}, {again} duplicate pushes", list(|told| told.last - told.first)),
+            format!("{}, {again} duplicate pushes", list(|received| received.last - received.first)),
         ));
         findings.push(Finding::shown(
             format!("{count} clients: time from the command to the last client"),
-            list(|told| told.last),
+            list(|received| received.last),
         ));
     }
     Ok(findings)
 }
 
 /// When the first and the last client received the push, since the start of the command.
-struct Told {
+struct Received {
     first: Duration,
     last: Duration,
     /// The number of pushes to clients that had already received one.
@@ -109,30 +109,30 @@ impl Clients {
     }
 
     /// Runs a command of the agent, and waits until all clients have received the new readiness.
-    fn hear(&self, readiness: Readiness, agent: &Agent, verb: &str) -> Result<Told> {
+    fn receive(&self, readiness: Readiness, agent: &Agent, verb: &str) -> Result<Received> {
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (socket, number) in self.sockets.iter().zip(0..) {
             epoll::add(&all, socket.as_fd(), epoll::EventData::new_u64(number), epoll::EventFlags::IN)?;
         }
         let began = Instant::now();
         std::thread::scope(|scope| {
-            let told = scope.spawn(|| agent.run(&[verb]).status.success());
-            let heard = self.take(&all, readiness, began)?;
-            ensure!(told.join().expect("the command does not panic"), "socklb agent {verb} failed");
-            Ok(heard)
+            let command = scope.spawn(|| agent.run(&[verb]).status.success());
+            let received = self.take(&all, readiness, began)?;
+            ensure!(command.join().expect("the command does not panic"), "socklb agent {verb} failed");
+            Ok(received)
         })
     }
 
-    fn take(&self, all: &impl AsFd, readiness: Readiness, began: Instant) -> Result<Told> {
-        let mut has_heard = vec![false; self.sockets.len()];
-        let (mut first, mut last, mut heard, mut again) = (None, Duration::ZERO, 0, 0);
+    fn take(&self, all: &impl AsFd, readiness: Readiness, began: Instant) -> Result<Received> {
+        let mut has_received = vec![false; self.sockets.len()];
+        let (mut first, mut last, mut received, mut again) = (None, Duration::ZERO, 0, 0);
         // When the last client has received its push, the loop continues for a while, because
         // pushes may be repeated.
-        while heard < has_heard.len() || began.elapsed() < last + Duration::from_millis(100) {
+        while received < has_received.len() || began.elapsed() < last + Duration::from_millis(100) {
             ensure!(
                 began.elapsed() < LOST,
-                "{heard} of {} clients have received the push in {LOST:?}",
-                has_heard.len()
+                "{received} of {} clients have received the push in {LOST:?}",
+                has_received.len()
             );
             let mut events = Vec::with_capacity(256);
             let wait = rustix::event::Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
@@ -148,16 +148,16 @@ impl Clients {
                     }
                     // Acknowledges each push, as daemons do.
                     self.sockets[number].send(self.request(report.cookie).bytes())?;
-                    if std::mem::replace(&mut has_heard[number], true) {
+                    if std::mem::replace(&mut has_received[number], true) {
                         again += 1;
                         continue;
                     }
-                    heard += 1;
+                    received += 1;
                     last = began.elapsed();
                     first.get_or_insert(last);
                 }
             }
         }
-        Ok(Told { first: first.context("no client has received the push")?, last, again })
+        Ok(Received { first: first.context("no client has received the push")?, last, again })
     }
 }

@@ -13,7 +13,7 @@ use super::finding::Finding;
 use super::fleet::{Fleet, add_addresses, addresses};
 use super::host::{Host, Wanted};
 use super::keys::ServiceKey;
-use super::load::{Asked, Load, now_ns};
+use super::load::{Load, Query, now_ns};
 use super::verdicts::{Verdicts, registered};
 use crate::link::{Link, NEAR};
 use crate::pause;
@@ -54,8 +54,8 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
         backends: &backends,
     };
     let host = Host::start(stage, "client", &wanted);
-    let heard = || host.reported("ready").unwrap_or(0);
-    eventually("all backends have reported", heard, |heard| *heard == backends.len());
+    let have_reported = || host.reported("ready").unwrap_or(0);
+    eventually("all backends have reported", have_reported, |have_reported| *have_reported == backends.len());
     let words = Verdicts::open(&host.setup)?;
     let ids = backends.iter().map(|backend| Ok(registered(&host.setup, *backend)?.0));
     let ids = ids.collect::<Result<_>>()?;
@@ -138,7 +138,7 @@ impl Scene<'_> {
 }
 
 /// The number of failures of each kind.
-fn kinds<'a>(failed: impl Iterator<Item = &'a Asked>) -> String {
+fn kinds<'a>(failed: impl Iterator<Item = &'a Query>) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for asked in failed {
         *kinds.entry(asked.failure.as_deref().unwrap_or_default()).or_default() += 1;
@@ -146,9 +146,9 @@ fn kinds<'a>(failed: impl Iterator<Item = &'a Asked>) -> String {
     kinds.iter().map(|(kind, count)| format!("; {count} {kind}")).collect()
 }
 
-fn judged(what: &str, asked: &[Asked]) -> Vec<Finding> {
+fn judged(what: &str, asked: &[Query]) -> Vec<Finding> {
     let of = |pooled: bool| {
-        let of: Vec<&Asked> = asked.iter().filter(|asked| asked.pooled == pooled).collect();
+        let of: Vec<&Query> = asked.iter().filter(|asked| asked.pooled == pooled).collect();
         let failed = || of.iter().copied().filter(|asked| asked.failure.is_some());
         let who = if pooled { "reused connections" } else { "a connection per request" };
         let measured = format!("{} of {}{}", failed().count(), of.len(), kinds(failed()));
@@ -159,10 +159,10 @@ fn judged(what: &str, asked: &[Asked]) -> Vec<Finding> {
     vec![of(false), of(true), Finding::judged(format!("{what}: requests"), count, ">= 50,000", is_enough)]
 }
 
-fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Asked]) -> Vec<Finding> {
-    let failed: Vec<&Asked> = asked.iter().filter(|asked| asked.failure.is_some()).collect();
+fn crashed(crashes: &[(SocketAddr, u64)], asked: &[Query]) -> Vec<Finding> {
+    let failed: Vec<&Query> = asked.iter().filter(|asked| asked.failure.is_some()).collect();
     let is_connect =
-        |asked: &Asked| asked.failure.as_ref().is_some_and(|failure| failure.starts_with("connect"));
+        |asked: &Query| asked.failure.as_ref().is_some_and(|failure| failure.starts_with("connect"));
     // Requests that began in the second in which the application was dead.
     let after = |at_ns: u64| {
         let later =

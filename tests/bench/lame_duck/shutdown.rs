@@ -17,7 +17,7 @@ use super::finding::{Finding, Times};
 use super::fleet::{Fleet, add_addresses, addresses};
 use super::host::{Host, Wanted};
 use super::keys::ServiceKey;
-use super::load::{Asked, Load, now_ns};
+use super::load::{Load, Query, now_ns};
 use super::verdicts::{Verdicts, registered};
 use crate::link::{Link, NEAR};
 use crate::pause;
@@ -88,8 +88,10 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     };
     let hosts = [host("active", 9467), host("idle", 9468)];
     for host in &hosts {
-        let heard = || host.reported("ready").unwrap_or(0);
-        eventually("all backends have reported", heard, |heard| *heard == backends.len());
+        let have_reported = || host.reported("ready").unwrap_or(0);
+        eventually("all backends have reported", have_reported, |have_reported| {
+            *have_reported == backends.len()
+        });
     }
     pause::pause(IDLE_INTERVAL);
     let seen = [Seen::open(&hosts[0], &backends)?, Seen::open(&hosts[1], &backends)?];
@@ -146,7 +148,7 @@ fn stored(seen: &[Seen; 2], number: usize, at_ns: u64) -> Result<[Duration; 2]> 
     }
 }
 
-fn judged(share: f64, shutdowns: &[Shutdown], asked: &[Asked]) -> Vec<Finding> {
+fn judged(share: f64, shutdowns: &[Shutdown], asked: &[Query]) -> Vec<Finding> {
     let with = format!("{:.0} % lost", share * 100.0);
     let last = |shutdown: &Shutdown| {
         let chose_it = asked.iter().filter(|asked| asked.backend == Some(shutdown.backend));

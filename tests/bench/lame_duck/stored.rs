@@ -13,10 +13,10 @@ use lb_report::wire::Readiness;
 use stage::router::Router;
 use stage::{Setup, Stage, eventually};
 
+use super::announcer::{Announcer, Report};
 use super::finding::{Finding, Times};
 use super::host::{Host, Wanted};
 use super::keys::ServiceKey;
-use super::speaker::{Report, Speaker};
 use super::verdicts::{Verdicts, registered};
 use crate::pause;
 
@@ -60,8 +60,8 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
 fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     let key = ServiceKey::make(&Setup::new(stage, arm.name))?;
     let (agent, backend) = (format!("{}:9465", arm.agent).parse()?, format!("{}:8001", arm.agent).parse()?);
-    let start = || Speaker::start(agent, key.id, [(backend, key.of_backend(backend))]);
-    let speaker = if arm.agent == arm.daemon { start()? } else { router.within(start)? };
+    let start = || Announcer::start(agent, key.id, [(backend, key.of_backend(backend))]);
+    let announcer = if arm.agent == arm.daemon { start()? } else { router.within(start)? };
     let wanted = Wanted {
         health: "{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }",
         key: Some(&key.path),
@@ -76,8 +76,8 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     let (id, _) = registered(&host.setup, backend)?;
     let words = Verdicts::open(&host.setup)?;
     let mut counter = 1;
-    let idle = measure(&speaker, backend, &words, id, &mut counter)?;
-    let (busy, processors) = pause::while_busy(|| measure(&speaker, backend, &words, id, &mut counter));
+    let idle = measure(&announcer, backend, &words, id, &mut counter)?;
+    let (busy, processors) = pause::while_busy(|| measure(&announcer, backend, &words, id, &mut counter));
     let busy = busy?;
     let name = arm.name;
     let idle_name = format!("datagram to stored verdict, {name}, idle host");
@@ -99,7 +99,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
 
 /// Pushes *lame duck* and *ready* in turn, and measures the time of each push.
 fn measure(
-    speaker: &Speaker,
+    announcer: &Announcer,
     backend: SocketAddr,
     words: &Verdicts,
     id: u32,
@@ -114,7 +114,7 @@ fn measure(
             let readiness = if number % 2 == 0 { Readiness::LameDuck } else { Readiness::Ready };
             *counter += 1;
             let mut sent = Instant::now();
-            speaker.push(backend, Report { readiness, counter: *counter }, || sent = Instant::now())?;
+            announcer.push(backend, Report { readiness, counter: *counter }, || sent = Instant::now())?;
             while (words.word(id) != 0) != (readiness == Readiness::LameDuck) {
                 ensure!(sent.elapsed() < LOST, "push {number} was not stored in {LOST:?}");
                 pause::pause(Duration::from_micros(20));

@@ -119,7 +119,7 @@ pub fn run(
     let setup = Setup::new(stage, &format!("{}-{round}", arm.name()));
     let fleet = Fleet::start(&setup, modes, cost)?;
     let mut host = Host::start(&setup, arm, &fleet);
-    eventually("all backends have reported", || host.heard(), |heard| *heard);
+    eventually("all backends have reported", || host.have_reported(), |have_reported| *have_reported);
     for mode in modes {
         host.send(*mode, cost)?;
     }
@@ -220,7 +220,7 @@ impl Host {
     }
 
     /// Returns whether all backends have reported that they are ready.
-    fn heard(&self) -> bool {
+    fn have_reported(&self) -> bool {
         let status = self.setup.status();
         let mut backends =
             status.clients.iter().flat_map(|client| &client.services).flat_map(|service| &service.backends);

@@ -41,17 +41,17 @@ pub enum Mode {
     /// A connection for each request
     Fresh,
     /// Connections that are reused for 10 s, with a request every 2 s
-    Kept,
+    Retained,
 }
 
 impl Mode {
-    pub const ALL: [Self; 2] = [Self::Fresh, Self::Kept];
+    pub const ALL: [Self; 2] = [Self::Fresh, Self::Retained];
 
     /// The name of the mode, of its job and of its service.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fresh => "fresh",
-            Self::Kept => "kept",
+            Self::Retained => "kept",
         }
     }
 
@@ -67,7 +67,7 @@ impl Mode {
     fn number(self) -> u8 {
         match self {
             Self::Fresh => 1,
-            Self::Kept => 2,
+            Self::Retained => 2,
         }
     }
 }
@@ -90,7 +90,7 @@ impl Cost {
             let requests = requests * rate / RATES.iter().sum::<f64>();
             match mode {
                 Mode::Fresh => Pace { connections: requests, life: Duration::ZERO, pause: Duration::ZERO },
-                Mode::Kept => {
+                Mode::Retained => {
                     let open = requests * PAUSE.as_secs_f64();
                     Pace { connections: open / LIFE.as_secs_f64(), life: LIFE, pause: PAUSE }
                 }

@@ -14,9 +14,9 @@ use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 use super::arm::{Arm, load_line};
 use super::sender::{Pace, Sender};
 use crate::daemon::cpu_ticks;
+use crate::lame_duck::announcer::Announcer;
 use crate::lame_duck::finding::Finding;
 use crate::lame_duck::keys::ServiceKey;
-use crate::lame_duck::speaker::Speaker;
 use crate::pause;
 
 const CLIENTS: usize = 64;
@@ -25,7 +25,7 @@ const SERVICES: u8 = 10;
 const BACKENDS: u8 = 20;
 const PORT: u16 = 8080;
 /// The daemon sends a request to each backend once a second.
-const ASKS: &str = "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n";
+const QUERIES: &str = "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n";
 /// The number of connects per second of each client, to all services in turn.
 const CONNECTS_A_SECOND: f64 = 10.0;
 /// How long the benchmark waits until weights have settled.
@@ -125,7 +125,7 @@ fn measure(heeds: Heeds) -> Result<(Cost, Option<Cost>)> {
     let setup = Setup::new(&stage, "publication");
     let key = ServiceKey::make(&setup)?;
     let all: Vec<SocketAddr> = (1..=SERVICES).flat_map(backends).collect();
-    let speaker = Speaker::start(
+    let announcer = Announcer::start(
         "0.0.0.0:9465".parse()?,
         key.id,
         all.iter().map(|backend| (*backend, key.of_backend(*backend))),
@@ -138,7 +138,7 @@ fn measure(heeds: Heeds) -> Result<(Cost, Option<Cost>)> {
     let _server = ChildGuard::of(command.spawn().context("start the backends")?);
     let cgroups: Vec<Cgroup> = (0..CLIENTS).map(|_| Cgroup::new()).collect();
     let daemon = Daemon::start(&setup, &configuration(&key, &cgroups, heeds));
-    let costs = watched(&daemon, heeds, &speaker, &all, &cgroups);
+    let costs = watched(&daemon, heeds, &announcer, &all, &cgroups);
     drop(daemon);
     setup.run(&["detach", "--all"]);
     costs
@@ -162,7 +162,7 @@ fn configuration(key: &ServiceKey, cgroups: &[Cgroup], heeds: Heeds) -> String {
             "[[service]]\nname = \"service-{service}\"\naddress = \"{}\"\nsubset = \"all\"\n\
              policy = \"weighted-round-robin\"\nbackends = {{ static = {addresses:?} }}\n{}",
             address(service),
-            if heeds == Heeds::Nothing { "" } else { ASKS },
+            if heeds == Heeds::Nothing { "" } else { QUERIES },
         ) + &load_line((heeds == Heeds::Load).then_some("feedback")));
     }
     text
@@ -172,13 +172,17 @@ fn configuration(key: &ServiceKey, cgroups: &[Cgroup], heeds: Heeds) -> String {
 fn watched(
     daemon: &Daemon,
     heeds: Heeds,
-    speaker: &Speaker,
+    announcer: &Announcer,
     all: &[SocketAddr],
     cgroups: &[Cgroup],
 ) -> Result<(Cost, Option<Cost>)> {
     if heeds != Heeds::Nothing {
-        let asked = speaker.answered() + all.len() as u64;
-        eventually("requests are sent to all backends", || speaker.answered(), |answered| *answered >= asked);
+        let asked = announcer.answered() + all.len() as u64;
+        eventually(
+            "requests are sent to all backends",
+            || announcer.answered(),
+            |answered| *answered >= asked,
+        );
     }
     let services: Vec<SocketAddr> = (1..=SERVICES).map(address).collect();
     let pace = Pace { connections: CONNECTS_A_SECOND, life: Duration::ZERO, pause: Duration::ZERO };
@@ -194,7 +198,7 @@ fn watched(
         while next < start + time {
             for (backend, uses) in all.iter().zip(uses) {
                 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "thousandths")]
-                speaker.load(*backend, (uses * (950.0 + 100.0 * random.f64())) as u32);
+                announcer.load(*backend, (uses * (950.0 + 100.0 * random.f64())) as u32);
             }
             next += Duration::from_secs(1);
             pause::until(next);

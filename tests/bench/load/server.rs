@@ -41,7 +41,7 @@ pub struct Options {
 
 /// The time between two reports of the backend to its agent, and the time over which the reported
 /// rates are measured. The agent itself measures at the same interval.
-const TELLS: Duration = Duration::from_secs(2);
+const REPORTS: Duration = Duration::from_secs(2);
 /// How long the agent uses a report of the backend.
 const HOLDS: Duration = Duration::from_secs(10);
 
@@ -67,7 +67,7 @@ async fn serve(options: &Options) -> Result<()> {
         // Reports are sent by a separate thread, because many requests may be queued before a
         // report.
         let (listen, served) = (options.listen, Arc::clone(&work.borrow().served));
-        std::thread::spawn(move || tell(&agent, listen, &served));
+        std::thread::spawn(move || report_use(&agent, listen, &served));
     }
     loop {
         let (stream, _) = listener.accept().await?;
@@ -133,31 +133,31 @@ fn lognormal(mean: f64, sigma: f64, random: &mut fastrand::Rng) -> f64 {
 
 /// Reports to the agent until the process ends. If a report fails, it is not repeated, because the
 /// next one replaces it.
-fn tell(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
+fn report_use(agent: &Path, backend: SocketAddr, served: &AtomicU64) {
     let (mut before, mut since) = (0, Instant::now());
     loop {
-        pause::until(since + TELLS);
+        pause::until(since + REPORTS);
         let (served, now) = (served.load(Ordering::Relaxed), Instant::now());
         let window = now - since;
         let qps = (served - before) as f64 / window.as_secs_f64();
         (before, since) = (served, now);
-        let said = format!(
+        let query = format!(
             "backend={backend}&qps={qps:.3}&eps=0&window_ms={}&valid_for_ms={}",
             window.as_millis(),
             HOLDS.as_millis()
         );
-        if let Err(error) = post(agent, &said) {
+        if let Err(error) = post(agent, &query) {
             eprintln!("{backend}: cannot report to the agent: {error}");
         }
     }
 }
 
 /// Sends a report in the same way as `socklb agent report`.
-fn post(agent: &Path, said: &str) -> Result<()> {
+fn post(agent: &Path, query: &str) -> Result<()> {
     let mut stream = UnixStream::connect(agent)?;
-    stream.set_read_timeout(Some(TELLS))?;
+    stream.set_read_timeout(Some(REPORTS))?;
     let request = format!(
-        "POST /v1/report?{said} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        "POST /v1/report?{query} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     );
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();

@@ -49,7 +49,7 @@ fn at(address: &str) -> String {
 }
 
 /// Queries once. The server answers after `delay`. Returns the result and the request.
-async fn ask_after(consul: &mut Consul, delay: Duration, answer: Vec<u8>) -> (Queried, String) {
+async fn query_after(consul: &mut Consul, delay: Duration, answer: Vec<u8>) -> (Queried, String) {
     let (client, mut server) = duplex(1 << 10);
     let server = tokio::spawn(async move {
         let mut request = Vec::new();
@@ -59,12 +59,12 @@ async fn ask_after(consul: &mut Consul, delay: Duration, answer: Vec<u8>) -> (Qu
         let _ = server.write_all(&answer).await;
         String::from_utf8(request).unwrap()
     });
-    let queried = consul.ask_over(Box::new(client)).await;
+    let queried = consul.query_over(Box::new(client)).await;
     (queried, server.await.unwrap())
 }
 
 async fn query(consul: &mut Consul, answer: Vec<u8>) -> (Queried, String) {
-    ask_after(consul, Duration::ZERO, answer).await
+    query_after(consul, Duration::ZERO, answer).await
 }
 
 /// The query string in the request line.
@@ -227,7 +227,7 @@ async fn an_unusable_token_is_a_failure_that_names_the_file() {
 }
 
 #[tokio::test]
-async fn consul_is_asked_by_tls_if_there_are_settings_for_it() {
+async fn consul_is_queried_over_tls_if_there_are_settings_for_it() {
     let authority = tls::authority();
     let folder = tls::Folder::new();
     let mut origin = offline().origin;
@@ -243,7 +243,7 @@ async fn consul_is_asked_by_tls_if_there_are_settings_for_it() {
             stream.write_all(&good(7, &at("10.0.0.1"))).await.unwrap();
             stream.shutdown().await.unwrap();
         };
-        let (queried, ()) = tokio::join!(consul.ask_over(Box::new(client)), serve);
+        let (queried, ()) = tokio::join!(consul.query_over(Box::new(client)), serve);
         assert!(consul.expires().is_some(), "{queried:?}");
         if is_accepted {
             assert_eq!(expect_list(queried.finding).endpoints, 1);
@@ -269,7 +269,7 @@ async fn a_question_waits_for_changes_after_the_last_index() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_says_the_same_is_followed_by_a_pause() {
+async fn an_equal_answer_is_followed_by_a_pause() {
     let consul = &mut offline();
     let pause = Again::After(PAUSE_AFTER_EQUAL);
     assert!(PAUSE_AFTER_EQUAL.mul_f64(0.9) >= Duration::from_secs(1), "running.rs varies the pause by 10 %");
@@ -303,7 +303,7 @@ async fn the_server_may_use_its_wait_but_no_more() {
     ];
     for (delay, limit) in steps {
         let began = Instant::now();
-        let (queried, _) = ask_after(consul, delay, good(7, &at("10.0.0.1"))).await;
+        let (queried, _) = query_after(consul, delay, good(7, &at("10.0.0.1"))).await;
         let Some(limit) = limit else {
             assert_eq!(expect_list(queried.finding).endpoints, 1);
             continue;

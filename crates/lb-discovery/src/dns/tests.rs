@@ -336,7 +336,7 @@ fn names_in_messages_cannot_control_a_terminal() {
 }
 
 #[test]
-fn a_name_that_is_read_can_be_asked_for() {
+fn a_name_that_is_parsed_can_be_queried() {
     let target = Name::<Vec<u8>>::from_octets(b"\x09\x1b. \\\"();@\x03com\x00".to_vec()).unwrap();
     let text = target.to_string();
     let request = Question::addresses(&text, false).unwrap().request();

@@ -30,7 +30,7 @@ fn schedule(names: &[&str], now: Instant) -> Schedule {
 }
 
 #[test]
-fn a_name_is_asked_again_after_its_ttl_but_not_before_30_s_or_after_5_min() {
+fn a_name_is_queried_again_after_its_ttl_but_not_before_30_s_or_after_5_min() {
     let now = Instant::now();
     for (ttl, least, most) in [(0, 30, 36), (29, 30, 36), (60, 60, 69), (300, 300, 333), (86_400, 300, 333)] {
         for draw in [0.0, 0.5, 1.0] {
@@ -47,7 +47,7 @@ fn a_name_is_asked_again_after_its_ttl_but_not_before_30_s_or_after_5_min() {
 }
 
 #[test]
-fn an_answer_without_addresses_keeps_the_last_ones_and_notes_since_when() {
+fn an_answer_without_addresses_retains_the_last_ones_and_notes_since_when() {
     let now = Instant::now();
     let mut schedule = schedule(&["a"], now);
     schedule.answered(&host("a"), records(&["10.0.0.2", "10.0.0.1"], 60), now, 0.5);

@@ -213,7 +213,7 @@ async fn a_server_that_cannot_be_trusted_is_refused_with_file_and_reason() {
 }
 
 #[tokio::test]
-async fn a_refused_client_learns_which_certificate_is_meant() {
+async fn the_error_of_a_refused_client_names_the_certificate() {
     let ca = authority();
     let folder = Folder::new();
     let server = signed(&ca, &["10.0.0.9"], 2090);
@@ -307,7 +307,7 @@ async fn an_unusable_file_is_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_tls_and_a_silent_one_are_told_apart() {
+async fn a_server_without_tls_and_a_silent_one_give_different_errors() {
     let folder = Folder::new();
     let mut tls = Tls::new(&folder.trust(&authority()));
     let (client, mut server) = duplex(1 << 14);

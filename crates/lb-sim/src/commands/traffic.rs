@@ -124,11 +124,11 @@ fn of_load(scenario: &Scenario, figures: &Figures) -> String {
         1 => "one seed".to_owned(),
         seeds => format!("means of {seeds} seeds ± half of the 95 % interval"),
     };
-    let overloaded = figures.runs.iter().filter(|figures| figures.asked.mean > 1.0);
-    let notes = overloaded.map(|RunFigures { run, asked, .. }| {
+    let overloaded = figures.runs.iter().filter(|figures| figures.offered.mean > 1.0);
+    let notes = overloaded.map(|RunFigures { run, offered, .. }| {
         format!(
             "note: {run} needs {:.2} times the capacity of all machines: each machine queues up to {} requests, and rejects further ones\n",
-            asked.mean, scenario.machines.queue
+            offered.mean, scenario.machines.queue
         )
     });
     let notes: String = notes.collect();

@@ -65,7 +65,7 @@ pub struct RunFigures {
     pub cpu_mean: Interval,
     /// The offered load: the CPU time that all arrivals need, divided by the capacity that the
     /// machines at the start have without any slowdown.
-    pub asked: Interval,
+    pub offered: Interval,
     /// The duration of served requests.
     pub latency_ms: RequestLatency,
     /// The number of failed requests.
@@ -104,7 +104,7 @@ impl RunFigures {
             floor: UtilizationEvenness::of(loads().map(|load| load.floor.as_slice())),
             usable: Interval::of(loads().map(|load| usable(&load.cpu, &load.capacity))),
             cpu_mean: Interval::of(loads().map(|load| mean(load.cpu.iter().copied()))),
-            asked: Interval::of(loads().map(|load| load.asked)),
+            offered: Interval::of(loads().map(|load| load.offered)),
             latency_ms: RequestLatency { p50: latency(0), p99: latency(1), p999: latency(2) },
             errors: Interval::of(loads().map(errors)),
             error_share: Interval::of(loads().map(|load| errors(load) / float(load.counts.arrivals.max(1)))),

@@ -222,7 +222,7 @@ pub struct LoadTotal {
     pub floor: Vec<f64>,
     /// The CPU time of all arrivals, divided by the capacity that the machines at the start have
     /// without any slowdown.
-    pub asked: f64,
+    pub offered: f64,
     /// The 50th, 99th and 99.9th percentile of the duration of served requests, in microseconds.
     pub latency_us: [u64; 3],
     /// The counts since measuring began.

@@ -271,7 +271,7 @@ fn tasks_may_be_absent_unequal_and_send_in_bursts() {
 fn requests_beyond_capacity_are_rejected_when_queues_are_full() {
     let text = STEADY.replace("count = 2", "count = 2\nspeed = 0.02\nqueue = 10");
     let report = played(&text);
-    near(figures(&report, 0).asked.mean, 2.5, 0.01);
+    near(figures(&report, 0).offered.mean, 2.5, 0.01);
     // The backends can serve 40 of the 100 requests per second.
     let counted = counts(&report);
     near(f64::from(u32::try_from(counted.errors.rejected).expect("fits into u32")), 1_200.0, 0.03);
@@ -313,7 +313,7 @@ fn a_report_overtaken_by_a_newer_one_is_dropped() {
 }
 
 #[test]
-fn a_new_client_learns_of_existing_lame_ducks() {
+fn a_new_client_receives_existing_lame_ducks() {
     let text = STEADY
         .replace("duration", "notice = { delay = \"10s\" }\nreports = { delay = \"2ms\" }\nduration")
         + "[[resize]]\nat = \"5s\"\njob = \"one\"\ntasks = 3\n"

@@ -92,7 +92,7 @@ fn a_static_list_with_a_host_name_follows_its_addresses() {
 }
 
 #[test]
-fn a_host_name_that_stops_resolving_keeps_its_addresses_and_is_a_fault_with_its_age() {
+fn a_host_name_that_stops_resolving_retains_its_addresses_and_is_a_fault_with_its_age() {
     script("", |stage| {
         stage.use_names();
         for why in ["NXDOMAIN", "no A records", "10.0.0.53:53: no answer within 5.0 s"] {

@@ -250,7 +250,7 @@ fn a_kill_between_any_two_operations_of_the_kernel_loses_nothing_that_was_answer
 }
 
 #[test]
-fn an_operator_learns_that_an_override_cannot_be_stored() {
+fn the_answer_reports_an_override_that_cannot_be_stored() {
     script("", |stage| {
         stage.disk.set_broken(FILE, true);
         let overridden = stage.overridden(drain(&[FIRST]));

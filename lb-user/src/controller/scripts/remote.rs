@@ -271,7 +271,7 @@ fn a_restart_uses_the_stored_list_while_the_server_is_down() {
 }
 
 #[test]
-fn a_reload_from_a_file_to_a_server_keeps_the_list_until_the_server_answers() {
+fn a_reload_from_a_file_to_a_server_retains_the_list_until_the_server_answers() {
     script("", |stage| {
         stage.stop_faults();
         stage.configure(DNS);

@@ -186,7 +186,7 @@ fn good() -> Reply {
 const GOOD: [&str; 2] = ["10.0.0.1:8080 1", "10.0.0.2:8080 1"];
 
 /// Queries a new server that reacts to every query with `then`.
-async fn ask_one(then: Then, whole: Duration) -> (Finding, Server) {
+async fn query_one(then: Then, whole: Duration) -> (Finding, Server) {
     let server = Server::answering(then).await;
     let queried = query(&mut provider(host(), &[server.address], DnsTransport::Tcp, whole)).await;
     (queried.finding, server)
@@ -211,7 +211,7 @@ async fn a_good_answer_is_a_list_until_its_shortest_ttl() {
 }
 
 #[tokio::test]
-async fn a_ttl_of_0_and_an_empty_answer_are_asked_again_after_the_least_time() {
+async fn a_ttl_of_0_and_an_empty_answer_are_queried_again_after_the_least_time() {
     let zero = Reply::to(HOST, Rtype::A, &["users.example.com 0 A 10.0.0.1"]);
     let none = Reply { rcode: Rcode::NXDOMAIN, ..Reply::to(HOST, Rtype::A, &[]) };
     let none = none.with_authority(&["example.com 3600 SOA 7"]);
@@ -225,23 +225,23 @@ async fn a_ttl_of_0_and_an_empty_answer_are_asked_again_after_the_least_time() {
 #[tokio::test]
 async fn bad_answers_fail_at_once_with_the_reason() {
     let truncated = Then::Answer(Reply { is_truncated: true, ..good() });
-    failed_with(ask_one(truncated, DEADLINE).await, "the answer is truncated");
+    failed_with(query_one(truncated, DEADLINE).await, "the answer is truncated");
     let other = Then::Answer(Reply { question: ("mail.example.com".to_owned(), Rtype::A), ..good() });
-    failed_with(ask_one(other, DEADLINE).await, "the answer is to another question");
+    failed_with(query_one(other, DEADLINE).await, "the answer is to another question");
     let servfail = Then::Answer(Reply { rcode: Rcode::SERVFAIL, ..good() });
-    failed_with(ask_one(servfail, DEADLINE).await, "the server answers SERVFAIL");
+    failed_with(query_one(servfail, DEADLINE).await, "the server answers SERVFAIL");
     let looped = Reply { answer: vec![format!("{HOST} 60 CNAME {HOST}")], ..good() };
     let refused = "the aliases (CNAME) form a loop, or there are more than 16";
-    failed_with(ask_one(Then::Answer(looped), DEADLINE).await, refused);
-    failed_with(ask_one(Then::Close, DEADLINE).await, "the server closed the connection");
+    failed_with(query_one(Then::Answer(looped), DEADLINE).await, refused);
+    failed_with(query_one(Then::Close, DEADLINE).await, "the server closed the connection");
     let short = Then::Bytes(framed(b"hello"));
-    failed_with(ask_one(short, DEADLINE).await, "the answer is shorter than a header");
+    failed_with(query_one(short, DEADLINE).await, "the answer is shorter than a header");
     // The id of the first query on a connection is 0.
     let mut garbage = vec![0; 70_000];
     fastrand::Rng::with_seed(5).fill(&mut garbage);
     garbage[..4].copy_from_slice(&[0xff, 0xff, 0, 0]);
     let another = "the answer is to another question";
-    failed_with(ask_one(Then::Bytes(garbage), DEADLINE).await, another);
+    failed_with(query_one(Then::Bytes(garbage), DEADLINE).await, another);
 }
 
 #[tokio::test]
@@ -255,13 +255,13 @@ async fn servers_that_do_not_finish_an_answer_cost_the_time_of_a_question() {
         Then::Forged(good()),
     ];
     for then in cases {
-        failed_with(ask_one(then, SHORT).await, "no answer within 0.3 s");
+        failed_with(query_one(then, SHORT).await, "no answer within 0.3 s");
     }
 }
 
 #[tokio::test]
 async fn a_server_that_sends_without_end_costs_a_question_and_then_nothing() {
-    let (finding, mut server) = ask_one(Then::Flood, SHORT).await;
+    let (finding, mut server) = query_one(Then::Flood, SHORT).await;
     assert!(matches!(finding, Finding::Failed(Failure::Unreachable(_))), "{finding:?}");
     let none_is_open = server.connections.wait_for(|(open, _)| *open == 0);
     tokio::time::timeout(DEADLINE, none_is_open).await.expect("the connection is closed in time").unwrap();
@@ -276,7 +276,7 @@ fn closed_port() -> (TcpSocket, SocketAddr) {
 }
 
 #[tokio::test]
-async fn a_server_that_fails_is_followed_by_the_next_which_is_then_asked_first() {
+async fn a_server_that_fails_is_followed_by_the_next_which_is_then_queried_first() {
     let (_closed, closed) = closed_port();
     let broken = Server::answering(Then::Answer(Reply { rcode: Rcode::SERVFAIL, ..good() })).await;
     let good = Server::answering(Then::Answer(good())).await;
@@ -358,7 +358,7 @@ fn address(seen: &Seen) -> Reply {
 }
 
 #[tokio::test]
-async fn addresses_that_the_answer_contains_are_not_asked_for_and_others_once_per_ttl() {
+async fn addresses_that_the_answer_contains_are_not_queried_and_others_once_per_ttl() {
     let server = Server::start(|seen| {
         Then::Answer(match seen.rtype {
             Rtype::SRV => srv_for(0..3, &["b1.example.com 20 A 10.0.0.1"]),

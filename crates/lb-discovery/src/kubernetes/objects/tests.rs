@@ -110,7 +110,7 @@ fn equal_slices_in_another_order_give_equal_text() {
 }
 
 #[test]
-fn without_a_usable_endpoint_the_finding_is_empty_and_says_why() {
+fn without_a_usable_endpoint_the_finding_is_empty_and_states_the_reason() {
     let mut down = slice("a", "1", &["10.0.0.1"]);
     down["endpoints"][0]["conditions"]["ready"] = json!(false);
     down["endpoints"][0]["conditions"]["serving"] = json!(false);

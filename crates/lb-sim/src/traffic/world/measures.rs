@@ -85,7 +85,7 @@ impl Simulation<'_> {
                 .iter()
                 .map(|seconds| seconds * 1e6 / measured_us)
                 .collect(),
-            asked: self.floor.offered_load() * 1e6 / measured_us,
+            offered: self.floor.offered_load() * 1e6 / measured_us,
             latency_us: [0.5, 0.99, 0.999].map(latency),
             counts: self.counts.since(self.counts_before),
         }

@@ -45,7 +45,7 @@ fn failure(seen: &Seen) -> Then {
 }
 
 #[tokio::test]
-async fn each_name_and_family_is_asked_once_for_all_lists() {
+async fn each_name_and_family_is_queried_once_for_all_lists() {
     let server = Server::start(|seen| match &*seen.name {
         "both.example.com" if seen.rtype == Rtype::A => answer(seen, &["10.0.0.2", "10.0.0.1", "10.0.0.2"]),
         "both.example.com" => answer(seen, &["2001:db8::1"]),
@@ -73,7 +73,7 @@ async fn each_name_and_family_is_asked_once_for_all_lists() {
 }
 
 #[tokio::test]
-async fn a_name_whose_question_fails_keeps_its_addresses_and_other_names_change() {
+async fn a_name_whose_query_fails_retains_its_addresses_and_other_names_change() {
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
     let server = Server::start(move |seen| {
@@ -114,7 +114,7 @@ async fn names_share_the_questions_per_second_of_the_host() {
 }
 
 #[tokio::test]
-async fn more_names_than_three_times_those_of_all_lists_are_not_asked() {
+async fn more_names_than_three_times_those_of_all_lists_are_not_queried() {
     let server = Server::start(|seen| answer(seen, &["10.0.0.1"])).await;
     let (hosts, settings) = (resolving(100_000), settings(&[server.address], DnsTransport::Tcp));
     let all = names(0..4 * MAX_HOSTS);
@@ -129,7 +129,7 @@ async fn more_names_than_three_times_those_of_all_lists_are_not_asked() {
 }
 
 #[tokio::test]
-async fn other_servers_are_asked_at_once() {
+async fn new_servers_are_queried_at_once() {
     let servers =
         [Server::start(|seen| answer(seen, &["10.0.0.1"])).await, Server::answering(Then::Close).await];
     let (hosts, wanted) = (resolving(1000), names(0..1));

@@ -51,9 +51,9 @@ impl Report {
     }
 }
 
-/// A backend for which the speaker reports.
+/// A backend for which the announcer reports.
 #[derive(Clone, Copy)]
-pub struct Spoken {
+pub struct Announced {
     key: Key,
     key_id: u16,
     report: Report,
@@ -65,19 +65,19 @@ pub struct Spoken {
 
 struct Shared {
     socket: UdpSocket,
-    spoken: Mutex<(HashMap<SocketAddr, Spoken>, Option<SocketAddr>)>,
+    announced: Mutex<(HashMap<SocketAddr, Announced>, Option<SocketAddr>)>,
     answered: AtomicU64,
     is_silent: AtomicBool,
     ends: AtomicBool,
 }
 
 /// The agent. It stops on drop.
-pub struct Speaker {
+pub struct Announcer {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Speaker {
+impl Announcer {
     /// Starts an agent at `address` for these backends, all of them ready.
     pub fn start(
         address: SocketAddr,
@@ -87,12 +87,12 @@ impl Speaker {
         let socket = UdpSocket::bind(address)?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         let report = Report { readiness: Readiness::Ready, counter: 1 };
-        let spoken =
-            |(backend, key)| (backend, Spoken { key, key_id, report, utilization: None, last: None });
-        let spoken = backends.into_iter().map(spoken).collect();
+        let announced =
+            |(backend, key)| (backend, Announced { key, key_id, report, utilization: None, last: None });
+        let announced = backends.into_iter().map(announced).collect();
         let shared = Arc::new(Shared {
             socket,
-            spoken: Mutex::new((spoken, None)),
+            announced: Mutex::new((announced, None)),
             answered: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
             ends: AtomicBool::new(false),
@@ -110,39 +110,39 @@ impl Speaker {
     pub fn fall_silent(&self) {
         self.shared.is_silent.store(true, Ordering::Relaxed);
         // The thread holds the lock while it answers, so afterwards no answer is under way.
-        drop(self.shared.spoken());
+        drop(self.shared.announced());
     }
 
     /// The state of a backend: its report, and the last request for it.
-    pub fn spoken(&self, backend: SocketAddr) -> Option<Spoken> {
-        self.shared.spoken().0.get(&backend).copied()
+    pub fn announced(&self, backend: SocketAddr) -> Option<Announced> {
+        self.shared.announced().0.get(&backend).copied()
     }
 
     /// Sets the utilization in later reports of a backend, in thousandths.
     pub fn load(&self, backend: SocketAddr, utilization: u32) {
-        if let Some(spoken) = self.shared.spoken().0.get_mut(&backend) {
-            spoken.utilization = Some(utilization);
+        if let Some(announced) = self.shared.announced().0.get_mut(&backend) {
+            announced.utilization = Some(utilization);
         }
     }
 
     /// Sets the report of a backend, and pushes it to the sender of the last request. Returns the
     /// datagram that was sent. Calls `sending` immediately before it is sent.
     pub fn push(&self, backend: SocketAddr, report: Report, sending: impl FnOnce()) -> Result<Datagram> {
-        let mut shared = self.shared.spoken();
-        let (spoken, client) = &mut *shared;
+        let mut shared = self.shared.announced();
+        let (announced, client) = &mut *shared;
         let client = client.ok_or_else(|| anyhow::anyhow!("no request has arrived"))?;
-        let spoken = spoken
+        let announced = announced
             .get_mut(&backend)
-            .ok_or_else(|| anyhow::anyhow!("the speaker has no backend {backend}"))?;
-        spoken.report = report;
-        let push = report.push(backend, spoken.key_id, spoken.key);
+            .ok_or_else(|| anyhow::anyhow!("the announcer has no backend {backend}"))?;
+        announced.report = report;
+        let push = report.push(backend, announced.key_id, announced.key);
         sending();
         self.shared.socket.send_to(push.bytes(), client)?;
         Ok(push)
     }
 }
 
-impl Drop for Speaker {
+impl Drop for Announcer {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -152,8 +152,8 @@ impl Drop for Speaker {
 }
 
 impl Shared {
-    fn spoken(&self) -> MutexGuard<'_, (HashMap<SocketAddr, Spoken>, Option<SocketAddr>)> {
-        self.spoken.lock().unwrap_or_else(PoisonError::into_inner)
+    fn announced(&self) -> MutexGuard<'_, (HashMap<SocketAddr, Announced>, Option<SocketAddr>)> {
+        self.announced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn answer(&self) {
@@ -162,21 +162,21 @@ impl Shared {
             let Ok((length, from)) = self.socket.recv_from(&mut bytes) else { continue };
             let Ok(request) = Datagram::parse(&bytes[..length]) else { continue };
             // The lock is held until the datagram is sent, so that datagrams stay in order.
-            let mut shared = self.spoken();
-            let (spoken, client) = &mut *shared;
-            let Some(spoken) = spoken.get_mut(&request.backend()) else { continue };
+            let mut shared = self.announced();
+            let (announced, client) = &mut *shared;
+            let Some(announced) = announced.get_mut(&request.backend()) else { continue };
             if self.is_silent.load(Ordering::Relaxed) {
                 continue;
             }
             *client = Some(from);
             let mut loaded = request;
-            if let Some(utilization) = spoken.utilization {
+            if let Some(utilization) = announced.utilization {
                 (loaded.utilization, loaded.window) =
                     (Be32::from_host(utilization), Be16::from_host(WINDOW_MS));
                 (loaded.qps, loaded.eps) = (Be32::from_host(UNKNOWN), Be32::from_host(UNKNOWN));
             }
-            let answer = spoken.report.answer(&loaded, spoken.key);
-            spoken.last = Some((request, answer));
+            let answer = announced.report.answer(&loaded, announced.key);
+            announced.last = Some((request, answer));
             if self.socket.send_to(answer.bytes(), from).is_ok() {
                 self.answered.fetch_add(1, Ordering::Relaxed);
             }
