@@ -368,7 +368,7 @@ pub struct SocketSnapshot {
     /// uninitialized and the compiler might copy them. Without CAP_PERFMON the verifier rejects
     /// reads of uninitialized memory.)
     pub is_readable: bool,
-    /// The TCP state.
+    /// The TCP state (`sk_state`).
     pub state: u32,
     /// The pending error (`sk_err`).
     pub error: u32,

@@ -22,7 +22,6 @@ use stage::sys::{attributes, bpf};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
 
-/// The host's object.
 static HOST_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
 
 /// The agents' object.

@@ -104,7 +104,10 @@ pub enum Request {
     },
     /// Run a program and wait for it; answered with its exit code, which is -1 if a signal ended
     /// it.
-    Run { program: PathBuf, arguments: Vec<String> },
+    Run {
+        program: PathBuf,
+        arguments: Vec<String>,
+    },
     /// Start another probe, which holds all sockets that are open now and does nothing with them.
     HoldInChild,
     /// Kill the probes that `HoldInChild` has started.
@@ -166,7 +169,6 @@ pub enum Request {
     /// address.
     Accept(SocketId),
 
-    /// Close a socket.
     Close(SocketId),
     /// dup(2); answered with the id of the copy.
     Duplicate(SocketId),

@@ -44,7 +44,6 @@ pub struct Player {
     pub batch: u32,
 }
 
-/// A scenario.
 pub struct Scenario {
     /// The name in messages.
     pub name: &'static str,

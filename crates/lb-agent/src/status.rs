@@ -13,7 +13,6 @@ pub const SCHEMA: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AgentStatus {
-    /// [`SCHEMA`].
     pub schema: u32,
     /// The agent's version.
     pub version: String,

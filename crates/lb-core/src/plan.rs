@@ -59,7 +59,7 @@ pub struct BackendPlan {
     pub address: SocketAddr,
     /// The generation of the backend's slot.
     pub generation: Generation,
-    /// The backend's capacity.
+    /// The backend's capacity, relative to other backends of the service.
     pub weight: u16,
     /// The purpose of the backend's slot.
     pub state: BackendState,

@@ -40,7 +40,7 @@ impl Identity {
     "all {capacity} slots of the client task are in use (limits.slots); a removed backend retains its slot until its last connection ends"
 )]
 pub struct SlotsExhausted {
-    /// The number of slots.
+    /// The number of slots of the client, all of which are in use.
     pub capacity: u32,
 }
 

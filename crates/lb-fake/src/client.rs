@@ -42,7 +42,6 @@ pub(crate) struct FakeHost {
     exclusive: BTreeSet<u64>,
 }
 
-/// A pinned client.
 pub(crate) struct FakePinnedClient {
     /// A unique number, which is not reused after the client is removed.
     pub number: u64,

@@ -41,7 +41,7 @@ impl Default for ReportIds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("report id {id} of {address} is invalid, or the id or the backend has another entry")]
 pub struct Contradiction {
-    /// The id.
+    /// The report id of the refused entry.
     pub id: u32,
     /// The address of the backend with this entry.
     pub address: SocketAddr,

@@ -259,7 +259,6 @@ impl Dial {
 /// The owner of a socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Opener {
-    /// A process.
     Process,
     /// The kernel, on behalf of a process's MPTCP socket. No program detects the end of such a
     /// socket: the hook of release runs only for the MPTCP socket, which has another cookie.

@@ -161,7 +161,6 @@ pub struct PathOptions {
     pub state: Option<PathBuf>,
 }
 
-/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon: fill the kernel's tables, attach programs to the cgroups, apply changes of

@@ -88,7 +88,6 @@ pub struct Made {
     pub took: Duration,
 }
 
-/// A caller.
 pub struct Caller(Process);
 
 impl Caller {

@@ -23,7 +23,6 @@ pub struct Figures {
     pub failed: u64,
     /// Connects that were trials.
     pub trials: u64,
-    /// Trials that failed.
     pub trials_failed: u64,
     /// The number of dead backends that are ejected at the end.
     pub ejected: usize,
