@@ -7,9 +7,9 @@ use lb_document::key::{Section, markdown};
 
 /// The text before the tables: rules that hold for all keys.
 pub const INTRODUCTION: &str = "The format is TOML. Unknown keys are refused. All faults of a file are \
-                                reported at once. Relative paths are relative to the\ndirectory of the \
+                                reported at once. Relative paths are relative to\nthe directory of the \
                                 file. Times are whole numbers with a unit: `\"50ms\"`, `\"90s\"`, \
-                                `\"2m\"`, `\"1h\"`. Without `--config` and\n`SOCKLB_CONFIG`, the file is \
+                                `\"2m\"`, `\"1h\"`. Without `--config`\nand `SOCKLB_CONFIG`, the file is \
                                 `/etc/socklb/socklb.toml`; `check FILE` checks another file.";
 
 pub fn page() -> String {
