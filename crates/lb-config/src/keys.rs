@@ -86,9 +86,9 @@ section! {
         "number of tasks of the job; `index` must be less than `count`";
     SERVICES "services": FreeForm(&["[\"users\"]"]), Means("all"), "the services that the client dials";
     ACCOUNTING "accounting": Keyword<Accounting>(&Accounting::ALL, Accounting::name), Is(Accounting::Full),
-        "what the programs record about flows. `full`: the phases of each flow and the cause of its end. \
-         `active`: the number of open flows, and the kernel's data about a socket when the socket is \
-         closed. `active` is less exact, but needs fewer hooks";
+        "what the programs record about flows. `full`: each flow's phases and the cause of its end. \
+         `active`: the number of open flows, and the kernel's data about closed sockets. `active` is less \
+         exact, but needs fewer hooks";
 }
 
 section! {
@@ -164,11 +164,9 @@ section! {
     ON_NO_BACKEND "on_no_backend": Keyword<Errno>(&ERRNOS, |errno| errno.0), Is(EHOSTUNREACH),
         "the errno with which a connect fails if no backend is usable";
     ON_BACKEND_LOSS "on_backend_loss": Keyword<OnBackendLoss>(&OnBackendLoss::ALL, OnBackendLoss::name), Is(OnBackendLoss::Keep),
-        "what happens to the open connections of a lost backend (a backend that has been absent from the \
-         list, or refusing (tier 5), for a minute). `keep`: the connections stay open. `close-idle`: the \
-         daemon closes TCP connections that have been idle for 30 s. `close`: the daemon closes all TCP \
-         connections and connected UDP sockets. See \
-         [close-connections.md](../guide/close-connections.md#lost-backends)";
+        "what happens to connections of a [lost backend](../guide/close-connections.md#lost-backends), which \
+         has been absent or refusing for a minute. `keep`: they stay open. `close-idle`: TCP connections \
+         idle for 30 s are closed. `close`: all TCP connections and connected UDP sockets are closed";
     BACKENDS "backends": FreeForm(&["{ file = \"users.toml\" }", "{ static = [\"10.0.0.1:8080\"] }"]), Required,
         "the source of the service's endpoints";
 }
@@ -226,9 +224,8 @@ section! {
          other backends. `false`: these connects fail";
     PROBE "probe": Keyword<ProbeWord>(&ProbeWord::ALL, ProbeWord::name), Means("none"),
         "how the daemon checks backends. `report`: the daemon requests reports from the backends' agents \
-         ([reports.md](reports.md)). `tcp`: it connects to the backends. `http`: it requests `path`. \
-         [health.md](../design/health.md) describes the effects of failed probes. Without probes, only the \
-         connects of this host show failures";
+         ([reports.md](reports.md)). `tcp`: it connects to the backends. `http`: it requests `path`. Without \
+         probes, only the connects of this host show failures. See [health.md](../design/health.md)";
     PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own port"),
         "the port to which the daemon sends probes or requests. With `report`, the list may set another \
          address for an endpoint (`agent`)";
@@ -240,8 +237,7 @@ section! {
         "time between two probes of a backend, varied by up to a tenth";
     IDLE_INTERVAL "idle_interval": Time(Duration::from_millis(100)..=Duration::from_mins(10)), Is(Duration::from_secs(15)),
         "`report` only: time between two requests to an idle backend. A backend is idle if no client task \
-         has an open flow to the backend or has chosen it recently; with `load`, if its service had no \
-         flow for 15 s";
+         has an open flow to it or has chosen it recently; with `load`, if its service had no flow for 15 s";
     TIMEOUT "timeout": Time(Duration::from_millis(10)..=Duration::from_mins(1)), Is(Duration::from_secs(1)),
         "`tcp` and `http`: time after which a probe without an answer fails";
     RISE "rise": Number(1..=100), Is(2), "`tcp` and `http`: successful probes in a row after which a backend is healthy again";
@@ -480,8 +476,8 @@ section! {
     RECLAIM_INTERVAL "reclaim_interval": Time(Duration::from_secs(1)..=Duration::from_hours(1)),
         Is(Duration::from_secs(60)),
         "time between two passes over the flow records. If no program saw the end of a flow, the daemon \
-         reclaims the flow's record after two passes. In both passes, the socket must be neither in the \
-         kernel's lists nor in use by a process";
+         reclaims its record after two passes that find the socket neither in the kernel's lists nor in use \
+         by a process";
 }
 
 section! {
@@ -507,10 +503,9 @@ section! {
      `group` must also be in the group `socklb`, which may read the status";
 
     GROUP "group": Text<String>(&["socklb-admin", "4711"], group), Means("none"),
-        "a group whose members, like root and the daemon's user, may end ejections (`socklb readmit`), \
-         control weights that follow load (`socklb load freeze`), drain backends or change their weights \
-         (`socklb drain`, `socklb weight`), and close connections (`socklb close`). A daemon that runs as \
-         root makes this group the group of its socket. Fixed while the daemon runs";
+        "a group whose members, like root and the daemon's user, may use `socklb readmit`, `load freeze`, \
+         `drain`, `undrain`, `weight`, `close` and `source refresh`. A daemon that runs as root gives its \
+         socket to this group. Fixed while the daemon runs";
 }
 
 /// The valid values of `low` and `high` in `subset.size`: open flows per endpoint of the subset, in

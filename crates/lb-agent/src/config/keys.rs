@@ -87,10 +87,9 @@ section! {
          longest interval between two requests of a client";
     UTILIZATION "utilization": FreeForm(&["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""]),
         Means("`\"application\"`"),
-        "where the agent gets the backend's utilization. `\"application\"`: from the application's reports \
-         (`socklb agent report`) or, while there are none, from the cgroup of `socklb agent run`. A table: \
-         from the application's reports or, while there are none, from the cgroup in the table. `\"off\"`: \
-         the agent reports no utilization, and refuses the application's reports";
+        "the source of the backend's utilization: the application's reports (`socklb agent report`) or, \
+         without them, a cgroup: that of `socklb agent run` (`\"application\"`) or the one in the table. \
+         `\"off\"`: the agent reports none, and refuses the application's reports";
 }
 
 section! {
@@ -99,9 +98,8 @@ section! {
     TCP "tcp": Text<SocketAddr>(&["127.0.0.1:8080"], address), Means("none"),
         "the check passes if this address accepts a connection. Use this method for a backend that does not listen at its `address`";
     HTTP "http": Text<Cow<'static, str>>(&["/healthz"], http_path), Means("none"),
-        "the check passes if a GET of this path returns a status from 200 to 299. The agent does not \
-         follow redirects, so a redirect fails the check. The agent reads only the head of the answer, up \
-         to 64 KiB";
+        "the check passes if a GET of this path returns a status from 200 to 299. The agent follows no \
+         redirects, so a redirect fails the check. It reads only the head of the answer, up to 64 KiB";
     AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address to which `http` connects";
     COMMAND "command": FreeForm(&["[\"/usr/bin/app\", \"check\"]"]), Means("none"),
         "the check passes if this command ends with exit code 0. After `timeout` the agent kills the command and its process group";
