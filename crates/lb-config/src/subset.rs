@@ -14,7 +14,7 @@ use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{ValueKind as _, write};
 use lb_document::{Item, Table};
 
-/// The default size; docs/reference/subsets.md gives the reason.
+/// The default size; docs/design/subsets.md gives the reason.
 const AUTO: Size = Size::Auto { min: MIN_AUTO_SIZE };
 
 /// The subset of a service without the key `subset`.

@@ -32,8 +32,8 @@ mod rocksteadier;
 
 mod aperture;
 
-/// A subsetting algorithm. `docs/reference/subsets.md` has the definition, the source and figures
-/// of each algorithm.
+/// A subsetting algorithm. `docs/reference/subsets.md` has the definition and the source of each
+/// algorithm, and `docs/design/subsets.md` has figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Algorithm {
     /// Every client shuffles all backends for itself (SRE book, chapter 20, "random subset").

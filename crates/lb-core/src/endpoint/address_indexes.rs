@@ -3,7 +3,7 @@
 //! The order of a list must not affect the indexes, and an added endpoint should not change other
 //! indexes. If the index were the rank among sorted addresses, an added endpoint would change
 //! nearly all indexes; with a hash, it changes only indexes of addresses that collide.
-//! `docs/reference/subsets.md` has the definition and the costs.
+//! `docs/reference/subsets.md` has the definition, and `docs/design/subsets.md` the costs.
 
 use std::net::SocketAddr;
 

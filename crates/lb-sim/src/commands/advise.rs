@@ -201,7 +201,7 @@ restart: largest part of a subset within {block} neighbouring backends, a tenth 
         let _ = writeln!(
             text,
             "unequal: like weighted, with these clients (mean of {DRAWS} draws). rsd: standard deviation of\n  \
-             loads over their mean, by the formula in docs/reference/subsets.md."
+             loads over their mean, by the formula in docs/design/subsets.md."
         );
     }
     let configuration = configuration(question, answer.subset);

@@ -254,7 +254,7 @@ fn half_updated(algorithm: Algorithm, backends: u32, more: u32) -> f64 {
     raw_utilization(&loads)
 }
 
-/// The expected values are the table in docs/reference/subsets.md.
+/// The expected values are the table in docs/design/subsets.md.
 #[test]
 fn late_lists_cost_least_if_orders_hardly_change() {
     let table = [
