@@ -234,8 +234,7 @@ fn first_byte() -> Group {
     arms.push(arm("HAProxy", Between::Haproxy));
     Group {
         title: "To the first byte of a backend",
-        remark: "This is the only fair comparison with a proxy, because a proxy accepts a connection before it has chosen a backend. Backends do not poll, but \
-                 sleep until a connection arrives; CPU time is the sum for client, backends and proxy.",
+        remark: "For the comparison with a proxy. CPU time is the sum for client, backends and proxy.",
         work: Work::FirstByte,
         manner: Manner::Greet,
         polls: false,
