@@ -17,6 +17,10 @@ const OF_STD: [&str; 2] = ["Duration", "Instant"];
 /// A function name with at least this many words counts as the name of a test.
 const WORDS_OF_A_TEST: usize = 5;
 
+/// The maximum number of lines of a paragraph, and of words of a table's cell.
+const PARAGRAPH: usize = 6;
+const CELL: usize = 40;
+
 /// The page whose tables have the test of each claim in the last column.
 const CLAIMS: &str = "docs/design/failure-modes.md";
 
@@ -64,6 +68,9 @@ pub fn file(
             }
         }
     }
+    if is_page(name) {
+        faults.extend(too_long(text).map(|(line, what)| format!("{name}:{line}: {what}")));
+    }
     let longest = LINES.iter().find(|(page, _)| *page == name);
     if let Some((_, lines)) = longest
         && text.lines().count() > *lines
@@ -74,6 +81,35 @@ pub fn file(
 
 fn is_page(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "md")
+}
+
+/// The paragraphs and cells that are too long, with their lines. Lists, quotations, code, and what
+/// a command writes into a page are left out.
+fn too_long(text: &str) -> impl Iterator<Item = (usize, String)> {
+    let (mut is_code, mut is_written, mut is_list, mut length) = (false, false, false, 0);
+    text.lines().chain([""]).enumerate().filter_map(move |(number, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        is_written = (is_written || line.starts_with("<!-- written by")) && !line.ends_with("end -->");
+        let is_item = line.starts_with(['-', '*', ' '])
+            || line.split_once(". ").is_some_and(|(item, _)| item.parse::<u32>().is_ok());
+        is_list = !line.is_empty() && (is_list || is_item);
+        let is_prose = !(is_code || is_fence || is_written || is_list)
+            && !line.starts_with(['|', '#', '>', '<'])
+            && !line.is_empty();
+        if is_prose {
+            length += 1;
+            return None;
+        }
+        let lines = std::mem::take(&mut length);
+        if lines > PARAGRAPH {
+            return Some((number, format!("the paragraph has {lines} lines, and may have {PARAGRAPH}")));
+        }
+        let is_row = line.starts_with('|') && !is_code && !is_written;
+        let words = |cell: &str| cell.split_whitespace().count();
+        let most = line.split('|').map(words).max().filter(|_| is_row).unwrap_or(0);
+        (most > CELL).then(|| (number + 1, format!("a cell has {most} words, and may have {CELL}")))
+    })
 }
 
 /// The pages that a line names by their paths from the root folder.
@@ -216,6 +252,15 @@ mod tests {
         file(Path::new("/"), "CONTRIBUTING.md", text, &sources, &mut faults);
         let expected = ["Job", "Work::Look", "Work::new"];
         assert_eq!(faults, expected.map(|name| format!("CONTRIBUTING.md:2: there is no `{name}`")));
+        faults.clear();
+        let (lines, words) = ("a\n".repeat(7), "b ".repeat(41));
+        let text = format!(
+            "{lines}\n- {lines}\n```\n{lines}```\n| {words}|\n<!-- written by c: begin -->\n| {words}|\n"
+        );
+        file(Path::new("/"), "page.md", &text, &sources, &mut faults);
+        let expected =
+            ["7: the paragraph has 7 lines, and may have 6", "26: a cell has 41 words, and may have 40"];
+        assert_eq!(faults, expected.map(|fault| format!("page.md:{fault}")));
         faults.clear();
         file(Path::new("/"), "README.md", &"\n".repeat(151), &sources, &mut faults);
         assert_eq!(faults, ["README.md has 151 lines, and may have 150"]);
