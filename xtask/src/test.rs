@@ -125,6 +125,7 @@ struct Suite<'o> {
     relied: Vec<String>,
     /// Whether the other versions of socklb are built (`others`).
     others_built: bool,
+    began: Instant,
 }
 
 impl<'o> Suite<'o> {
@@ -154,6 +155,7 @@ impl<'o> Suite<'o> {
             summaries,
             relied,
             others_built,
+            began: Instant::now(),
         })
     }
 
@@ -459,7 +461,8 @@ impl<'o> Suite<'o> {
         fs::write(&path, text + "\n").with_context(|| format!("write {}", path.display()))?;
         let sum = |count: fn(&Summary) -> usize| self.summaries.iter().map(count).sum::<usize>();
         let (passed, failed) = (sum(Summary::passed), sum(|summary| summary.failed.len()));
-        println!("{passed} passed, {failed} failed, {} skipped", sum(|summary| summary.skipped.len()));
+        let (skipped, seconds) = (sum(|summary| summary.skipped.len()), self.began.elapsed().as_secs());
+        println!("{passed} passed, {failed} failed, {skipped} skipped, in {seconds} s");
         Ok(())
     }
 }

@@ -150,8 +150,8 @@ section! {
     // The minimum is a second: a shorter slow start ends before the first tables with the backend
     // are replaced. The maximum is an hour, because no operator waits longer for a backend.
     SLOW_START "slow_start": TimeOrOff(Duration::from_secs(1)..=Duration::from_hours(1)), Is(None),
-        "time in which an endpoint that is new, or available again, reaches its share. The endpoint starts \
-         with a tenth of its share; this part then grows in proportion to time. Needs a policy that uses \
+        "time in which an endpoint that is new, or available again, reaches its weight. The endpoint starts \
+         with a tenth of its weight; this part then grows in proportion to time. Needs a policy that uses \
          weights";
     REBALANCE "rebalance": FreeForm(&["{ rate = \"1/s\" }"]), Means("idle connections stay open"),
         "`tcp` only: closes idle connections, so that pools of long connections spread over all backends again: see \

@@ -198,7 +198,7 @@ fn of_service(client: &str, service: &ServiceStatus) -> Vec<Fault> {
     }
     for backend in service.backends.iter().filter(|backend| backend.has_withheld_ejection()) {
         let text = format!(
-            "connects fail; the backend would be ejected if it were not the last available one; {} failures so far",
+            "connects failed; the backend was not ejected, because it was then the last available one; {} failures so far",
             backend.withheld
         );
         faults.push(of_backend(FaultCode::EjectionWithheld, backend, text));
@@ -417,7 +417,7 @@ mod tests {
         let expected =
             "panic: too few backends are available (1 failing, 2 refusing), so connects may choose";
         assert!(panic.starts_with(expected), "{panic}");
-        let expected = "connects fail; the backend would be ejected if it were not the last available one; 7 failures so far";
+        let expected = "connects failed; the backend was not ejected, because it was then the last available one; 7 failures so far";
         assert_eq!(withheld, expected);
     }
 

@@ -181,7 +181,7 @@ fn log_attachment(client_task: &ClientTask, followed: Followed) {
             count = client.task.count, services = client.services.len(), "client attached"
         ),
         (Followed::Lost, _) => {
-            info!(client = %client.name, cgroup = %client.cgroup.display(), "the client's cgroup was removed; waiting for a new one");
+            info!(client = %client.name, cgroup = %client.cgroup.display(), "the client's cgroup does not exist; waiting for it");
         }
         (Followed::Unpinned, _) => warn!(
             client = %client.name,

@@ -23,7 +23,7 @@ pub enum Followed {
     Unchanged,
     /// The programs were attached to another cgroup, or again to the same cgroup.
     Attached,
-    /// The cgroup was removed.
+    /// The cgroup was removed, or the configuration names one that does not exist.
     Lost,
     /// An operator has removed the client's pins.
     Unpinned,
