@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::parser::ValueSource;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use lb_view::status::SortBy;
 
 use super::{close, load, overrides, source};
 use crate::config::{DEFAULT_PATH, Paths};
+
+/// The variable with the path of the configuration file. `agent` ignores it.
+const CONFIG_VARIABLE: &str = "SOCKLB_CONFIG";
 
 /// socklb balances connections at the socket, in the kernel.
 ///
@@ -54,25 +56,35 @@ impl Cli {
             }
             error.exit()
         });
-        // Rejects --config and --pins only if they are on the command line. The variable
-        // SOCKLB_CONFIG may be set for the daemon, and is ignored here.
-        let is_given = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
-        if matches.subcommand_name() == Some("agent") && (is_given("config") || is_given("pins")) {
-            let text = "--config and --pins are for the daemon: to name an agent's file, write `socklb agent serve FILE`";
-            command.error(ErrorKind::ArgumentConflict, text).exit();
+        let mut cli =
+            Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
+        if let Some(error) = cli.conflict(&mut command) {
+            error.exit();
         }
-        let cli = Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
-        if let Command::Load { command: Some(_), client, service, json } = &cli.command
-            && (client.is_some() || service.is_some() || *json)
-        {
-            command.error(ErrorKind::ArgumentConflict, load::MISPLACED).exit();
-        }
-        if let Command::Drain(options) = &cli.command
-            && options.ends_before_closing()
-        {
-            command.error(ErrorKind::ArgumentConflict, overrides::ENDS_BEFORE_CLOSING).exit();
-        }
+        // Not by clap, which would show --config as required in the usage of each command.
+        let by_variable = || std::env::var_os(CONFIG_VARIABLE).filter(|file| !file.is_empty());
+        cli.files.config = cli.files.config.or_else(|| by_variable().map(PathBuf::from));
         cli
+    }
+
+    /// The error for options that clap cannot check, with the usage of the subcommand.
+    fn conflict(&self, command: &mut clap::Command) -> Option<clap::Error> {
+        let (name, text) = match &self.command {
+            Command::Agent(_) if self.files.config.is_some() || self.files.pins.is_some() => (
+                "agent",
+                "--config and --pins are for the daemon: to name an agent's file, write `socklb agent serve FILE`",
+            ),
+            Command::Load { command: Some(_), client, service, json }
+                if client.is_some() || service.is_some() || *json =>
+            {
+                ("load", load::MISPLACED)
+            }
+            Command::Drain(options) if options.ends_before_closing() => {
+                ("drain", overrides::ENDS_BEFORE_CLOSING)
+            }
+            _ => return None,
+        };
+        Some(command.find_subcommand_mut(name)?.error(ErrorKind::ArgumentConflict, text))
     }
 }
 
@@ -147,8 +159,8 @@ fn hint_of_ipvsadm(error: &clap::Error) -> Option<&'static str> {
 /// The configuration file, and directories that override its `[paths]`.
 #[derive(Clone, Debug, Args)]
 pub struct PathOptions {
-    /// Configuration file [default: /etc/socklb/socklb.toml]
-    #[arg(short, long, global = true, value_name = "FILE", env = "SOCKLB_CONFIG", hide_env_values = true)]
+    /// Configuration file [env: SOCKLB_CONFIG] [default: /etc/socklb/socklb.toml]
+    #[arg(short, long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Directory in bpffs where maps and links are pinned
     #[arg(long, global = true, value_name = "DIR")]
@@ -329,9 +341,10 @@ pub enum Command {
     Drain(overrides::DrainOptions),
     /// End the drain of backends on this host
     ///
-    /// Exit codes: 0 the backends are not drained; 1 the daemon refused the change, or the service
-    /// or a backend does not exist, or another command has drained a backend again; 3 the change is
-    /// made, but a restart of the daemon would lose the change; 4 a permission is missing.
+    /// Exit codes: 0 the backends are not drained; 1 the daemon refused the change, or neither the
+    /// configuration nor an override contains the service or a backend, or another command has
+    /// drained a backend again; 3 the change is made, but a restart of the daemon would lose the
+    /// change; 4 a permission is missing.
     Undrain(overrides::UndrainOptions),
     /// Multiply the weight of a backend on this host, from 1% to 1000%; 100% removes the override
     ///
@@ -344,8 +357,9 @@ pub enum Command {
     Weight(overrides::WeightOptions),
     /// List the drains and weights that operators have set on this host
     ///
-    /// If no daemon runs, the command reads the overrides from the daemon's file, if this user may
-    /// read the file.
+    /// If no daemon runs, the command reads the overrides from the daemon's file, and their effects
+    /// from the pinned maps, as far as this user may read them. If there is no file, it shows the
+    /// drains that the maps contain.
     ///
     /// Exit codes: 0 ok; 1 the command failed, or the service does not exist; 3 no daemon runs, or
     /// the overrides are not stored, or stored ones could not be parsed; 4 a permission is missing.
@@ -391,14 +405,14 @@ pub enum Command {
     /// not drained first (for example by `socklb drain`), new connections may use it again.
     ///
     /// UDP sockets are closed if they are connected and --idle is not given. The command prints how
-    /// many flows it has closed, and why other flows stay. Ctrl-C ends the closing within a second;
-    /// the daemon's log has the number of closed flows. The daemon permits this command for root,
-    /// its own user, and members of the group in `[admin]`.
+    /// many flows it has closed, and why other flows stay. Ctrl-C or SIGTERM ends the closing
+    /// within a second; the daemon's log has the number of closed flows. The daemon permits this
+    /// command for root, its own user, and members of the group in `[admin]`.
     ///
     /// Exit codes: 0 all selected flows are closed or have ended; 1 nothing was done (the message
     /// states the reason); 3 some flows stay open: they are in network namespaces that the daemon
     /// cannot enter, the kernel did not close them, or the command ended after an hour; 4 a
-    /// permission is missing.
+    /// permission is missing; 130 (^C) or 143 (SIGTERM) the command stopped early.
     Close(close::CloseOptions),
     /// Remove the programs, maps and pins of one client, or of all clients, from the kernel
     #[command(group = clap::ArgGroup::new("which").required(true).args(["client", "all"]))]
@@ -472,6 +486,24 @@ mod tests {
         }
         assert_eq!((hint("show"), hint("conns")), (Some("use `socklb status`"), Some("use `socklb flows`")));
         assert_eq!(hint("frobnicate"), None);
+    }
+
+    #[test]
+    fn an_error_shows_the_usage_of_the_subcommand() {
+        for (line, usage) in [
+            (
+                "socklb drain users 0 --for 2s --close all --after 5s",
+                "socklb drain [OPTIONS] <SERVICE> <BACKEND>...",
+            ),
+            ("socklb load --json freeze users", "socklb load [OPTIONS] [COMMAND]"),
+            ("socklb --pins /sys/fs/bpf agent status", "socklb agent [OPTIONS] <COMMAND>"),
+        ] {
+            let mut command = Cli::command();
+            let matches = command.try_get_matches_from_mut(line.split(' ')).expect(line);
+            let cli = Cli::from_arg_matches(&matches).expect(line);
+            let text = cli.conflict(&mut command).expect(line).to_string();
+            assert!(text.contains(&format!("Usage: {usage}\n")), "{text}");
+        }
     }
 
     #[test]
