@@ -218,6 +218,17 @@ impl OverrideKind {
         }
     }
 
+    /// Why an override of this kind cannot be applied; `None` if it can. No command sets such an
+    /// override, but the file of overrides may contain one.
+    pub fn why_invalid(self) -> Option<String> {
+        match self {
+            Self::Weight { percent } if check_percent(percent).is_err() => {
+                Some(format!("a weight must be from 1 % to {MAX_PERCENT} %"))
+            }
+            Self::Drain | Self::Weight { .. } => None,
+        }
+    }
+
     /// `drain`, or the weight with its percentage.
     pub fn in_words(self) -> String {
         match self {
@@ -246,14 +257,15 @@ const fn yes() -> bool {
 impl OverrideStatus {
     /// Why the override has no effect; `None` if it has one.
     pub(crate) fn why_no_effect(&self) -> Option<String> {
-        match &self.of.scope.client {
+        let invalid = self.of.kind.why_invalid();
+        invalid.or_else(|| match &self.of.scope.client {
             None if !self.is_configured => Some("no such service in the configuration".to_owned()),
             Some(client) if !self.is_configured => {
                 Some(format!("client {client} has no such service in the configuration"))
             }
             _ if !self.is_listed => Some("not in the list".to_owned()),
             _ => None,
-        }
+        })
     }
 }
 

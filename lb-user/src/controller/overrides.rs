@@ -25,7 +25,7 @@ use lb_view::overrides::{
     OverridesDocument, SCHEMA, check_duration, check_percent, check_reason,
 };
 use serde::{Deserialize, Serialize};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::Controller;
 use super::client_task::{ClientTask, effects};
@@ -57,7 +57,11 @@ pub struct StoredOverrides {
 const FILE_SCHEMA: u32 = 1;
 
 /// The reason of a drain that is known only from the kernel's tables.
-const FROM_TABLES: &str = "from the kernel's tables: the file of overrides could not be parsed";
+pub const FROM_TABLES: &str = "from the kernel's tables: the file of overrides could not be parsed";
+
+/// What to log for each drain that the kernel's tables contain if there is no file.
+const FILE_IS_MISSING: &str = "a drain ends: the kernel's tables contain it, but the file of operators' overrides is missing; \
+                               changed weights have ended, too; repeat what is still wanted";
 
 impl StoredFile for StoredOverrides {
     const MAX_BYTES: u64 = 8 << 20;
@@ -110,26 +114,38 @@ pub struct Overrides {
     /// The files that were set aside because they could not be parsed, until an operator removes
     /// them.
     aside: Vec<PathBuf>,
+    /// Whether there was neither a file nor one that was set aside, so that drains in the kernel's
+    /// tables end.
+    is_missing: bool,
     /// Whether no daemon has stored the overrides since their file was set aside. Until then the
     /// drains are only in the kernel's tables.
     is_adopting: bool,
     /// The drains that an earlier daemon has left in the tables, by client and service; empty if
     /// the file could be read at the start. Later the tables contain this daemon's drains.
-    earlier: BTreeMap<(String, String), BTreeSet<SocketAddr>>,
+    earlier: EarlierDrains,
 }
+
+/// A client, and a service of it.
+type ClientAndService = (String, String);
+
+/// The drained backends in the tables of each client and service.
+pub type EarlierDrains = BTreeMap<ClientAndService, BTreeSet<SocketAddr>>;
 
 impl Overrides {
     /// The overrides of a service of a client that are in force. If a weight is set both for the
     /// client and for all clients, the client's weight is in force.
     fn of<'o>(&'o self, client: &'o str, service: &'o str) -> impl Iterator<Item = &'o Override> {
-        let is_hidden = move |of: &Override| {
-            let own = OverrideScope { client: Some(client.to_owned()), ..of.scope.clone() };
-            of.scope.client.is_none() && self.in_force.contains_key(&(own, is_weight(of.kind)))
-        };
         let concerned = self
             .of_service(service)
             .filter(move |of| of.scope.client.as_deref().is_none_or(|only| only == client));
-        concerned.filter(move |of| !is_hidden(of))
+        concerned.filter(move |of| of.kind.why_invalid().is_none() && !self.is_hidden(of, client))
+    }
+
+    /// Whether this override is for all clients, and this client has its own of the same kind.
+    fn is_hidden(&self, of: &Override, client: &str) -> bool {
+        let own = OverrideScope { client: Some(client.to_owned()), ..of.scope.clone() };
+        let own = self.in_force.get(&(own, is_weight(of.kind)));
+        of.scope.client.is_none() && own.is_some_and(|own| own.of.kind.why_invalid().is_none())
     }
 
     fn of_service<'o>(&'o self, service: &'o str) -> impl Iterator<Item = &'o Override> {
@@ -165,39 +181,48 @@ impl Overrides {
     }
 
     /// Applies the result of reading the file. Overrides that were set in the meantime have
-    /// precedence.
-    fn take(&mut self, read: OverridesRead, boot: Duration, wall: u64) {
+    /// precedence. An override that cannot be applied has no effect, but stays stored until an
+    /// operator replaces or ends it.
+    fn take(&mut self, read: OverridesRead, path: &Path, boot: Duration, wall: u64) {
         self.aside = read.aside;
         let Some(stored) = read.file.content(&mut self.unread) else { return };
-        for of in stored.overrides.into_iter().filter(|of| is_valid(of.kind)) {
+        for of in stored.overrides {
+            if let Some(why) = of.kind.why_invalid() {
+                let OverrideScope { service, backend, client } = &of.scope;
+                let (file, client) = (path.display(), client.as_deref().unwrap_or("all"));
+                warn!(%file, client, service, %backend, kind = %of.kind.in_words(), why, "a stored override has no effect; the others stay in force; replace or end it with `socklb weight`");
+            }
             if !self.in_force.contains_key(&(of.scope.clone(), is_weight(of.kind))) {
                 self.insert(of, boot, wall);
             }
         }
     }
 
-    /// Makes overrides of the drains of an earlier daemon, without their ends, which are not known.
-    /// Drains that all clients with a service have become one override.
-    fn adopt(&mut self, boot: Duration, wall: u64) {
-        let mut by_service: BTreeMap<String, BTreeMap<String, BTreeSet<SocketAddr>>> = BTreeMap::new();
-        for ((client, service), drained) in &self.earlier {
-            let unknown = drained - &self.drained(client, service);
-            by_service.entry(service.clone()).or_default().insert(client.clone(), unknown);
+    /// Logs which drains in the tables of this client end because their file is missing.
+    fn warn_of_lost_drains(&self, client_task: &ClientTask) {
+        if !self.is_missing {
+            return;
         }
-        for (service, clients) in by_service {
-            let common = clients.values().cloned().reduce(|one, other| &one & &other).unwrap_or_default();
-            let single = clients.into_iter().map(|(client, drained)| (Some(client), &drained - &common));
-            let single: Vec<_> = single.collect();
-            for (client, backends) in [(None, common)].into_iter().chain(single) {
-                for backend in backends {
-                    let of_client = client.as_deref().unwrap_or("all");
-                    info!(client = of_client, service, %backend, "a drain is known only from the kernel's tables; it stays in force");
-                    let scope = OverrideScope { service: service.clone(), backend, client: client.clone() };
-                    let (reason, kind) = (Some(FROM_TABLES.to_owned()), OverrideKind::Drain);
-                    let of = Override { scope, kind, reason, user: 0, process: 0, since: wall, until: None };
-                    self.insert(of, boot, wall);
-                }
+        let client = client_task.client.name.as_str();
+        for service in client_task.client.services.iter().map(|one| one.service.name.as_str()) {
+            let Some(position) = client_task.position(service) else { continue };
+            for backend in &client_task.drained(position) - &self.drained(client, service) {
+                warn!(client, service, %backend, "{FILE_IS_MISSING}");
             }
+        }
+    }
+
+    /// Makes overrides of the drains of an earlier daemon that are only in the tables.
+    fn adopt(&mut self, boot: Duration, wall: u64) {
+        let unknown = |((client, service), drained): (&ClientAndService, &BTreeSet<SocketAddr>)| {
+            ((client.clone(), service.clone()), drained - &self.drained(client, service))
+        };
+        let unknown: EarlierDrains = self.earlier.iter().map(unknown).collect();
+        for of in drains_of_tables(&unknown, FROM_TABLES, wall) {
+            let OverrideScope { service, backend, client } = &of.scope;
+            let client = client.as_deref().unwrap_or("all");
+            info!(client, service, %backend, "a drain is known only from the kernel's tables; it stays in force");
+            self.insert(of, boot, wall);
         }
     }
 
@@ -262,11 +287,36 @@ const fn is_weight(kind: OverrideKind) -> bool {
     matches!(kind, OverrideKind::Weight { .. })
 }
 
-fn is_valid(kind: OverrideKind) -> bool {
-    match kind {
-        OverrideKind::Drain => true,
-        OverrideKind::Weight { percent } => check_percent(percent).is_ok(),
+/// The drains in the kernel's tables as overrides, without their ends, which are not known. A drain
+/// that all clients with the service have becomes one override.
+pub fn drains_of_tables(drained: &EarlierDrains, reason: &str, now: u64) -> Vec<Override> {
+    let mut by_service: BTreeMap<&str, Vec<(&str, &BTreeSet<SocketAddr>)>> = BTreeMap::new();
+    for ((client, service), drained) in drained {
+        by_service.entry(service).or_default().push((client, drained));
     }
+    let mut drains = Vec::new();
+    for (service, clients) in by_service {
+        let all = clients.iter().map(|(_, drained)| (*drained).clone());
+        let common = all.reduce(|one, other| &one & &other).unwrap_or_default();
+        let single = clients.into_iter().map(|(client, drained)| (Some(client), drained - &common));
+        let single: Vec<_> = single.collect();
+        for (client, backends) in [(None, common)].into_iter().chain(single) {
+            drains.extend(backends.into_iter().map(|backend| Override {
+                scope: OverrideScope {
+                    service: service.to_owned(),
+                    backend,
+                    client: client.map(str::to_owned),
+                },
+                kind: OverrideKind::Drain,
+                reason: Some(reason.to_owned()),
+                user: 0,
+                process: 0,
+                since: now,
+                until: None,
+            }));
+        }
+    }
+    drains
 }
 
 /// What an operator must know while files of overrides are set aside. `is_adopted`: whether a
@@ -404,13 +454,15 @@ impl Controller {
             StoredRead::Nothing => self.overrides.is_adopting || !read.aside.is_empty(),
             StoredRead::Unread(_) => self.overrides.is_adopting,
         };
+        self.overrides.is_missing = is_absent && !self.overrides.is_adopting;
         if is_absent
             && self.overrides.is_adopting
             && let Err(why) = self.find_earlier_drains(clients)
         {
             read.file = StoredRead::Unread(why);
         }
-        self.overrides.take(read, boot, wall);
+        let path = StoredOverrides::path(&self.config.paths.state);
+        self.overrides.take(read, &path, boot, wall);
         if self.overrides.is_adopting && !self.overrides.is_unread() {
             self.overrides.adopt(boot, wall);
             self.store_overrides();
@@ -450,6 +502,7 @@ impl Controller {
         let clients = self.config.clients.clone();
         self.take_overrides(read, &clients);
         if !self.overrides.is_unread() {
+            self.clients.tasks.iter().for_each(|task| self.overrides.warn_of_lost_drains(task));
             let services = self.clients.tasks.iter().flat_map(|task| &task.client.services);
             let services = services.map(|configured| configured.service.name.clone()).collect();
             self.overrides_changed(&services, now);
@@ -462,6 +515,7 @@ impl Controller {
         let Some(client_task) = clients.task_mut(client) else { return };
         let services = client_task.client.services.iter();
         let services: Vec<String> = services.map(|configured| configured.service.name.clone()).collect();
+        overrides.warn_of_lost_drains(client_task);
         for service in &services {
             overrides.apply(client_task, service, now);
         }
@@ -542,10 +596,8 @@ impl Controller {
         let status = |of: &&Override| {
             let backend = of.scope.backend;
             // A weight for all clients has no effect on a client with its own weight.
-            let has_own = |effect: &&ClientEffect| {
-                let own = OverrideScope { client: Some(effect.client.clone()), ..of.scope.clone() };
-                is_weight(of.kind) && self.overrides.in_force.contains_key(&(own, true))
-            };
+            let has_own =
+                |effect: &&ClientEffect| is_weight(of.kind) && self.overrides.is_hidden(of, &effect.client);
             let all = effects.iter().filter_map(|effects| effects.get(&backend));
             let concerned = all.filter(|effect| match &of.scope.client {
                 Some(only) => *only == effect.client,
@@ -612,10 +664,13 @@ impl Controller {
         let ends_it = request.action == OverrideAction::Undrain || request.percent == Some(100);
         let has_service = |task: &&ClientTask| task.position(service).is_some();
         let tasks: Vec<&ClientTask> = self.clients.tasks.iter().filter(has_service).collect();
+        // A misspelt name must not look like the end of an override, so a name that neither the
+        // lists nor the overrides contain is refused.
+        let nothing_to_end = |why| if ends_it { format!("there is no override to end: {why}") } else { why };
         // An override can be ended even if its service is no longer configured.
         let is_overridden = self.overrides.of_service(service).next().is_some();
         if tasks.is_empty() && !(ends_it && is_overridden) {
-            self.check_service(service)?;
+            self.check_service(service).map_err(nothing_to_end)?;
         }
         let has_own =
             |client| self.overrides.of_service(service).any(|of| of.scope.client.as_deref() == client);
@@ -632,7 +687,7 @@ impl Controller {
         check_request(request)?;
         let mut named: Vec<SocketAddr> = Vec::new();
         for word in request.backends.split(',') {
-            named.push(self.backend_of(service, word, Some(request.action))?);
+            named.push(self.backend_of(service, word, Some(request.action)).map_err(nothing_to_end)?);
         }
         named.sort_unstable();
         named.dedup();

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_http::peer::PeerCredentials;
-use lb_view::overrides::{ClientEffect, Overridden, Override, OverrideKind};
+use lb_view::overrides::{ClientEffect, Overridden, Override, OverrideKind, OverrideStatus};
 use tokio::sync::oneshot;
 
 use super::FOR_LONG;
@@ -85,7 +85,7 @@ impl Stage {
     /// The effect of the overrides on the client `web`, for each backend with an override.
     fn effects(&self) -> BTreeMap<SocketAddr, ClientEffect> {
         let document = self.controller().overrides_document();
-        let effect = |one: lb_view::overrides::OverrideStatus| {
+        let effect = |one: OverrideStatus| {
             Some((one.of.scope.backend, one.clients.into_iter().find(|effect| effect.client == "web")?))
         };
         document.overrides.into_iter().filter_map(effect).collect()
@@ -319,6 +319,151 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
     });
 }
 
+impl Stage {
+    /// Changes the stored overrides while no daemon runs.
+    fn edit_stored(&mut self, edit: impl FnOnce(&mut Vec<serde_json::Value>)) {
+        let stored = self.disk.content(FILE).expect("the file is stored");
+        let mut stored: serde_json::Value = serde_json::from_slice(&stored).expect("JSON");
+        edit(stored["overrides"].as_array_mut().expect("a list"));
+        self.disk.write(FILE, stored.to_string());
+    }
+
+    /// Each override with its kind and the share of the client `web`.
+    fn overridden_shares(&self) -> Vec<(SocketAddr, OverrideKind, f64)> {
+        let document = self.controller().overrides_document();
+        let of = |one: OverrideStatus| (one.of.scope.backend, one.of.kind, one.clients[0].share);
+        document.overrides.into_iter().map(of).collect()
+    }
+}
+
+/// Another program has written weights into the file that no command accepts.
+#[test]
+fn a_stored_weight_out_of_range_has_no_effect_and_is_not_lost() {
+    for percent in [0, 5_000] {
+        script("", |stage| {
+            stage.accepted(drain(&[FIRST]));
+            stage.accepted(weight(MIDDLE, 50));
+            stage.accepted(weight(THIRD, 50));
+            stage.stop_faults();
+            stage.edit_stored(|overrides| {
+                let third = overrides.iter_mut().find(|one| one["backend"] == THIRD).expect("it is stored");
+                third["percent"] = percent.into();
+            });
+            for _ in 0..2 {
+                stage.start(&BACKENDS);
+                stage.stop_faults();
+                let invalid = OverrideKind::Weight { percent };
+                let expected = [
+                    (address(FIRST), OverrideKind::Drain, 0.0),
+                    (address(MIDDLE), OverrideKind::Weight { percent: 50 }, 1.0 / 3.0),
+                    (address(THIRD), invalid, 2.0 / 3.0),
+                ];
+                let shares = stage.overridden_shares();
+                for (shown, expected) in shares.iter().zip(&expected) {
+                    assert_eq!((shown.0, shown.1), (expected.0, expected.1));
+                    assert!((shown.2 - expected.2).abs() < 0.001, "{shown:?}");
+                }
+                assert_eq!(shares.len(), expected.len());
+                // Another change does not remove the weight from the file.
+                stage.accepted(OverrideRequest { for_s: Some(3_600), ..drain(&[FIRST]) });
+            }
+            let what = format!("kind=weight {percent} % why=\"a weight must be from 1 % to 1000 %\"");
+            assert_eq!((stage.logged(&what), stage.logged(&format!("file={FILE}"))), (2, 2));
+            // An operator replaces or ends it.
+            stage.accepted(weight(THIRD, 50));
+            stage.accepted(weight(MIDDLE, 100));
+            stage.edit_stored(|overrides| {
+                let third = overrides.iter_mut().find(|one| one["backend"] == THIRD).expect("it is stored");
+                third["percent"] = percent.into();
+            });
+            stage.start(&BACKENDS);
+            assert_eq!(stage.accepted(weight(THIRD, 100)).changed, [address(THIRD)]);
+            assert_eq!(stage.overrides(), [(address(FIRST), OverrideKind::Drain)]);
+        });
+    }
+}
+
+/// A weight for one client hides that for all clients only if it can be applied.
+#[test]
+fn a_stored_weight_out_of_range_hides_no_other() {
+    script("", |stage| {
+        stage.accepted(weight(FIRST, 50));
+        stage.accepted(OverrideRequest { client: Some("web".to_owned()), ..weight(FIRST, 20) });
+        stage.stop_faults();
+        stage.edit_stored(|overrides| {
+            let own = overrides.iter_mut().find(|one| one["client"] == "web").expect("it is stored");
+            own["percent"] = 5_000.into();
+        });
+        stage.start(&BACKENDS);
+        stage.stop_faults();
+        let document = stage.controller().overrides_document();
+        let shown: Vec<_> = document.overrides.iter().map(|one| one.clients[0].share).collect();
+        assert!(shown.len() == 2 && shown.iter().all(|share| (share - 0.2).abs() < 0.001), "{shown:?}");
+        let percent = stage.backend(FIRST).weight_percent;
+        assert_eq!(percent, Some(50));
+    });
+}
+
+#[test]
+fn drains_that_end_because_their_file_is_missing_are_logged() {
+    const LOGGED: &str = "but the file of operators' overrides is missing";
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        stage.accepted(drain(&[MIDDLE]));
+        stage.stop_faults();
+        stage.start(&BACKENDS);
+        assert_eq!(stage.logged(LOGGED), 0);
+        stage.disk.remove(FILE);
+        stage.start(&BACKENDS);
+        assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
+        assert_eq!(stage.logged(LOGGED), 2);
+        for backend in [FIRST, MIDDLE] {
+            assert_eq!(stage.logged(&format!("client=\"web\" service=\"users\" backend={backend}")), 1);
+        }
+        // Drains that an operator ends are not lost.
+        stage.accepted(drain(&[FIRST]));
+        stage.accepted(undrain(FIRST));
+        assert_eq!(stage.logged(LOGGED), 2);
+    });
+    // The file is missing only when it can be looked for.
+    script("", |stage| {
+        stage.accepted(drain(&[FIRST]));
+        stage.stop_faults();
+        stage.disk.set_broken(FILE, true);
+        stage.start(&BACKENDS);
+        stage.disk.remove(FILE);
+        stage.disk.set_broken(FILE, false);
+        stage.pass(30 * SECOND);
+        assert_eq!((stage.logged(LOGGED), stage.reached_backends()), (1, addresses(&BACKENDS)));
+    });
+}
+
+/// A second `undrain` of a backend that is known is a success; a name that nothing contains may be
+/// misspelt, and is refused.
+#[test]
+fn ending_an_override_again_succeeds_while_its_name_is_known() {
+    script(FOR_LONG, |stage| {
+        stage.stop_faults();
+        stage.accepted(drain(&[FIRST]));
+        stage.accepted(drain(&[MIDDLE]));
+        stage.list(&[MIDDLE, THIRD]);
+        assert_eq!(stage.accepted(undrain(FIRST)).changed, [address(FIRST)]);
+        let why = stage.refused(undrain(FIRST));
+        let expected = format!("there is no override to end: service users has no backend {FIRST}: it has ");
+        assert!(why.starts_with(&expected), "{why}");
+        for changed in [addresses(&[MIDDLE]), vec![]] {
+            assert_eq!(stage.accepted(undrain(MIDDLE)).changed, changed);
+        }
+        stage.accepted(drain(&[MIDDLE]));
+        stage.reconfigure("name = \"users\"", "name = \"accounts\"");
+        stage.settle();
+        assert_eq!(stage.accepted(undrain(MIDDLE)).changed, addresses(&[MIDDLE]));
+        let expected = "there is no override to end: no client here dials a service \"users\"; services here are: \
+                        accounts";
+        assert_eq!(stage.refused(undrain(MIDDLE)), expected);
+    });
+}
+
 /// A file that was cut off, a file of a later version, and a file that contains something else.
 const UNPARSABLE: [&str; 3] = ["{\"schema\":1,\"overrides\":[{\"serv", "{\"schema\":2}", "\u{0}garbage"];
 
@@ -531,15 +676,13 @@ fn overrides_can_be_ended_if_there_are_too_many() {
     script("", |stage| {
         stage.accepted(drain(&[FIRST]));
         stage.stop_faults();
-        let stored = stage.disk.content(FILE).expect("the file is stored");
-        let mut stored: serde_json::Value = serde_json::from_slice(&stored).expect("JSON");
-        let overrides = stored["overrides"].as_array_mut().expect("a list");
-        for number in 0..4_100 {
-            let mut other = overrides[0].clone();
-            other["backend"] = format!("10.1.{}.{}:80", number / 250, number % 250).into();
-            overrides.push(other);
-        }
-        stage.disk.write(FILE, stored.to_string());
+        stage.edit_stored(|overrides| {
+            for number in 0..4_100 {
+                let mut other = overrides[0].clone();
+                other["backend"] = format!("10.1.{}.{}:80", number / 250, number % 250).into();
+                overrides.push(other);
+            }
+        });
         stage.start(&BACKENDS);
         let why = stage.refused(drain(&[MIDDLE]));
         assert_eq!(why, "a host has at most 4096 overrides: end some first (`socklb overrides`)");
