@@ -123,7 +123,7 @@ pub use self::load_store::StoredLoads;
 pub use self::namespaces::NamespaceSearch as NamespaceFound;
 pub use self::network::{Network, ReceiveAt};
 use self::overrides::Overrides;
-pub use self::overrides::{StoredOverrides, lost_overrides};
+pub use self::overrides::{EarlierDrains, FROM_TABLES, StoredOverrides, drains_of_tables, lost_overrides};
 use self::probing::Probing;
 use self::queries::Waiter;
 use self::reload::Reload;

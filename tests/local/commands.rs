@@ -433,6 +433,80 @@ fn a_wrong_command_line_exits_with_2() {
     ] {
         assert_eq!(fixture.setup.run(arguments).status.code(), Some(2), "{arguments:?}");
     }
+    // The variable with the configuration file does not appear in the usage.
+    for (arguments, usage) in [
+        (&["drain", "users"][..], "drain <SERVICE> <BACKEND>..."),
+        (
+            &["drain", "users", "0", "--for", "2s", "--close", "all", "--after", "5s"],
+            "drain [OPTIONS] <SERVICE> <BACKEND>...",
+        ),
+    ] {
+        let mut command = std::process::Command::new(stage::program("socklb"));
+        let output = stage::daemon::finish(command.args(arguments).env("SOCKLB_CONFIG", "/nowhere.toml"));
+        let (code, text) = failure(&output);
+        assert_eq!(code, Some(2), "{text}");
+        assert!(text.contains(&format!("Usage: socklb {usage}\n")), "{text}");
+    }
+}
+
+/// `overrides` and `status` show the same drains, whatever has become of the file of overrides.
+#[test]
+fn without_a_daemon_the_overrides_are_the_drains_in_the_tables() {
+    const FIRST: &str = "127.0.0.1:8001";
+    let mut fixture = Fixture::new();
+    let run = |fixture: &Fixture, arguments: &[&str]| {
+        let output = fixture.setup.run(arguments);
+        let (code, errors) = failure(&output);
+        (code, String::from_utf8_lossy(&output.stdout).into_owned(), errors)
+    };
+    let nothing = "no overrides of service users on this host\n";
+    assert_eq!(run(&fixture, &["overrides", "--service", "users"]).1, nothing);
+    assert_eq!(run(&fixture, &["drain", "users", FIRST]).0, Some(0));
+    fixture.daemon.take().expect("a daemon runs").kill();
+    let file = fixture.setup.folder.join("state/overrides/overrides.json");
+    let aside = file.with_file_name("overrides.json.not-understood");
+    for (to, note) in [
+        (&file, "showing the stored overrides"),
+        (&aside, "which the next daemon stores"),
+        (&file.with_file_name("lost.json"), "which the next daemon ends"),
+    ] {
+        let from = if file.exists() { &file } else { &aside };
+        std::fs::rename(from, to).expect("rename the file");
+        let (code, text, errors) = run(&fixture, &["overrides"]);
+        assert!(code == Some(3) && text.contains(FIRST) && errors.contains(note), "{text}{errors}");
+        let backend = fixture.setup.backend(FIRST).expect("the backend has a slot");
+        assert!(backend.is_drained_by_operator(), "{backend:?}");
+        let (code, _, errors) = run(&fixture, &["overrides", "--service", "user"]);
+        assert!(code == Some(1) && errors.contains("services here are: users"), "{errors}");
+    }
+    for arguments in [
+        &["drain", "users", FIRST, "--json"][..],
+        &["undrain", "users", FIRST, "--json"],
+        &["weight", "users", FIRST, "50%", "--json"],
+        &["close", "users", FIRST, "--json"],
+    ] {
+        let (code, text, _) = run(&fixture, arguments);
+        let document: Value = serde_json::from_str(&text).expect("a document");
+        let refused = document["refused"].as_str().unwrap_or_default();
+        assert!(code == Some(1) && refused.starts_with("the daemon is not running"), "{text}");
+    }
+}
+
+#[test]
+fn a_signal_ends_the_closing_with_a_message() {
+    const OPEN: u64 = 30;
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let _open: Vec<_> = (0..3 * OPEN).map(|_| probe.dial(SERVICE)).collect();
+    let open = || fixture.setup.backend("127.0.0.1:8001").map_or(0, |backend| backend.active);
+    assert_eq!(open(), OPEN);
+    let arguments = ["close", "users", "127.0.0.1:8001", "--rate", "1/s"];
+    let mut closes = stage::daemon::Beside::start(&fixture.setup, &arguments);
+    stage::eventually("the first connection is closed", open, |open| *open < OPEN);
+    stage::daemon::signal(&closes.child, rustix::process::Signal::TERM);
+    closes.ends(143);
+    let text = closes.text();
+    assert!(text.contains("stopped closing; connections that are closed stay closed"), "{text}");
 }
 
 /// bpftool shows the content of the maps, without socklb.

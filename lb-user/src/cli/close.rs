@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use lb_document::{in_units, parse_duration};
 use lb_view::closing::{CloseAnswer, Closed, ClosingRefused, SCHEMA};
 
-use super::overrides::backend;
+use super::overrides::{Interrupts, backend};
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, DaemonEnded, quoted};
 use crate::closing::{DEFAULT_RATE, IDLE_TIMES, RATES};
@@ -86,8 +86,30 @@ const REQUESTS: u32 = 360;
 pub fn run(options: &CloseOptions, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let paths = paths_of(files)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let is_complete = runtime.block_on(close(&paths, options))?;
-    Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
+    let code = runtime.block_on(async {
+        let mut interrupts = Interrupts::new()?;
+        close_until(&paths, options, interrupts.next()).await
+    })?;
+    Ok(ExitCode::from(code))
+}
+
+/// Closes the connections, or stops when `interrupted` returns an exit code. Returns the exit code.
+async fn close_until(
+    paths: &Paths,
+    options: &CloseOptions,
+    interrupted: impl Future<Output = u8>,
+) -> Result<u8> {
+    tokio::select! {
+        closed = close(paths, options) => Ok(if closed? { 0 } else { DEGRADED }),
+        code = interrupted => {
+            print::message(if options.dry_run {
+                "stopped counting; nothing was closed"
+            } else {
+                "stopped closing; connections that are closed stay closed, and the daemon's log has their number"
+            });
+            Ok(code)
+        }
+    }
 }
 
 /// Why a request has closed nothing, or why its result is unknown. Another attempt may succeed.
@@ -96,7 +118,10 @@ pub enum NotClosed {
     /// Other commands are closing connections.
     #[error("{0}")]
     Busy(String),
-    /// The daemon does not run, hangs, or ended before it answered.
+    /// No daemon runs.
+    #[error("the daemon is not running, so nothing was closed: only the daemon closes connections")]
+    NotRunning,
+    /// The daemon hangs, or ended before it answered.
     #[error("{0}")]
     NoAnswer(String),
 }
@@ -111,12 +136,14 @@ pub enum NotClosed {
 /// closes the same connections, or the daemon or its kernel cannot close connections.
 pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
     let mut all = match request(paths, &path(options)).await {
-        Err(error) if options.json && !matches!(error.downcast_ref(), Some(NotClosed::NoAnswer(_))) => {
-            let (service, backend, refused) = (&options.service, &options.backend, format!("{error:#}"));
-            print::json(&ClosingRefused { schema: SCHEMA, service, backend, refused: &refused })?;
+        Ok(first) => first,
+        Err(error) => {
+            if options.json && is_unchanged(&error) {
+                let (service, backend, refused) = (&options.service, &options.backend, format!("{error:#}"));
+                print::json(&ClosingRefused { schema: SCHEMA, service, backend, refused: &refused })?;
+            }
             return Err(error);
         }
-        first => first?,
     };
     // The list may give the index to another backend.
     let path = path(&CloseOptions { backend: all.backend.to_string(), ..options.clone() });
@@ -144,6 +171,11 @@ pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
         print::text(&all.describe())?;
     }
     Ok(all.is_complete())
+}
+
+/// Whether it is known that a request with this error has closed nothing.
+fn is_unchanged(error: &anyhow::Error) -> bool {
+    !matches!(error.downcast_ref(), Some(NotClosed::NoAnswer(_)))
 }
 
 pub(super) fn path(options: &CloseOptions) -> String {
@@ -186,9 +218,7 @@ async fn request(paths: &Paths, path: &str) -> Result<Closed> {
             Err(NotClosed::Busy(refusal.text).into())
         }
         Ok(Answer::Given(CloseAnswer::Refused(refusal))) => Err(anyhow!(refusal.text)),
-        Ok(Answer::NotRunning) => no_answer(
-            "the daemon is not running, so nothing was closed: only the daemon closes connections".to_owned(),
-        ),
+        Ok(Answer::NotRunning) => Err(NotClosed::NotRunning.into()),
         Ok(Answer::NotResponding) => no_answer(format!(
             "{}: some connections may have been closed (the daemon's log has their number); the daemon ends the job \
              when it notices that this command has ended",
@@ -204,7 +234,52 @@ async fn request(paths: &Paths, path: &str) -> Result<Closed> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use clap::Parser;
+
+    use super::super::{Cli, Command};
     use super::*;
+
+    /// Directories without a daemon.
+    fn paths(folder: &tempfile::TempDir) -> Paths {
+        let [pins, run, state] = std::array::from_fn(|_| folder.path().to_owned());
+        Paths { pins, run, state }
+    }
+
+    fn options(line: &str) -> CloseOptions {
+        match Cli::try_parse_from(line.split(' ')).expect(line).command {
+            Command::Close(options) => options,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(future)
+    }
+
+    #[test]
+    fn without_a_daemon_nothing_is_closed_for_certain() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (paths, options) = (paths(&folder), options("socklb close users 0"));
+        let error = block_on(close(&paths, &options)).expect_err("no daemon runs");
+        assert!(is_unchanged(&error) && error.to_string().starts_with("the daemon is not running"));
+        // What a daemon that hangs has closed is not known.
+        assert!(!is_unchanged(&NotClosed::NoAnswer("the daemon hangs".to_owned()).into()));
+    }
+
+    #[test]
+    fn a_signal_ends_the_closing_with_its_own_code() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let _daemon = UnixListener::bind(api::socket(folder.path())).expect("bind");
+        let paths = paths(&folder);
+        for line in ["socklb close users 0", "socklb close users 0 --dry-run"] {
+            let options = options(line);
+            let closing = close_until(&paths, &options, std::future::ready(143));
+            assert_eq!(block_on(closing).expect("no error"), 143);
+        }
+    }
 
     #[test]
     fn rates_and_idle_times_have_limits() {

@@ -15,14 +15,18 @@ use std::time::{Duration, SystemTime};
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use lb_document::parse_duration;
+use lb_kernel::trust::Untrusted;
 use lb_view::filter::Filter;
 use lb_view::overrides::{
-    Overridden, OverrideScope, OverridesDocument, WRITE_A_TIME, check_duration, check_percent, check_reason,
+    Overridden, OverrideScope, OverridesDocument, SCHEMA, WRITE_A_TIME, check_duration, check_percent,
+    check_reason,
 };
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
 use self::closing::CloseResult;
+use self::stored::WithoutDaemon;
+pub(super) use self::waiting::Interrupts;
 use self::waiting::WaitLimit;
 use super::close::{self, CloseOptions, Rate};
 use super::{DEGRADED, PathOptions, paths_of};
@@ -30,7 +34,7 @@ use crate::api::{self, Answer, DaemonEnded, OverrideAction, quoted};
 use crate::closing::IDLE;
 use crate::config::Paths;
 use crate::controller::unix_seconds;
-use crate::error::CommandFailure;
+use crate::error::{CommandFailure, is_permission};
 use crate::{names, print, status};
 
 /// The flows that a drain closes.
@@ -156,6 +160,7 @@ impl DrainOptions {
             percent: None,
             force: self.force,
             dry_run: self.dry_run,
+            json: self.json,
         }
     }
 
@@ -212,7 +217,13 @@ struct OverrideCommand<'o> {
     percent: Option<u16>,
     force: bool,
     dry_run: bool,
+    json: bool,
 }
+
+/// Nothing was changed, for this reason.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Unchanged(String);
 
 impl OverrideCommand<'_> {
     fn path(&self) -> String {
@@ -240,11 +251,38 @@ impl OverrideCommand<'_> {
         path
     }
 
-    /// Requests the change. The answer may be a refusal.
+    /// Requests the change. The answer may be a refusal. If an error means that nothing was
+    /// changed, a JSON document also has the reason.
     ///
     /// # Errors
     /// If no daemon answers, or this user has no permission.
-    fn request(&self, paths: &Paths) -> Result<Overridden, CommandFailure> {
+    fn request(&self, paths: &Paths) -> anyhow::Result<Overridden> {
+        let error = match self.send(paths) {
+            Ok(overridden) => return Ok(overridden),
+            Err(error) => error,
+        };
+        if let Some(refusal) = self.refusal(&error).filter(|_| self.json) {
+            print::json(&refusal)?;
+        }
+        Err(error)
+    }
+
+    /// The document for an error after which nothing is changed; `None` if this is not known.
+    fn refusal(&self, error: &anyhow::Error) -> Option<Overridden> {
+        let is_unchanged = error.is::<Unchanged>() || error.is::<Untrusted>() || is_permission(error);
+        is_unchanged.then(|| Overridden {
+            schema: SCHEMA,
+            service: self.service.to_owned(),
+            client: self.client.map(str::to_owned),
+            refused: Some(format!("{error:#}")),
+            is_dry_run: self.dry_run,
+            changed: Vec::new(),
+            overrides: Vec::new(),
+            not_kept: None,
+        })
+    }
+
+    fn send(&self, paths: &Paths) -> anyhow::Result<Overridden> {
         let path = self.path();
         if path.len() > api::MAX_PATH {
             let text = format!(
@@ -254,27 +292,28 @@ impl OverrideCommand<'_> {
                 self.backends.len(),
                 path.len()
             );
-            return Err(anyhow!(text).into());
+            return Err(Unchanged(text).into());
         }
         let answer =
             if self.dry_run { api::post_to_daemon(paths, &path) } else { api::post_and_store(paths, &path) };
         let answer = match answer {
             Err(error) if error.is::<DaemonEnded>() => {
-                return Err(anyhow!("{error}; `socklb overrides` shows the overrides that exist").into());
+                return Err(anyhow!("{error}; `socklb overrides` shows the overrides that exist"));
             }
             answer => answer?,
         };
         match answer {
             Answer::Given(overridden) => Ok(overridden),
-            Answer::NotRunning => Err(anyhow!("the daemon is not running: nothing was changed").into()),
-            Answer::NotResponding => {
-                let text = if self.dry_run {
-                    "nothing was changed"
-                } else {
-                    "the daemon may still make the change when it continues; `socklb overrides` shows the result"
-                };
-                Err(anyhow!("{}: {text}", api::not_responding(&paths.run)).into())
+            Answer::NotRunning => {
+                Err(Unchanged("the daemon is not running: nothing was changed".to_owned()).into())
             }
+            Answer::NotResponding if self.dry_run => {
+                Err(Unchanged(format!("{}: nothing was changed", api::not_responding(&paths.run))).into())
+            }
+            Answer::NotResponding => Err(anyhow!(
+                "{}: the daemon may still make the change when it continues; `socklb overrides` shows the result",
+                api::not_responding(&paths.run)
+            )),
         }
     }
 }
@@ -323,7 +362,7 @@ async fn close_and_wait(
     mut overridden: Overridden,
 ) -> anyhow::Result<u8> {
     let json = options.json;
-    let mut interrupts = waiting::Interrupts::new()?;
+    let mut interrupts = Interrupts::new()?;
     let drains = overridden.overrides.iter().map(|one| &one.of);
     let scopes: Vec<OverrideScope> = drains
         .filter(|of| of.kind.is_drain() && of.scope.client == options.client)
@@ -378,6 +417,7 @@ pub fn undrain(options: &UndrainOptions, files: &PathOptions) -> Result<ExitCode
         percent: None,
         force: false,
         dry_run: false,
+        json: options.json,
     };
     show(&change.request(&paths_of(files)?)?, change.action, options.json)
 }
@@ -397,6 +437,7 @@ pub fn weigh(options: &WeightOptions, files: &PathOptions) -> Result<ExitCode, C
         percent: Some(options.percent),
         force: false,
         dry_run: false,
+        json: options.json,
     };
     show(&change.request(&paths_of(files)?)?, change.action, options.json)
 }
@@ -440,15 +481,12 @@ pub fn list(service: Option<&str>, json: bool, files: &PathOptions) -> Result<Ex
         Answer::NotRunning => "the daemon is not running".to_owned(),
         Answer::NotResponding => api::not_responding(&paths.run),
     };
-    let document = stored::read(&paths)?;
-    check_service(service, &document, || status::from_pins(&paths.pins, String::new()).map_err(Into::into))?;
-    if document.overrides.is_empty() {
-        print::message(format_args!("{why}; no overrides are stored"));
-    } else {
-        print::message(format_args!(
-            "{why}; showing the stored overrides: drained backends stay drained, and no override ends before the daemon runs again"
-        ));
+    let WithoutDaemon { document, note, kernel } = stored::read(&paths, now())?;
+    // Without the tables, it is not known which services exist.
+    if let Some(kernel) = kernel {
+        check_service(service, &document, || Ok(kernel))?;
     }
+    print::message(format_args!("{why}; {note}"));
     print_list(document, service, json, false)
 }
 
@@ -456,7 +494,7 @@ pub fn list(service: Option<&str>, json: bool, files: &PathOptions) -> Result<Ex
 /// client any more.
 ///
 /// # Errors
-/// If neither an override nor a client has this service. The message lists the clients' services.
+/// If neither an override nor a client has this service. The message lists the services that exist.
 fn check_service(
     service: Option<&str>,
     document: &OverridesDocument,
@@ -468,7 +506,9 @@ fn check_service(
     }
     let status = status()?;
     let services = status.clients.iter().flat_map(|client| &client.services);
-    let services = || services.map(|service| (service.name.as_str(), BTreeSet::new())).collect();
+    let services = services.map(|service| service.name.as_str());
+    let overridden = document.overrides.iter().map(|one| one.of.scope.service.as_str());
+    let services = || services.chain(overridden).map(|name| (name, BTreeSet::new())).collect();
     let filter = Filter { service: Some(service.to_owned()), ..Filter::default() };
     names::check(&filter, services).map_err(|text| anyhow!(text))
 }
@@ -483,7 +523,7 @@ fn print_list(
     if json {
         print::json(&document)?;
     } else {
-        print::text(&text::overrides(&document, now(), Style::for_stdout()))?;
+        print::text(&text::overrides(&document, service, now(), Style::for_stdout()))?;
     }
     let is_well = is_running && document.not_kept.is_none() && document.lost.is_none();
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(DEGRADED) })
@@ -497,6 +537,7 @@ fn now() -> u64 {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use lb_view::overrides::{Override, OverrideKind, OverrideStatus};
 
     use super::super::{Cli, Command};
     use super::*;
@@ -562,6 +603,60 @@ mod tests {
         assert!(error(350).contains("the daemon is not running"), "{}", error(350));
         let text = error(400);
         assert!(text.contains("name fewer backends at a time") && text.len() < 300, "{text}");
+    }
+
+    #[test]
+    fn a_refusal_without_a_daemon_is_a_document() {
+        let options = drained("socklb drain users 0 --client web --json");
+        let change = options.change();
+        let folder = tempfile::tempdir().expect("create a folder");
+        let paths =
+            Paths { pins: folder.path().into(), run: folder.path().into(), state: folder.path().into() };
+        let error = change.send(&paths).expect_err("no daemon runs");
+        let document = change.refusal(&error).map(|document| serde_json::to_value(document).expect("JSON"));
+        let expected = serde_json::json!({
+            "schema": SCHEMA,
+            "service": "users",
+            "client": "web",
+            "refused": "the daemon is not running: nothing was changed",
+            "is_dry_run": false,
+            "changed": [],
+            "overrides": [],
+            "not_kept": null,
+        });
+        assert_eq!(document, Some(expected));
+        // A change that may have been made is not refused.
+        assert_eq!(change.refusal(&anyhow!(DaemonEnded)), None);
+    }
+
+    #[test]
+    fn a_service_that_has_only_overrides_exists() {
+        let of = |service: &str| Override {
+            scope: OverrideScope {
+                service: service.to_owned(),
+                backend: ([10, 0, 0, 1], 80).into(),
+                client: None,
+            },
+            kind: OverrideKind::Drain,
+            reason: None,
+            user: 0,
+            process: 1,
+            since: 1,
+            until: None,
+        };
+        let status = |of| OverrideStatus { of, is_configured: false, is_listed: false, clients: Vec::new() };
+        let document = OverridesDocument {
+            schema: SCHEMA,
+            overrides: vec![status(of("mail"))],
+            not_kept: None,
+            lost: None,
+        };
+        let folder = tempfile::tempdir().expect("create a folder");
+        let kernel = || status::from_pins(folder.path(), String::new()).map_err(Into::into);
+        let check = |service| check_service(service, &document, kernel).map_err(|error| error.to_string());
+        assert_eq!((check(None), check(Some("mail"))), (Ok(()), Ok(())));
+        let expected = "no client here dials a service \"users\"; services here are: mail";
+        assert_eq!(check(Some("users")), Err(expected.to_owned()));
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub const FROM_TABLES: &str = "from the kernel's tables: the file of overrides c
 
 /// What to log for each drain that the kernel's tables contain if there is no file.
 const FILE_IS_MISSING: &str = "a drain ends: the kernel's tables contain it, but the file of operators' overrides is missing; \
-                               changed weights have ended, too; repeat what is still wanted";
+                               changed weights, if there were any, have ended, too; repeat what is still wanted";
 
 impl StoredFile for StoredOverrides {
     const MAX_BYTES: u64 = 8 << 20;
@@ -141,7 +141,8 @@ impl Overrides {
         concerned.filter(move |of| of.kind.why_invalid().is_none() && !self.is_hidden(of, client))
     }
 
-    /// Whether this override is for all clients, and this client has its own of the same kind.
+    /// Whether this override is for all clients, and this client has its own of the same kind that
+    /// can be applied.
     fn is_hidden(&self, of: &Override, client: &str) -> bool {
         let own = OverrideScope { client: Some(client.to_owned()), ..of.scope.clone() };
         let own = self.in_force.get(&(own, is_weight(of.kind)));

@@ -6,16 +6,20 @@ use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, age, wrap};
 use crate::overrides::{OverrideStatus, OverridesDocument};
 
-/// The overrides as text. `now` is in seconds since 1970.
-pub fn overrides(document: &OverridesDocument, now: u64, style: Style) -> String {
+/// The overrides as text. `service`: the only service whose overrides the document contains; `None`
+/// if it contains all. `now` is in seconds since 1970.
+pub fn overrides(document: &OverridesDocument, service: Option<&str>, now: u64, style: Style) -> String {
     let mut text = String::new();
     let all = &document.overrides;
     if all.is_empty() {
         // If the stored overrides could not be read, some may nevertheless be in force.
-        text.push_str(match document.not_kept {
-            None => "no overrides on this host\n",
-            Some(_) => "the daemon has not read this host's overrides\n",
-        });
+        match (&document.not_kept, service) {
+            (Some(_), _) => text.push_str("the daemon has not read this host's overrides\n"),
+            (None, None) => text.push_str("no overrides on this host\n"),
+            (None, Some(service)) => {
+                let _ = writeln!(text, "no overrides of service {service} on this host");
+            }
+        }
     } else {
         let table = table(&COLUMNS, all.len(), |number| row(&all[number], now), style);
         text = table.text;
@@ -85,7 +89,7 @@ mod tests {
     #[test]
     fn each_override_shows_author_times_reason_and_effect() {
         assert_eq!(
-            overrides(&document(), 1_100, Style::default()),
+            overrides(&document(), None, 1_100, Style::default()),
             "  service  backend      override     client  since  ends in  by\n  \
                users    10.0.0.1:80  drain        all     1m40s    1h00m  user 1000 (pid 4711)\n    \
                  reason: new kernel; client web: 3 open flows; client batch: 0 open flows\n  \
@@ -99,7 +103,7 @@ mod tests {
         adopted.overrides.truncate(1);
         (adopted.overrides[0].of.process, adopted.overrides[0].is_configured) = (0, false);
         assert_eq!(
-            overrides(&adopted, 1_100, Style::default()),
+            overrides(&adopted, None, 1_100, Style::default()),
             "  service  backend      override  client  since  ends in  by\n  \
                users    10.0.0.1:80  drain     all     1m40s    1h00m  the daemon\n    \
                  reason: new kernel; no effect: no such service in the configuration; client web: 3 open flows; \
@@ -107,9 +111,11 @@ mod tests {
              degraded: weights\n"
         );
         let none = OverridesDocument { overrides: Vec::new(), not_kept: None, ..document() };
-        assert_eq!(overrides(&none, 0, Style::default()), "no overrides on this host\n");
+        assert_eq!(overrides(&none, None, 0, Style::default()), "no overrides on this host\n");
+        let of_one = overrides(&none, Some("users"), 0, Style::default());
+        assert_eq!(of_one, "no overrides of service users on this host\n");
         let unread = OverridesDocument { not_kept: document().not_kept, ..none };
-        let text = overrides(&unread, 0, Style::default());
+        let text = overrides(&unread, None, 0, Style::default());
         assert!(text.starts_with("the daemon has not read this host's overrides\ndegraded: "), "{text}");
     }
 
@@ -122,12 +128,20 @@ mod tests {
         one.of.scope.client = Some("web".to_owned());
         let expected = "client web has no such service in the configuration";
         assert_eq!(one.why_no_effect().as_deref(), Some(expected));
+        for (percent, expected) in [
+            (0, Some("a weight must be from 1 % to 1000 %")),
+            (1_000, None),
+            (1_001, Some("a weight must be from 1 % to 1000 %")),
+        ] {
+            let weight = status(1, OverrideKind::Weight { percent }, Vec::new());
+            assert_eq!(weight.why_no_effect().as_deref(), expected, "{percent}");
+        }
     }
 
     #[test]
     fn a_narrow_terminal_shows_what_and_where() {
         let style = Style { colour: false, width: Some(50) };
-        let text = overrides(&OverridesDocument { not_kept: None, ..document() }, 1_100, style);
+        let text = overrides(&OverridesDocument { not_kept: None, ..document() }, None, 1_100, style);
         assert!(text.lines().all(|line| line.chars().count() <= 50), "{text}");
         assert!(text.contains("weight 50 %") && text.contains("since, ends in, by left out"), "{text}");
     }

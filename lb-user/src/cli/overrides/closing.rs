@@ -77,7 +77,7 @@ async fn close_each(
             Err(error) if is_permission(&error) || error.is::<Untrusted>() => return Err(error),
             Err(error) => {
                 is_complete = false;
-                if matches!(error.downcast_ref(), Some(NotClosed::NoAnswer(_))) {
+                if matches!(error.downcast_ref(), Some(NotClosed::NotRunning | NotClosed::NoAnswer(_))) {
                     print::message(format_args!("{}: {error:#}; the backends stay drained", scope.backend));
                     break;
                 }

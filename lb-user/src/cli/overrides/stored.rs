@@ -2,31 +2,117 @@
 //! stored, and their effect from the pinned maps.
 
 use std::io;
+use std::path::PathBuf;
 
 use anyhow::Context;
 use lb_view::overrides::{ClientEffect, Override, OverrideKind, OverrideStatus, OverridesDocument, SCHEMA};
-use lb_view::status::{ClientStatus, StatusDocument};
+use lb_view::status::{ClientStatus, ServiceStatus, StatusDocument};
 
 use crate::config::Paths;
-use crate::controller::{StoredFile, StoredOverrides, lost_overrides};
+use crate::controller::{
+    EarlierDrains, FROM_TABLES, StoredFile, StoredOverrides, drains_of_tables, lost_overrides,
+};
 use crate::daemon::{HostFiles, set_aside};
 use crate::error::CommandFailure;
 use crate::source::{SourceError, last_good};
 use crate::status;
 
-/// Reads the overrides that the last daemon stored, and their effects.
+/// The overrides that are in force while no daemon answers.
+pub struct WithoutDaemon {
+    pub document: OverridesDocument,
+    /// What the overrides are from, and when they end; for people.
+    pub note: String,
+    /// The status from the pinned maps; `None` if this user may not read them.
+    pub kernel: Option<StatusDocument>,
+}
+
+/// Reads the overrides that the last daemon stored, and their effects. If there is no file, the
+/// overrides are the drains in the kernel's tables. If this user may not read the tables, the
+/// effects are not known.
 ///
 /// # Errors
 /// If the file or the maps cannot be read, or the file has the format of another version.
-pub fn read(paths: &Paths) -> Result<OverridesDocument, CommandFailure> {
-    let stored = overrides(paths)?;
+pub fn read(paths: &Paths, now: u64) -> Result<WithoutDaemon, CommandFailure> {
     let path = StoredOverrides::path(&paths.state);
+    let stored = overrides(paths)?;
     let aside = set_aside(&HostFiles, &path)
         .with_context(|| format!("cannot search for files beside {}", path.display()))?;
-    let lost = lost_overrides(&aside, stored.is_some());
-    let kernel = status::from_pins(&paths.pins, String::new())?;
-    let overrides = stored.unwrap_or_default().into_iter().map(|of| with_effect(of, &kernel)).collect();
-    Ok(OverridesDocument { schema: SCHEMA, overrides, not_kept: None, lost })
+    let kernel = match status::from_pins(&paths.pins, String::new()) {
+        Ok(kernel) => Some(kernel),
+        Err(error) if error.is_permission() => None,
+        Err(error) => return Err(error.into()),
+    };
+    Ok(WithoutDaemon::of(stored, &aside, kernel, paths, now)?)
+}
+
+impl WithoutDaemon {
+    fn of(
+        stored: Option<Vec<Override>>,
+        aside: &[PathBuf],
+        kernel: Option<StatusDocument>,
+        paths: &Paths,
+        now: u64,
+    ) -> io::Result<Self> {
+        let lost = lost_overrides(aside, stored.is_some());
+        let unreadable = || {
+            format!(
+                "reading the kernel's tables below {} needs root or the daemon's privileges",
+                paths.pins.display()
+            )
+        };
+        let (overrides, note) = match (stored, &kernel) {
+            (Some(stored), _) if stored.is_empty() => (stored, "no overrides are stored".to_owned()),
+            (Some(stored), kernel) => {
+                let mut note =
+                    "showing the stored overrides: drained backends stay drained, and no override ends \
+                                before the daemon runs again"
+                        .to_owned();
+                if kernel.is_none() {
+                    note += &format!("; their effects are not shown, because {}", unreadable());
+                }
+                (stored, note)
+            }
+            (None, None) => {
+                let file = StoredOverrides::path(&paths.state);
+                let text = format!("there is no {}, and {}", file.display(), unreadable());
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+            }
+            (None, Some(kernel)) => {
+                let reason = if aside.is_empty() { NO_FILE } else { FROM_TABLES };
+                let drains = drains_of_tables(&drained_in(kernel), reason, now);
+                let note = match (drains.is_empty(), aside.is_empty()) {
+                    (true, _) => "no overrides are stored",
+                    (false, true) => {
+                        "no overrides are stored: showing the drains in the kernel's tables, which the next daemon ends"
+                    }
+                    (false, false) => {
+                        "no overrides are stored: showing the drains in the kernel's tables, which the next daemon \
+                         stores"
+                    }
+                };
+                (drains, note.to_owned())
+            }
+        };
+        let overrides = overrides.into_iter().map(|of| with_effect(of, kernel.as_ref())).collect();
+        let document = OverridesDocument { schema: SCHEMA, overrides, not_kept: None, lost };
+        Ok(Self { document, note, kernel })
+    }
+}
+
+/// The reason of a drain that is in the kernel's tables although there is no file of overrides.
+const NO_FILE: &str = "from the kernel's tables: there is no file of overrides";
+
+/// The drained backends in the tables of all clients.
+fn drained_in(kernel: &StatusDocument) -> EarlierDrains {
+    let services = kernel.clients.iter().flat_map(|client| {
+        client.services.iter().filter(|service| service.open).map(move |service| (client, service))
+    });
+    let drained = |(client, service): (&ClientStatus, &ServiceStatus)| {
+        let drained = service.backends.iter().filter(|backend| backend.is_drained_by_operator());
+        let drained = drained.map(|backend| backend.address).collect();
+        ((client.name.clone(), service.name.clone()), drained)
+    };
+    services.map(drained).collect()
 }
 
 /// The overrides in the file; `None` if there is no file.
@@ -65,8 +151,10 @@ impl StoredWeights {
                             && of.scope.client.as_ref().is_none_or(|only| *only == client.name)
                     });
                     let percents = of_backend.filter_map(|of| match of.kind {
-                        OverrideKind::Weight { percent } => Some((of.scope.client.is_some(), percent)),
-                        OverrideKind::Drain => None,
+                        OverrideKind::Weight { percent } if of.kind.why_invalid().is_none() => {
+                            Some((of.scope.client.is_some(), percent))
+                        }
+                        OverrideKind::Weight { .. } | OverrideKind::Drain => None,
                     });
                     backend.weight_percent = percents.max().map(|(_, percent)| percent);
                 }
@@ -76,8 +164,12 @@ impl StoredWeights {
 }
 
 /// Adds the effect of an override from the maps. `is_settled` is `false`, because only a daemon
-/// knows whether the connects that began before the drain have ended.
-fn with_effect(of: Override, kernel: &StatusDocument) -> OverrideStatus {
+/// knows whether the connects that began before the drain have ended. Without the maps, the
+/// override counts as in force.
+fn with_effect(of: Override, kernel: Option<&StatusDocument>) -> OverrideStatus {
+    let Some(kernel) = kernel else {
+        return OverrideStatus { of, is_configured: true, is_listed: true, clients: Vec::new() };
+    };
     let scope = &of.scope;
     let concerned =
         kernel.clients.iter().filter(|client| scope.client.as_ref().is_none_or(|only| *only == client.name));
@@ -107,7 +199,6 @@ mod tests {
     use std::fs;
 
     use lb_view::overrides::OverrideScope;
-    use lb_view::status::ServiceStatus;
 
     use super::*;
 
@@ -145,7 +236,7 @@ mod tests {
         let file = StoredOverrides::path(&paths.state);
         let aside = file.with_extension("json.not-understood");
         fs::create_dir_all(file.parent().expect("it has a parent")).expect("a directory");
-        let lost = || read(&paths).ok().expect("the files can be read").lost;
+        let lost = || read(&paths, 0).ok().expect("the files can be read").document.lost;
         assert_eq!(lost(), None);
         fs::write(&aside, "garbage").expect("write a file");
         let text = lost().expect("a file is set aside");
@@ -158,11 +249,65 @@ mod tests {
         assert!(text.ends_with("repeat what is missing, then remove it"), "{text}");
     }
 
+    /// The scopes and reasons of the overrides without a daemon, and the note.
+    fn without_daemon(
+        stored: Option<Vec<Override>>,
+        aside: &[PathBuf],
+        kernel: Option<StatusDocument>,
+    ) -> io::Result<(Vec<Override>, String)> {
+        let [pins, run, state] = ["/pins", "/run", "/state"].map(PathBuf::from);
+        let found = WithoutDaemon::of(stored, aside, kernel, &Paths { pins, run, state }, 7)?;
+        Ok((found.document.overrides.into_iter().map(|one| one.of).collect(), found.note))
+    }
+
+    /// `status` shows these drains, too, and the next daemon decides in the same way.
+    #[test]
+    fn without_a_file_the_overrides_are_the_drains_in_the_tables() {
+        let mut kernel = kernel();
+        let service = &mut kernel.clients[0].services[0];
+        (service.backends[0].state, service.backends[0].witness) =
+            ("drained".to_owned(), Some("operator".to_owned()));
+        let mut batch = kernel.clients[0].clone();
+        batch.name = "batch".to_owned();
+        let second = &mut batch.services[0].backends[1];
+        (second.state, second.witness) = ("drained".to_owned(), Some("operator".to_owned()));
+        kernel.clients.push(batch);
+        let drain = |host, client, reason: &str| Override {
+            reason: Some(reason.to_owned()),
+            process: 0,
+            since: 7,
+            ..of(host, OverrideKind::Drain, client)
+        };
+        let both = |reason| vec![drain(1, None, reason), drain(2, Some("batch"), reason)];
+        let aside = [PathBuf::from("/state/overrides/overrides.json.not-understood")];
+        let (overrides, note) = without_daemon(None, &aside, Some(kernel.clone())).expect("overrides");
+        assert_eq!(overrides, both(FROM_TABLES));
+        assert!(note.ends_with("which the next daemon stores"), "{note}");
+        let (overrides, note) = without_daemon(None, &[], Some(kernel.clone())).expect("overrides");
+        assert_eq!(overrides, both(NO_FILE));
+        assert!(note.ends_with("which the next daemon ends"), "{note}");
+        let stored = vec![of(3, OverrideKind::Drain, None)];
+        let (overrides, _) = without_daemon(Some(stored.clone()), &aside, Some(kernel)).expect("overrides");
+        assert_eq!(overrides, stored, "a daemon has taken over the drains in the tables");
+    }
+
+    #[test]
+    fn a_user_who_may_not_read_the_tables_sees_the_stored_overrides() {
+        let stored = vec![of(1, OverrideKind::Drain, None)];
+        let (overrides, note) = without_daemon(Some(stored.clone()), &[], None).expect("overrides");
+        assert_eq!(overrides, stored);
+        let expected = "reading the kernel's tables below /pins needs root or the daemon's privileges";
+        assert!(note.ends_with(&format!("effects are not shown, because {expected}")), "{note}");
+        let error = without_daemon(None, &[], None).expect_err("the drains are not known");
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(error.to_string(), format!("there is no /state/overrides/overrides.json, and {expected}"));
+    }
+
     #[test]
     fn shares_are_parts_of_what_is_not_drained() {
         let kernel = kernel();
         let effect = |of: Override| {
-            let shown = with_effect(of, &kernel);
+            let shown = with_effect(of, Some(&kernel));
             let clients = shown.clients.iter();
             clients.map(|effect| (effect.client.clone(), effect.open_flows, effect.share)).collect::<Vec<_>>()
         };
@@ -176,7 +321,7 @@ mod tests {
     fn a_service_that_has_left_the_configuration_is_known_without_a_daemon() {
         let mut kernel = kernel();
         let is_configured = |kernel: &StatusDocument, client| {
-            with_effect(of(2, OverrideKind::Drain, client), kernel).is_configured
+            with_effect(of(2, OverrideKind::Drain, client), Some(kernel)).is_configured
         };
         assert!(is_configured(&kernel, None) && is_configured(&kernel, Some("web")));
         kernel.clients[0].services[0].open = false;
@@ -194,6 +339,8 @@ mod tests {
             of(3, weight(20), Some("web")),
             of(3, weight(70), None),
             of(4, weight(40), Some("batch")),
+            of(2, weight(5_000), Some("web")),
+            of(4, weight(0), None),
         ]);
         let mut status = kernel();
         weights.add_to(&mut status);
