@@ -16,6 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use lb_config::endpoints::{self, ListContext};
+use lb_document::control::is_obeyed;
 use lb_document::diagnostic::{Diagnostics, utf8};
 use lb_report::keys::{BackendKey, Keys, ServiceKey};
 use lb_user::config::{self, ProcessEnvironment};
@@ -210,7 +211,6 @@ fn can_be_shown(faults: &Diagnostics) {
 
 /// Checks that a text contains no terminal control sequences.
 fn cannot_be_obeyed(text: &str) {
-    let is_obeyed = |c: &char| c.is_control() && *c != '\n' || ('\u{202a}'..='\u{202e}').contains(c);
-    let obeyed = text.chars().find(is_obeyed);
+    let obeyed = text.chars().find(|c| is_obeyed(*c) && *c != '\n');
     assert_eq!(obeyed, None, "{text:?}");
 }

@@ -94,7 +94,8 @@ const EDGES: [(&str, Allowed); 23] = [
             "lb-view",
         ]),
     ),
-    ("lb-view", Allowed::Ours(&["lb-common", "lb-core"])),
+    // Escapes control characters as the readers of files do (`lb-document`).
+    ("lb-view", Allowed::Ours(&["lb-common", "lb-core", "lb-document"])),
     // Scenarios that tests run on the simulated kernel and on a real one.
     ("lb-contract", Allowed::Ours(&["lb-view"])),
     // The tests run the program as an operator does, never as a library. They parse its output with

@@ -8,8 +8,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use clap::{Args, Subcommand};
 use lb_document::LogFormat;
+use lb_document::control::escaped_in_json;
 use lb_report::agent::name::Name;
 use lb_view::text::Style;
+use serde::Serialize;
 
 use crate::check::CheckMethod;
 use crate::client::Client;
@@ -248,7 +250,7 @@ fn operator(
     let client = client(directories)?;
     let accepted: AcceptedReport = wait(client.post(path, &parameters))??;
     if json {
-        return Ok(Ended::well(serde_json::to_string_pretty(&accepted)? + "\n"));
+        return Ok(Ended::well(json_document(&accepted)?));
     }
     let waiting = match accepted.unheard {
         0 if accepted.is_new => {
@@ -262,6 +264,10 @@ fn operator(
     Ok(Ended::well(format!("{}: {what}{waiting}\n", accepted.backends.join(", "))))
 }
 
+fn json_document(value: &impl Serialize) -> Result<String> {
+    Ok(escaped_in_json(&serde_json::to_string_pretty(value)?).into_owned() + "\n")
+}
+
 fn status(backend: Option<Name>, json: bool, directories: &Directories) -> Result<Ended> {
     let client = client(directories)?;
     let mut status: status::AgentStatus = wait(client.get("/v1/status"))??;
@@ -272,8 +278,7 @@ fn status(backend: Option<Name>, json: bool, directories: &Directories) -> Resul
             return Err(anyhow!("there is no backend {name} here, only {}", list(&all)));
         }
     }
-    let text =
-        if json { serde_json::to_string_pretty(&status)? + "\n" } else { status.text(Style::for_stdout()) };
+    let text = if json { json_document(&status)? } else { status.text(Style::for_stdout()) };
     Ok(Ended { code: if status.is_good() { 0 } else { DEGRADED }, ..Ended::well(text) })
 }
 

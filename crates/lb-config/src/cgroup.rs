@@ -6,6 +6,7 @@
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 
+use lb_document::control::is_obeyed;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::Refusal;
 
@@ -22,7 +23,7 @@ pub fn parse(text: &str) -> Result<String, Refusal> {
 fn below_mount(text: &str) -> Result<String, (&'static str, String)> {
     let example =
         || "write a path below the cgroup2 mount, as in \"system.slice/frontend.service\"".to_owned();
-    if text.chars().any(char::is_control) {
+    if text.contains(is_obeyed) {
         return Err(("contains a control character", example()));
     }
     if text.contains(['*', '?', '[']) {

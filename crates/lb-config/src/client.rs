@@ -229,6 +229,12 @@ mod tests {
                     .to_owned(),
             ),
             (
+                "job = 'a\u{202e}'",
+                "6:7: job \"a\\u{202e}\" has other characters than printable characters (write 1 to 63 bytes: \
+                 printable characters)"
+                    .to_owned(),
+            ),
+            (
                 &format!("job = '{long}'"),
                 format!("6:7: job \"{long}\" has 64 bytes (write 1 to 63 bytes: printable characters)"),
             ),

@@ -25,6 +25,7 @@ use super::metrics::loopback;
 use super::probe::{ProbeWord, request_path};
 use super::rebalance::closing_rate;
 use super::{Accounting, cgroup};
+use lb_document::control::is_obeyed;
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};
 use lb_document::kind::{
@@ -540,22 +541,30 @@ pub const ERRNOS: [Errno; 11] = [
 pub const MAX_NAME_BYTES: usize = abi::NAME_BYTES - 1;
 
 fn job_name(text: &str) -> Result<String, Refusal> {
-    name(text, |byte| !byte.is_ascii_control(), "printable characters")
+    name(text, |character| !is_obeyed(character), "printable characters")
 }
 
 pub fn client_name(text: &str) -> Result<String, Refusal> {
-    name(text, |byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte), "letters, digits, _ and -")
+    name(
+        text,
+        |character| character.is_ascii_alphanumeric() || "_-".contains(character),
+        "letters, digits, _ and -",
+    )
 }
 
 fn service_name(text: &str) -> Result<String, Refusal> {
-    name(text, |byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte), "letters, digits, _, - and .")
+    name(
+        text,
+        |character| character.is_ascii_alphanumeric() || "_-.".contains(character),
+        "letters, digits, _, - and .",
+    )
 }
 
-fn name(text: &str, allowed: fn(u8) -> bool, letters: &str) -> Result<String, Refusal> {
+fn name(text: &str, allowed: fn(char) -> bool, letters: &str) -> Result<String, Refusal> {
     let why = match text.len() {
         0 => "is empty".to_owned(),
         length if length > MAX_NAME_BYTES => format!("{} has {length} bytes", quote(text)),
-        _ if text.bytes().all(allowed) => return Ok(text.to_owned()),
+        _ if text.chars().all(allowed) => return Ok(text.to_owned()),
         _ => format!("{} has other characters than {letters}", quote(text)),
     };
     Err((why, Some(format!("write 1 to {MAX_NAME_BYTES} bytes: {letters}"))))

@@ -4,11 +4,14 @@
 //! is shown in one line for a log, or with its source line and a caret for a terminal. This module
 //! does not depend on the content of the file.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+use crate::control::{escaped, is_obeyed};
 
 /// The maximum number of faults stored for one file. A file with more faults is probably a file of
 /// another kind.
@@ -82,7 +85,7 @@ impl Display for Diagnostic {
 
 impl Diagnostic {
     fn shown_path(&self) -> String {
-        escaped(self.path.to_string_lossy().into_owned())
+        escaped(&self.path.to_string_lossy()).into_owned()
     }
 
     // This code does not use `annotate-snippets` (0.12), for two reasons. That crate computes the
@@ -142,28 +145,13 @@ fn printable(character: char) -> char {
     }
 }
 
-/// Returns whether a terminal acts on a character instead of showing it. These are control
-/// characters and characters that change the writing direction.
-fn is_obeyed(character: char) -> bool {
-    character.is_control()
-        || matches!(character, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// Escapes the characters of a message that control a terminal, because messages contain names and
-/// keys from a file.
-fn escaped(text: String) -> String {
-    if !text.contains(is_obeyed) {
-        return text;
-    }
-    let mut escaped = String::with_capacity(text.len() + 8);
-    for character in text.chars() {
-        if is_obeyed(character) {
-            escaped.extend(character.escape_unicode());
-        } else {
-            escaped.push(character);
-        }
-    }
-    escaped
+/// [`escaped`] without a copy if nothing is escaped.
+fn owned(text: String) -> String {
+    let replaced = match escaped(&text) {
+        Cow::Owned(replaced) => Some(replaced),
+        Cow::Borrowed(_) => None,
+    };
+    replaced.unwrap_or(text)
 }
 
 /// Quotes a value from a file for a message: escapes it, and truncates it if it is long.
@@ -277,7 +265,7 @@ impl<'t> DiagnosticCollector<'t> {
         let content = self.text[line_start..].split('\n').next().unwrap_or_default();
         let column = self.column(&span);
         let excerpt = Excerpt::new(content, start - line_start..span.end - line_start);
-        let (message, help) = (escaped(message), help.map(escaped));
+        let (message, help) = (owned(message), help.map(owned));
         self.faults.push(Diagnostic {
             path: self.path.to_owned(),
             line,

@@ -14,6 +14,8 @@ use toml::de::{DeTable, DeValue};
 
 use crate::diagnostic::{DiagnosticCollector, quote};
 
+pub mod control;
+
 pub mod diagnostic;
 
 pub mod key;

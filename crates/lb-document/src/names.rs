@@ -1,5 +1,6 @@
 //! Lists of names: the names of network interfaces, and of hosts.
 
+use crate::control::is_obeyed;
 use crate::diagnostic::{DiagnosticCollector, quote};
 use crate::{Item, Unique};
 
@@ -66,6 +67,6 @@ fn is_host(name: &str) -> bool {
 
 /// Returns whether the kernel accepts this text as the name of an interface.
 fn is_interface(name: &str) -> bool {
-    let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
+    let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || is_obeyed(c);
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_odd)
 }

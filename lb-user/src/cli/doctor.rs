@@ -46,7 +46,7 @@ pub fn run(pid: Option<u32>, json: bool, files: &PathOptions) -> Result<ExitCode
         None => doctor::examine(&paths, files.file(), config.as_ref()),
     };
     if json {
-        print::text(&(serde_json::to_string_pretty(&diagnosis)? + "\n"))?;
+        print::json(&diagnosis)?;
     } else {
         print::text(&text::diagnosis(&diagnosis, Style::for_stdout()))?;
     }

@@ -50,7 +50,7 @@ pub fn run(
         return Err(anyhow::anyhow!(explain::why_none(service, client, &dials)).into());
     }
     if json {
-        print::text(&(serde_json::to_string_pretty(&explanations)? + "\n"))?;
+        print::json(&explanations)?;
     } else {
         let style = Style::for_stdout();
         let texts: Vec<String> = explanations.iter().map(|one| text::explanation(one, style)).collect();

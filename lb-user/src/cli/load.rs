@@ -86,7 +86,7 @@ pub fn show(filter: &Filter, json: bool, files: &PathOptions) -> Result<ExitCode
         return Err(anyhow!(text).into());
     }
     if json {
-        print::text(&(serde_json::to_string_pretty(&loads)? + "\n"))?;
+        print::json(&loads)?;
         return Ok(ExitCode::SUCCESS);
     }
     print::text(&text::loads(&loads, Style::for_stdout()))?;
@@ -126,7 +126,7 @@ pub fn switch(command: &LoadCommand, files: &PathOptions) -> Result<ExitCode, Co
         );
     }
     if *json {
-        print::text(&(serde_json::to_string_pretty(&switched)? + "\n"))?;
+        print::json(&switched)?;
     } else {
         print::text(&switched.describe())?;
     }

@@ -46,7 +46,7 @@ pub fn run(
         );
     }
     if json {
-        print::text(&(serde_json::to_string_pretty(&readmission)? + "\n"))?;
+        print::json(&readmission)?;
     } else {
         print::text(&readmission.describe())?;
     }

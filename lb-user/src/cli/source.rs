@@ -74,7 +74,7 @@ fn dump(paths: &Paths, service: &str, newest: bool) -> Result<ExitCode, CommandF
         }
         Answer::NotResponding => return Err(anyhow!(api::not_responding(&paths.run)).into()),
     };
-    print::text(&format!("{}\n", list.get().trim_end()))?;
+    print::json_text(&format!("{}\n", list.get().trim_end()))?;
     Ok(ExitCode::SUCCESS)
 }
 

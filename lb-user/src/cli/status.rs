@@ -72,7 +72,7 @@ pub fn run(
     }
     let status = look()?;
     if json {
-        print::text(&(serde_json::to_string_pretty(&status)? + "\n"))?;
+        print::json(&status)?;
     } else {
         print::text(&text::status(&status, Style::for_stdout()))?;
     }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use lb_document::control::escaped;
+
 use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, age, wrap};
 use crate::overrides::{OverrideStatus, OverridesDocument};
@@ -52,10 +54,10 @@ fn row(status: &OverrideStatus, now: u64) -> TableRow {
     let OverrideStatus { of, clients, .. } = status;
     let end = of.until.map_or_else(|| "-".to_owned(), |until| age(until.saturating_sub(now)));
     let cells = vec![
-        of.scope.service.clone(),
+        escaped(&of.scope.service).into_owned(),
         of.scope.backend.to_string(),
         of.kind.in_words(),
-        of.scope.client.clone().unwrap_or_else(|| "all".to_owned()),
+        of.scope.client.as_deref().map_or_else(|| "all".to_owned(), |client| escaped(client).into_owned()),
         age(now.saturating_sub(of.since)),
         end,
         if of.process == 0 {
@@ -64,7 +66,7 @@ fn row(status: &OverrideStatus, now: u64) -> TableRow {
             format!("user {} (pid {})", of.user, of.process)
         },
     ];
-    let reason = of.reason.as_ref().map(|reason| format!("reason: {reason}"));
+    let reason = of.reason.as_ref().map(|reason| format!("reason: {}", escaped(reason)));
     let without_effect = status.why_no_effect().map(|why| format!("no effect: {why}"));
     let effects = clients.iter().map(|effect| effect.describe(of.kind));
     let notes: Vec<String> = reason.into_iter().chain(without_effect).chain(effects).collect();

@@ -2,6 +2,7 @@
 //! as fit, and one row with the number of remaining lines. A line that is too wide takes several
 //! rows. A screen never has more rows than the terminal, so that the terminal never scrolls.
 
+use super::Style;
 use super::wrap::{is_escape, pieces};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +28,10 @@ impl Screen {
     pub fn new(text: &str, remark: Option<&str>, size: TerminalSize, top: usize) -> Self {
         let columns = size.columns.max(1);
         let mut lines = Vec::new();
-        text.lines().for_each(|line| cut(line, columns, &mut lines));
+        let shown = |text| Style { colour: true, width: None }.shown(text);
+        shown(text).lines().for_each(|line| cut(line, columns, &mut lines));
         let mut remarks = Vec::new();
-        cut(remark.unwrap_or(""), columns, &mut remarks);
+        cut(&shown(remark.unwrap_or("")), columns, &mut remarks);
         let remark = remark.and_then(|_| remarks.into_iter().next());
         let mut screen = Self { lines, remark, rows: size.rows.max(1), top: 0 };
         screen.top = top.min(screen.last_top());
@@ -95,8 +97,7 @@ fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
             colour = if piece == "\x1b[0m" { "" } else { piece };
             continue;
         }
-        // The terminal would interpret control characters, so they are replaced.
-        for letter in piece.chars().map(|letter| if letter.is_control() { ' ' } else { letter }) {
+        for letter in piece.chars() {
             if at == columns {
                 row.push_str(if colour.is_empty() { "" } else { "\x1b[0m" });
                 lines.push(std::mem::replace(&mut row, colour.to_owned()));
@@ -153,7 +154,12 @@ mod tests {
         check(("abcdefg\nh\n", None), (3, 9), 0, &["abc", "def", "g", "h"]);
         check(("abcdef\n", None), (3, 9), 0, &["abc", "def"]);
         check(("a\x1b[31mbcde\x1b[0mf", None), (3, 9), 0, &["a\x1b[31mbc\x1b[0m", "\x1b[31mde\x1b[0mf"]);
-        check(("a\tb\rc\x7f", None), (9, 9), 0, &["a b c "]);
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        check(("a\tb\x1b[2Jc\u{202e}m\n", None), (80, 9), 0, &["a\\u{9}b\\u{1b}[2Jc\\u{202e}m"]);
+        check(("", Some("a\x1bm")), (80, 9), 0, &["a\\u{1b}m"]);
     }
 
     #[test]

@@ -180,7 +180,7 @@ impl ProgressPrinter {
             let width = Style::for_stdout().width.unwrap_or(usize::MAX);
             let line: String = line.chars().take(width.saturating_sub(1)).collect();
             self.last = Some((at, line.clone()));
-            print::text(&format!("\r\x1b[K{line}"))?;
+            print::in_place(&line)?;
         } else if is_due(self.last.as_ref(), at, line) {
             self.last = Some((at, line.to_owned()));
             self.line(line)?;
@@ -190,7 +190,7 @@ impl ProgressPrinter {
 
     fn end(&self, text: &str) -> Result<()> {
         if self.is_terminal && self.last.is_some() {
-            print::text("\r\x1b[K")?;
+            print::in_place("")?;
         }
         self.line(text)
     }
