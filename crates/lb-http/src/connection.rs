@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::peer::PeerCredentials;
 use axum::Router;
 use axum::body::Body;
+use axum::http::header::ALLOW;
 use axum::http::{Request, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hyper::body::{Body as _, Bytes, Frame, Incoming, SizeHint};
@@ -22,7 +23,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::sync::{Notify, watch};
 
 /// Maximum size of a request head, in bytes. This is the smallest buffer that hyper accepts.
@@ -96,6 +97,10 @@ impl ConnectionActivity {
         }
     }
 
+    fn awaits_request(&self) -> bool {
+        *self.phase.borrow() == ConnectionPhase::AwaitingRequest
+    }
+
     fn has_moved(&self) {
         self.progress.store(now(), Ordering::Relaxed);
     }
@@ -126,7 +131,7 @@ pub async fn serve(
     activity: Arc<ConnectionActivity>,
     peer: Option<PeerCredentials>,
 ) {
-    let stream = TimedStream { stream, activity: Arc::clone(&activity) };
+    let mut stream = TimedStream { stream, activity: Arc::clone(&activity) };
     let service = service_fn(|mut request: Request<Incoming>| {
         if let Some(peer) = &peer {
             request.extensions_mut().insert(peer.clone());
@@ -137,10 +142,37 @@ pub async fn serve(
     // Each connection has only one request. So a client cannot send further requests while it does
     // not read the answer.
     http.max_buf_size(HEAD_BYTES).keep_alive(false);
+    let served = async {
+        let served = http.serve_connection(TokioIo::new(&mut stream), service).await;
+        if let Some(refusal) = served.err().as_ref().and_then(refusal)
+            && activity.awaits_request()
+        {
+            activity.enter(ConnectionPhase::Reading);
+            let _ = stream.write_all(refusal.as_bytes()).await;
+            let _ = stream.shutdown().await;
+        }
+    };
     tokio::select! {
-        _ = http.serve_connection(TokioIo::new(stream), service) => {}
+        () = served => {}
         () = activity.overdue() => {}
     }
+}
+
+/// The whole answer to bytes that are not a request; `None` if the connection broke.
+fn refusal(error: &hyper::Error) -> Option<String> {
+    let (code, text) = if error.is_parse_too_large() {
+        let text = format!("the head of a request may have at most {HEAD_BYTES} bytes and 100 headers");
+        (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+    } else if error.is_parse() {
+        (StatusCode::BAD_REQUEST, "this is not a request by HTTP/1.1".to_owned())
+    } else {
+        return None;
+    };
+    let length = text.len();
+    Some(format!(
+        "HTTP/1.1 {code}\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n\
+         content-length: {length}\r\n\r\n{text}"
+    ))
 }
 
 async fn respond(
@@ -154,10 +186,28 @@ async fn respond(
     } else {
         (StatusCode::PAYLOAD_TOO_LARGE, "a request must not have a body").into_response()
     };
+    let response = explained(response);
     if response.body().is_end_stream() {
         activity.enter(ConnectionPhase::Reading);
     }
     Ok(response.map(|body| Observed { body, activity }))
+}
+
+/// Adds a text to the router's own refusals, which have no body.
+fn explained(response: Response) -> Response {
+    if !response.body().is_end_stream() {
+        return response;
+    }
+    let code = response.status();
+    let allow = response.headers().get(ALLOW).cloned();
+    match (code, allow) {
+        (StatusCode::NOT_FOUND, _) => (code, "there is no such path").into_response(),
+        (StatusCode::METHOD_NOT_ALLOWED, Some(allow)) => {
+            let methods = String::from_utf8_lossy(allow.as_bytes()).replace(',', " or ");
+            (code, [(ALLOW, allow)], format!("the method of this path is {methods}")).into_response()
+        }
+        _ => response,
+    }
 }
 
 /// The body of an answer. When its first part is requested, the reading phase begins.
@@ -188,7 +238,9 @@ impl hyper::body::Body for Observed {
     }
 }
 
-/// A stream that records each successful read and write.
+/// A stream that records each successful read and write. Before there is a request, writes are
+/// discarded: hyper then writes only its own refusals, which have no body. [`serve`] writes them
+/// with a text.
 struct TimedStream<S> {
     stream: S,
     activity: Arc<ConnectionActivity>,
@@ -220,6 +272,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.activity.awaits_request() {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let result = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.seen(result)
     }
@@ -229,6 +284,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        if self.activity.awaits_request() {
+            return Poll::Ready(Ok(parts.iter().map(|part| part.len()).sum()));
+        }
         let result = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
         self.seen(result)
     }
@@ -242,6 +300,79 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.activity.awaits_request() {
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::{get, post};
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    /// The answer to these bytes, without its date and `connection`.
+    fn answer_to(request: &str) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let (mut peer, stream) = tokio::io::duplex(64 << 10);
+            let router = Router::new()
+                .route("/a", get(|| async { "well" }))
+                .route("/b", post(|| async { StatusCode::NOT_FOUND }))
+                .route("/c", get(|| async { (StatusCode::NOT_FOUND, "no such thing") }));
+            peer.write_all(request.as_bytes()).await.expect("send the request");
+            let mut text = String::new();
+            let (read, ()) = tokio::join!(peer.read_to_string(&mut text), answer(stream, router));
+            read.expect("read the answer");
+            assert!(text.contains("\r\nconnection: close\r\n"), "{text}");
+            let others = |line: &&str| !line.starts_with("date: ") && !line.starts_with("connection: ");
+            text.split("\r\n").filter(others).collect::<Vec<_>>().join("\n")
+        })
+    }
+
+    #[test]
+    fn every_refusal_has_a_text() {
+        let refusal = |first: &str, allow: &str, text: &str| {
+            let length = text.len();
+            format!(
+                "HTTP/1.1 {first}\ncontent-type: text/plain; charset=utf-8\n{allow}\
+                 content-length: {length}\n\n{text}"
+            )
+        };
+        let head = |line: &str| format!("{line} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        assert!(answer_to(&head("GET /a")).ends_with("\n\nwell"));
+        for (request, expected) in [
+            (
+                head("POST /a"),
+                refusal(
+                    "405 Method Not Allowed",
+                    "allow: GET,HEAD\n",
+                    "the method of this path is GET or HEAD",
+                ),
+            ),
+            (
+                head("GET /b"),
+                refusal("405 Method Not Allowed", "allow: POST\n", "the method of this path is POST"),
+            ),
+            (head("GET /c"), refusal("404 Not Found", "", "no such thing")),
+            (head("GET /d"), refusal("404 Not Found", "", "there is no such path")),
+            (
+                head(&format!("GET /{}", "x".repeat(HEAD_BYTES))),
+                refusal(
+                    "431 Request Header Fields Too Large",
+                    "",
+                    "the head of a request may have at most 8192 bytes and 100 headers",
+                ),
+            ),
+            (
+                "SSH-2.0\r\n\r\n".to_owned(),
+                refusal("400 Bad Request", "", "this is not a request by HTTP/1.1"),
+            ),
+        ] {
+            assert_eq!(answer_to(&request), expected);
+        }
     }
 }
