@@ -113,9 +113,9 @@ pub enum ControllerQuery {
     Override { service: String, request: OverrideRequest, who: PeerCredentials, answer: Reply<Overridden> },
     /// All overrides of operators.
     Overrides(Reply<OverridesDocument>),
-    /// The list of a service; `None` if the service has none. With `newest`, the list in the last
-    /// answer of the server, even if this list is not in force.
-    Source { service: String, newest: bool, answer: Reply<Option<SourceText>> },
+    /// The list of a service, or why there is none. With `newest`, the list in the last answer of
+    /// the server, even if this list is not in force.
+    Source { service: String, newest: bool, answer: Reply<Result<SourceText, String>> },
     /// Reads the file of a service's list, or queries the list's server, at once. The handler has
     /// checked the peer's permission.
     Refresh { service: String, who: PeerCredentials, answer: Reply<Refreshed> },
@@ -388,14 +388,14 @@ async fn source(
 ) -> Response {
     let text = match query(&desk.queries, |answer| ControllerQuery::Source { service, newest, answer }).await
     {
-        Some(Some(SourceText::Text(text))) => text,
-        Some(Some(SourceText::List(list))) => {
+        Some(Ok(SourceText::Text(text))) => text,
+        Some(Ok(SourceText::List(list))) => {
             match tokio::task::spawn_blocking(move || lb_discovery::render_list(&list)).await {
                 Ok(text) => text,
                 Err(_) => return stopping(),
             }
         }
-        Some(None) => return (StatusCode::NOT_FOUND, "no list is known for this service").into_response(),
+        Some(Err(why)) => return (StatusCode::NOT_FOUND, why).into_response(),
         None => return stopping(),
     };
     ([(CONTENT_TYPE, JSON)], text.to_vec()).into_response()

@@ -181,12 +181,13 @@ async fn respond(
     activity: Arc<ConnectionActivity>,
 ) -> Result<Response<Observed>, Infallible> {
     activity.enter(ConnectionPhase::Answering);
+    let path = request.uri().path().to_owned();
     let response = if request.body().is_end_stream() {
         TowerToHyperService::new(router).call(request).await?
     } else {
         (StatusCode::PAYLOAD_TOO_LARGE, "a request must not have a body").into_response()
     };
-    let response = explained(response);
+    let response = explained(response, &path);
     if response.body().is_end_stream() {
         activity.enter(ConnectionPhase::Reading);
     }
@@ -194,14 +195,14 @@ async fn respond(
 }
 
 /// Adds a text to the router's own refusals, which have no body.
-fn explained(response: Response) -> Response {
+fn explained(response: Response, path: &str) -> Response {
     if !response.body().is_end_stream() {
         return response;
     }
     let code = response.status();
     let allow = response.headers().get(ALLOW).cloned();
     match (code, allow) {
-        (StatusCode::NOT_FOUND, _) => (code, "there is no such path").into_response(),
+        (StatusCode::NOT_FOUND, _) => (code, format!("there is no path {path}")).into_response(),
         (StatusCode::METHOD_NOT_ALLOWED, Some(allow)) => {
             let methods = String::from_utf8_lossy(allow.as_bytes()).replace(',', " or ");
             (code, [(ALLOW, allow)], format!("the method of this path is {methods}")).into_response()
@@ -358,7 +359,7 @@ mod tests {
                 refusal("405 Method Not Allowed", "allow: POST\n", "the method of this path is POST"),
             ),
             (head("GET /c"), refusal("404 Not Found", "", "no such thing")),
-            (head("GET /d"), refusal("404 Not Found", "", "there is no such path")),
+            (head("GET /d"), refusal("404 Not Found", "", "there is no path /d")),
             (
                 head(&format!("GET /{}", "x".repeat(HEAD_BYTES))),
                 refusal(

@@ -204,6 +204,10 @@ async fn end<T: DeserializeOwned>((response, _task): Begun, path: &str) -> Resul
         let text = String::from_utf8_lossy(&body).into_owned();
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text).into());
     }
+    // The text names what does not exist.
+    if status == StatusCode::NOT_FOUND && !body.is_empty() {
+        bail!("{}", String::from_utf8_lossy(&body));
+    }
     if status != StatusCode::OK {
         let path = path.split('?').next().unwrap_or_default();
         bail!("the daemon answers {status} to {path}: {}", String::from_utf8_lossy(&body));

@@ -213,15 +213,26 @@ impl Controller {
 
     /// The list of a service: the newest list of its server if `newest` is set, otherwise the list
     /// that was delivered last.
-    fn source_text(&self, service: &str, newest: bool) -> Option<SourceText> {
+    /// The list of a service.
+    ///
+    /// # Errors
+    /// If no client has the service, or no list is known.
+    fn source_text(&self, service: &str, newest: bool) -> Result<SourceText, String> {
         let watched = self.sources.watched.get(service);
+        // A service also has a list while its clients cannot be started.
+        if watched.is_none() && !self.sources.statics.contains_key(service) {
+            self.check_service(service)?;
+        }
         if newest {
-            return match watched?.remote.latest.finding.as_ref()? {
-                Finding::List(list) => Some(SourceText::Text(Arc::clone(&list.text))),
-                Finding::Empty { .. } | Finding::Failed(_) => None,
+            return match watched.and_then(|watched| watched.remote.latest.finding.as_ref()) {
+                Some(Finding::List(list)) => Ok(SourceText::Text(Arc::clone(&list.text))),
+                Some(Finding::Empty { .. } | Finding::Failed(_)) | None => {
+                    Err(format!("no server has sent a list for service {service}"))
+                }
             };
         }
-        self.list_of(service).map(SourceText::List)
+        let list = self.list_of(service).map(SourceText::List);
+        list.ok_or_else(|| format!("no list for service {service} is known yet"))
     }
 
     /// Reads or queries the source of a service's list at once.

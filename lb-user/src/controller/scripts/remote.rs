@@ -6,6 +6,8 @@ use lb_view::fault::FaultCode;
 use lb_view::status::RemoteStatus;
 
 use super::stage::{BACKENDS, Stage, script};
+use crate::api::{ControllerQuery, Reply};
+use crate::controller::Event;
 
 const DNS: &str = "backends = { dns = \"users.example.com\", port = 80 }";
 
@@ -28,6 +30,13 @@ impl Stage {
             .expect("the service has a remote source")
     }
 
+    /// The answer to `socklb source dump`: whether it is a list, or why there is none.
+    fn dump(&mut self, service: &str, newest: bool) -> Result<(), String> {
+        let ((answer, mut reply), service) = (Reply::new(), service.to_owned());
+        self.dispatch(Event::Query(ControllerQuery::Source { service, newest, answer }));
+        reply.try_recv().expect("an answer").map(drop)
+    }
+
     /// The backends that 60 connects reach.
     fn used(&mut self) -> Vec<String> {
         self.dialled(60).iter().map(ToString::to_string).collect()
@@ -44,6 +53,23 @@ fn the_list_of_a_server_takes_effect() {
         stage.stop_faults();
         assert_eq!(stage.used(), ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.4:80"]);
         assert_eq!((stage.error(), stage.remote().endpoints), (String::new(), Some(3)));
+    });
+}
+
+#[test]
+fn a_dump_without_a_list_has_the_reason() {
+    script(DNS, |stage| {
+        let unknown = "no client here dials a service \"user\"; did you mean users? services here are: users";
+        let unsent = "no server has sent a list for service users";
+        for newest in [false, true] {
+            assert_eq!(stage.dump("user", newest), Err(unknown.to_owned()));
+        }
+        assert_eq!(stage.dump("users", false), Err("no list for service users is known yet".to_owned()));
+        assert_eq!(stage.dump("users", true), Err(unsent.to_owned()));
+        stage.answer(&BACKENDS);
+        stage.answer_nothing();
+        assert_eq!(stage.dump("users", false), Ok(()));
+        assert_eq!(stage.dump("users", true), Err(unsent.to_owned()));
     });
 }
 
