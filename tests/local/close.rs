@@ -423,7 +423,7 @@ fn a_request_that_cannot_be_met_reports_the_reason_and_closes_nothing() {
     fixture.daemon().signal(Signal::STOP);
     // The daemon may still read this request when it continues.
     let dry = [&arguments[..], &["--dry-run"]].concat();
-    refused(&fixture, &dry, 1, "does not answer: some connections may have been closed");
+    refused(&fixture, &dry, 1, "does not answer: nothing was closed, because this is a dry run");
     fixture.daemon().signal(Signal::CONT);
     eventually("the daemon answers again", || fixture.setup.status(), |status| status.daemon.is_some());
     fixture.stop();

@@ -135,10 +135,10 @@ pub enum NotClosed {
 /// If no daemon answers, the daemon refuses this user, no client has the backend, another job
 /// closes the same connections, or the daemon or its kernel cannot close connections.
 pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
-    let mut all = match request(paths, &path(options)).await {
+    let mut all = match request(paths, options).await {
         Ok(first) => first,
         Err(error) => {
-            if options.json && is_unchanged(&error) {
+            if options.json && (options.dry_run || is_unchanged(&error)) {
                 let (service, backend, refused) = (&options.service, &options.backend, format!("{error:#}"));
                 print::json(&ClosingRefused { schema: SCHEMA, service, backend, refused: &refused })?;
             }
@@ -146,7 +146,7 @@ pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
         }
     };
     // The list may give the index to another backend.
-    let path = path(&CloseOptions { backend: all.backend.to_string(), ..options.clone() });
+    let again = CloseOptions { backend: all.backend.to_string(), ..options.clone() };
     for _ in 1..REQUESTS {
         let left = all.sum(|counts| counts.left);
         if left == 0 {
@@ -155,7 +155,7 @@ pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
         if !options.json {
             print::message(format_args!("{} closed, {left} left", all.sum(|counts| counts.closed)));
         }
-        match request(paths, &path).await {
+        match request(paths, &again).await {
             Ok(later) => all.followed_by(later),
             Err(error) => {
                 if options.json {
@@ -200,16 +200,19 @@ pub(super) fn path(options: &CloseOptions) -> String {
 /// # Errors
 /// The errors of [`close`], except the error that another job closes the same connections.
 pub async fn check(paths: &Paths, options: CloseOptions) -> Result<()> {
-    match request(paths, &path(&CloseOptions { dry_run: true, ..options })).await {
+    match request(paths, &CloseOptions { dry_run: true, ..options }).await {
         Err(error) if matches!(error.downcast_ref(), Some(NotClosed::Busy(_))) => Ok(()),
         counted => counted.map(drop),
     }
 }
 
+/// Why a dry run without an answer needs no attention.
+const NOTHING_CLOSED: &str = "nothing was closed, because this is a dry run";
+
 /// Sends one request to the daemon.
-async fn request(paths: &Paths, path: &str) -> Result<Closed> {
+async fn request(paths: &Paths, options: &CloseOptions) -> Result<Closed> {
     let no_answer = |text: String| Err(NotClosed::NoAnswer(text).into());
-    match api::post_cancellable::<CloseAnswer>(paths, path).await {
+    match api::post_cancellable::<CloseAnswer>(paths, &path(options)).await {
         Ok(Answer::Given(CloseAnswer::Counted(closed))) => Ok(closed),
         Ok(Answer::Given(CloseAnswer::Refused(refusal))) if refusal.is_permission => {
             Err(std::io::Error::new(std::io::ErrorKind::PermissionDenied, refusal.text).into())
@@ -219,6 +222,12 @@ async fn request(paths: &Paths, path: &str) -> Result<Closed> {
         }
         Ok(Answer::Given(CloseAnswer::Refused(refusal))) => Err(anyhow!(refusal.text)),
         Ok(Answer::NotRunning) => Err(NotClosed::NotRunning.into()),
+        Ok(Answer::NotResponding) if options.dry_run => {
+            no_answer(format!("{}: {NOTHING_CLOSED}", api::not_responding(&paths.run)))
+        }
+        Err(error) if error.is::<DaemonEnded>() && options.dry_run => {
+            no_answer(format!("the daemon ended before it answered: {NOTHING_CLOSED}"))
+        }
         Ok(Answer::NotResponding) => no_answer(format!(
             "{}: some connections may have been closed (the daemon's log has their number); the daemon ends the job \
              when it notices that this command has ended",
@@ -293,5 +302,46 @@ mod tests {
         for text in ["30", "99ms", "25h", "0s", "-1s", ""] {
             assert!(idle_time(text).is_err_and(|text| text.contains("100ms to 24h")), "{text}");
         }
+    }
+
+    #[test]
+    fn a_dry_run_without_an_answer_has_closed_nothing() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let paths =
+            Paths { pins: folder.path().into(), run: folder.path().into(), state: folder.path().into() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let answers = |is_stopped: bool, dry_run: bool| {
+            runtime.block_on(async {
+                let _ = std::fs::remove_file(api::socket(&paths.run));
+                let listener = tokio::net::UnixListener::bind(api::socket(&paths.run)).expect("a socket");
+                let options = CloseOptions {
+                    service: "users".to_owned(),
+                    backend: "0".to_owned(),
+                    client: None,
+                    idle: None,
+                    rate: Rate::default(),
+                    dry_run,
+                    json: false,
+                };
+                let daemon = async {
+                    let (stream, _) = listener.accept().await.expect("the command connects");
+                    let _open = is_stopped.then_some(stream);
+                    std::future::pending::<()>().await;
+                };
+                tokio::select! {
+                    answer = request(&paths, &options) => answer.expect_err("there is no answer").to_string(),
+                    () = daemon => unreachable!("the daemon does not end"),
+                }
+            })
+        };
+        let socket = api::socket(&paths.run);
+        assert_eq!(
+            [answers(true, true), answers(false, true)],
+            [
+                format!("the daemon at {} does not answer: {NOTHING_CLOSED}", socket.display()),
+                format!("the daemon ended before it answered: {NOTHING_CLOSED}")
+            ]
+        );
+        assert!(answers(false, false).contains("some connections may have been closed"));
     }
 }
