@@ -14,6 +14,7 @@ use super::ProcessEnvironment;
 use super::keys::{backends, consul, dns, kubernetes};
 use super::service::service_address;
 use lb_core::service::Protocol;
+use lb_document::control::is_obeyed;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::key::ConfigKey;
 use lb_document::kind::{Refusal, Text};
@@ -127,8 +128,8 @@ impl OnStale {
 pub struct ServerSettings {
     pub dns: DnsSettings,
     pub consul: ConsulSettings,
-    /// `None` if no API server is known.
-    pub kubernetes: Option<KubernetesSettings>,
+    /// Why no API server is known, if none is.
+    pub kubernetes: Result<KubernetesSettings, Refusal>,
 }
 
 impl ServerSettings {
@@ -141,11 +142,13 @@ impl ServerSettings {
         what: &str,
         report: &mut DiagnosticCollector<'_>,
     ) -> Option<KubernetesSettings> {
-        if self.kubernetes.is_none() {
-            let help = "write server in [kubernetes], or run the daemon in a pod".to_owned();
-            report.add(item.span(), format!("{what}, but no API server is known"), help);
+        match &self.kubernetes {
+            Ok(settings) => Some(settings.clone()),
+            Err((why, help)) => {
+                report.add(item.span(), format!("{what}, but {why}"), help.clone());
+                None
+            }
         }
-        self.kubernetes.clone()
     }
 }
 
@@ -432,17 +435,22 @@ pub fn read_consul(
     ConsulSettings { address, token, tls }
 }
 
+/// The variable with the API server's port, which every pod has.
+const POD_PORT: &str = "KUBERNETES_SERVICE_PORT";
 /// The files that Kubernetes provides in every pod.
 const POD_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 const POD_CA: &str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 
-/// Reads `[kubernetes]`, which may be absent. `None` if no server is known.
+/// Reads `[kubernetes]`, which may be absent.
+///
+/// # Errors
+/// If no server is known. This is a fault only if a service needs the server.
 pub fn read_kubernetes(
     root: &Table<'_>,
     directory: &Path,
     env: &dyn ProcessEnvironment,
     report: &mut DiagnosticCollector<'_>,
-) -> Option<KubernetesSettings> {
+) -> Result<KubernetesSettings, Refusal> {
     let table = root.table(&kubernetes::SECTION, report);
     // A faulty `server` has been reported. The placeholder prevents a second fault for a missing
     // server.
@@ -455,14 +463,24 @@ pub fn read_kubernetes(
     );
     let server_name = kubernetes::SERVER_NAME.take_written(&table, report).flatten();
     let Some(server) = written else {
-        let host = env.variable("KUBERNETES_SERVICE_HOST")?;
-        let port = env.variable("KUBERNETES_SERVICE_PORT").unwrap_or_else(|| "443".to_owned());
+        let Some(host) = env.variable("KUBERNETES_SERVICE_HOST") else {
+            let help = "write server in [kubernetes], or run the daemon in a pod".to_owned();
+            return Err(("no API server is known".to_owned(), Some(help)));
+        };
+        let port: u16 = match env.variable(POD_PORT) {
+            None => 443,
+            Some(text) => text.parse().ok().filter(|port| *port != 0).ok_or_else(|| {
+                let why =
+                    format!("the environment variable {POD_PORT} is {}, which is not a port", quote(&text));
+                (why, Some("set it to a number from 1 to 65535, or write server in [kubernetes]".to_owned()))
+            })?,
+        };
         // An IPv6 address needs brackets before a port.
         let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let token = Some(token.unwrap_or_else(|| POD_TOKEN.into()));
         let ca = Some(ca.unwrap_or_else(|| POD_CA.into()));
         let tls = read_tls(&table, ca, pair, server_name, report);
-        return Some(KubernetesSettings { server, token, tls });
+        return Ok(KubernetesSettings { server, token, tls });
     };
     let host = server.strip_prefix(HTTPS);
     if host.is_some() && ca.is_none() {
@@ -472,7 +490,7 @@ pub fn read_kubernetes(
     }
     let tls = read_tls(&table, ca, pair, server_name, report).filter(|_| host.is_some());
     let server = host.or_else(|| server.strip_prefix(HTTP)).unwrap_or(&server).to_owned();
-    Some(KubernetesSettings { server, token, tls })
+    Ok(KubernetesSettings { server, token, tls })
 }
 
 const HTTPS: &str = "https://";
@@ -521,7 +539,7 @@ fn read_tls(
 
 /// Reads the name of a service or of a tag in a catalogue.
 pub fn source_name(text: &str) -> Result<String, Refusal> {
-    if text.is_empty() || text.len() > MAX_NAME_BYTES || text.chars().any(char::is_control) {
+    if text.is_empty() || text.len() > MAX_NAME_BYTES || text.contains(is_obeyed) {
         let help = format!("write 1 to {MAX_NAME_BYTES} bytes of printable characters");
         return Err((format!("{} is not a name", quote(text)), Some(help)));
     }

@@ -203,11 +203,14 @@ fn read_static(
 mod tests {
     use std::time::Duration;
 
+    use lb_report::keys::{Keys, ServiceKey};
+
     use super::super::discovery::{
         ConsulSettings, DnsTransport, KubernetesSettings, OnStale, RemoteRules, TlsSettings,
     };
-    use super::super::tests::{check, services, with_service};
+    use super::super::tests::{check, faults_in, good_in, services, with_service};
     use super::*;
+    use crate::ProcessEnvironment;
 
     #[test]
     fn a_wrong_address_does_not_hide_other_faults_of_the_list() {
@@ -396,6 +399,57 @@ mod tests {
                 "11:11: `min_ttl` is longer than `max_ttl` (write a `min_ttl` of at most `max_ttl`)",
             ],
         );
+    }
+
+    /// The environment of a pod, with this port of the API server.
+    struct Pod(Option<&'static str>);
+
+    impl ProcessEnvironment for Pod {
+        fn variable(&self, name: &str) -> Option<String> {
+            match name {
+                "KUBERNETES_SERVICE_HOST" => Some("10.96.0.1".to_owned()),
+                "KUBERNETES_SERVICE_PORT" => self.0.map(str::to_owned),
+                _ => None,
+            }
+        }
+
+        fn host_name(&self) -> Option<String> {
+            None
+        }
+
+        fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+            Err(format!("{}: there is no such file", path.display()))
+        }
+    }
+
+    #[test]
+    fn the_port_of_the_api_server_in_the_environment_is_checked_if_it_is_used() {
+        let text = |backends: &str| {
+            with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {backends}"))
+        };
+        let needs_it = text("{ kubernetes = 'shop/users' }");
+        for (port, expected) in
+            [(None, "10.96.0.1:443"), (Some("1"), "10.96.0.1:1"), (Some("65535"), "10.96.0.1:65535")]
+        {
+            let config = good_in(&needs_it, &Pod(port));
+            let EndpointSource::Remote(source) = &config.clients[0].services[0].source else {
+                panic!("the source is not remote")
+            };
+            let Origin::Kubernetes(origin) = &source.origin else { panic!("the origin is not Kubernetes") };
+            assert_eq!(origin.settings.server, expected);
+        }
+        for port in ["0", "65536", "http", "", "tcp://10.96.0.1:443"] {
+            assert_eq!(
+                faults_in(&needs_it, &Pod(Some(port))),
+                [format!(
+                    "7:27: `backends` names the Service shop/users, but the environment variable \
+                     KUBERNETES_SERVICE_PORT is {port:?}, which is not a port (set it to a number from 1 to 65535, or \
+                     write server in [kubernetes])"
+                )]
+            );
+            good_in(&text("{ static = [] }"), &Pod(Some(port)));
+            good_in(&format!("{needs_it}\n[kubernetes]\nserver = 'http://[::1]:8001'"), &Pod(Some(port)));
+        }
     }
 
     #[test]
