@@ -110,8 +110,8 @@ pub struct Override {
 pub struct OverridesDocument {
     pub schema: u32,
     pub overrides: Vec<OverrideStatus>,
-    /// Why the overrides could not be stored. A restarted daemon may then not apply them. `None` if
-    /// they were stored.
+    /// A sentence with the reason why the overrides could not be read or stored. A restarted daemon
+    /// may then not apply them. `None` if they were stored.
     pub not_kept: Option<String>,
     /// What was lost because a file of overrides could not be parsed, and where the file is;
     /// `None` if nothing was, or if the operator has removed the file.

@@ -46,6 +46,7 @@ impl StoredFile for StoredHosts {
     /// 1,024 names with 1,000 IPv6 addresses each need 43 MB.
     const MAX_BYTES: u64 = 64 << 20;
     const SCHEMA: u32 = SCHEMA;
+    const WHAT: &'static str = "the addresses of host names";
     const LOST: &'static str = "the file of the addresses of host names cannot be parsed; it was renamed; host names that do not resolve \
                                 have no addresses";
     const UNREAD: &'static str = "cannot read the stored addresses of host names; host names that do not \

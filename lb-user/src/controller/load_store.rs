@@ -83,6 +83,7 @@ impl StoredFile for StoredLoads {
     /// also contain members that have left, at most the same number.
     const MAX_BYTES: u64 = 128 << 20;
     const SCHEMA: u32 = SCHEMA;
+    const WHAT: &'static str = "learnt weights and operators' switches";
     const LOST: &'static str = "the file of learnt weights and operators' switches cannot be parsed; it was renamed; services start with \
                                 their structural weights, and follow load as configured";
     const UNREAD: &'static str = "cannot read the learnt weights and the operators' switches; services start \

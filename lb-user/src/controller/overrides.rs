@@ -67,6 +67,7 @@ impl StoredFile for StoredOverrides {
     const MAX_BYTES: u64 = 8 << 20;
     const SCHEMA: u32 = FILE_SCHEMA;
     const REPLACES_ASIDE: bool = false;
+    const WHAT: &'static str = "operators' overrides";
     const LOST: &'static str = "the file of operators' overrides cannot be parsed; it was renamed; drains in the kernel's tables stay \
                                 in force, changed weights do not";
     const UNREAD: &'static str = "cannot read the operators' overrides; drained backends stay drained; \
@@ -560,10 +561,15 @@ impl Controller {
         let error = self.sources.files_to_store.error_of(&StoredOverrides::path(&self.config.paths.state));
         let not_kept = match &self.overrides.unread {
             Some(why) => Some(format!(
-                "cannot read the overrides of an earlier daemon; drains in the kernel's maps stay in force: \
-                 {why}"
+                "the file of overrides cannot be read ({why}): drains in the kernel's maps stay in force, changed \
+                 weights do not, and the daemon stores no override until a retry succeeds"
             )),
-            None => error.map(str::to_owned),
+            None => error.map(|error| {
+                format!(
+                    "cannot store the overrides ({error}): they are in force, but a restart of the daemon loses \
+                     them; the daemon retries"
+                )
+            }),
         };
         OverridesDocument { schema: SCHEMA, overrides, not_kept, lost: self.overrides.lost() }
     }

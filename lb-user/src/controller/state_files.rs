@@ -32,6 +32,8 @@ pub trait StoredFile: DeserializeOwned {
     /// Whether a file that cannot be parsed replaces the last such file. Otherwise both are
     /// preserved, up to a maximum number.
     const REPLACES_ASIDE: bool = true;
+    /// What the file contains.
+    const WHAT: &'static str;
     /// What to log if the file cannot be parsed.
     const LOST: &'static str;
     /// What to log if the file cannot be read when the daemon starts.
@@ -51,7 +53,12 @@ pub trait StoredFile: DeserializeOwned {
             schema: u32,
         }
         // The other fields depend on the version, so the version is checked first.
-        let version: FileVersion = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+        let wrong = |why: &str| format!("this is not a file of {}: {why}", Self::WHAT);
+        // serde would also parse an array as a structure.
+        if !text.trim_ascii_start().starts_with(b"{") {
+            return Err(wrong("it does not begin with `{`"));
+        }
+        let version: FileVersion = serde_json::from_slice(text).map_err(|error| wrong(&error.to_string()))?;
         if version.schema != Self::SCHEMA {
             return Err(format!(
                 "the file's schema is {}, but this socklb supports only {}",
@@ -59,7 +66,7 @@ pub trait StoredFile: DeserializeOwned {
                 Self::SCHEMA
             ));
         }
-        serde_json::from_slice(text).map_err(|error| error.to_string())
+        serde_json::from_slice(text).map_err(|error| wrong(&error.to_string()))
     }
 }
 
@@ -231,5 +238,28 @@ impl Controller {
             self.sources.hosts.store.take(hosts);
             self.resolve_hosts(now);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_parsed_is_reported_with_what_it_should_contain() {
+        for (text, expected) in [
+            ("[]", "this is not a file of operators' overrides: it does not begin with `{`"),
+            ("[1,[]]", "this is not a file of operators' overrides: it does not begin with `{`"),
+            ("", "this is not a file of operators' overrides: it does not begin with `{`"),
+            ("{}", "this is not a file of operators' overrides: missing field `schema` at line 1 column 2"),
+            (
+                r#"{"schema":1}"#,
+                "this is not a file of operators' overrides: missing field `overrides` at line 1 column 12",
+            ),
+            (r#"{"schema":7}"#, "the file's schema is 7, but this socklb supports only 1"),
+        ] {
+            assert_eq!(StoredOverrides::parse(text.as_bytes()).map(drop), Err(expected.to_owned()), "{text}");
+        }
+        assert!(StoredOverrides::parse(b"\n{\"schema\":1,\"overrides\":[]}").is_ok());
     }
 }

@@ -14,9 +14,10 @@ pub fn overrides(document: &OverridesDocument, service: Option<&str>, now: u64, 
     let mut text = String::new();
     let all = &document.overrides;
     if all.is_empty() {
-        // If the stored overrides could not be read, some may nevertheless be in force.
+        // If the stored overrides could not be read, some may nevertheless be in force. The line
+        // below has the reason.
         match (&document.not_kept, service) {
-            (Some(_), _) => text.push_str("the daemon has not read this host's overrides\n"),
+            (Some(_), _) => text.push_str("no overrides are known on this host\n"),
             (None, None) => text.push_str("no overrides on this host\n"),
             (None, Some(service)) => {
                 let _ = writeln!(text, "no overrides of service {service} on this host");
@@ -28,11 +29,7 @@ pub fn overrides(document: &OverridesDocument, service: Option<&str>, now: u64, 
         text.extend(left_out(&table.left_out));
     }
     if let Some(why) = &document.not_kept {
-        let _ = writeln!(
-            text,
-            "{} cannot store the overrides; they are lost if the daemon restarts; retrying: {why}",
-            style.paint("33", "degraded:")
-        );
+        let _ = writeln!(text, "{} {why}", style.paint("33", "degraded:"));
     }
     if let Some(lost) = &document.lost {
         let _ = writeln!(text, "{} {lost}", style.paint("33", "degraded:"));
@@ -84,7 +81,7 @@ mod tests {
         (drain.of.reason, drain.of.until) = (Some("new kernel".to_owned()), Some(4_700));
         let mut weight = status(2, OverrideKind::Weight { percent: 50 }, Vec::new());
         (weight.of.scope.client, weight.is_listed) = (Some("web".to_owned()), false);
-        let not_kept = Some("No space left on device (os error 28)".to_owned());
+        let not_kept = Some("cannot store the overrides (No space left on device)".to_owned());
         OverridesDocument { schema: SCHEMA, overrides: vec![drain, weight], not_kept, lost: None }
     }
 
@@ -97,8 +94,7 @@ mod tests {
                  reason: new kernel; client web: 3 open flows; client batch: 0 open flows\n  \
                users    10.0.0.2:80  weight 50 %  web     1m40s        -  user 1000 (pid 4711)\n    \
                  no effect: not in the list\n\
-             degraded: cannot store the overrides; they are lost if the daemon restarts; retrying: \
-             No space left on device (os error 28)\n"
+             degraded: cannot store the overrides (No space left on device)\n"
         );
         let mut adopted =
             OverridesDocument { not_kept: None, lost: Some("weights".to_owned()), ..document() };
@@ -118,7 +114,20 @@ mod tests {
         assert_eq!(of_one, "no overrides of service users on this host\n");
         let unread = OverridesDocument { not_kept: document().not_kept, ..none };
         let text = overrides(&unread, None, 0, Style::default());
-        assert!(text.starts_with("the daemon has not read this host's overrides\ndegraded: "), "{text}");
+        assert!(text.starts_with("no overrides are known on this host\ndegraded: "), "{text}");
+    }
+
+    #[test]
+    fn control_characters_of_a_stored_override_are_escaped() {
+        let mut document = OverridesDocument { not_kept: None, ..document() };
+        document.overrides.truncate(1);
+        let of = &mut document.overrides[0].of;
+        (of.scope.service, of.scope.client) = ("u\u{9b}".to_owned(), Some("w\u{202e}".to_owned()));
+        of.reason = Some("new\u{1b}[31m\nkernel".to_owned());
+        let text = overrides(&document, None, 1_100, Style::default());
+        assert!(!text.contains(|c: char| c != '\n' && lb_document::control::is_obeyed(c)), "{text:?}");
+        assert!(text.contains("reason: new\\u{1b}[31m\\u{a}kernel; client web"), "{text}");
+        assert!(text.contains("u\\u{9b}  10.0.0.1:80  drain     w\\u{202e}"), "{text}");
     }
 
     #[test]

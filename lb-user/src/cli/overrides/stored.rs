@@ -121,7 +121,11 @@ fn overrides(paths: &Paths) -> anyhow::Result<Option<Vec<Override>>> {
     match last_good::read_at_most(&path, StoredOverrides::MAX_BYTES) {
         Ok(text) => match StoredOverrides::parse(&text) {
             Ok(stored) => Ok(Some(stored.overrides)),
-            Err(why) => anyhow::bail!("{} cannot be parsed: {why}", path.display()),
+            Err(why) => anyhow::bail!(
+                "{} cannot be parsed: {why}; the daemon renames the file when it starts, and drains in the kernel's \
+                 tables stay in force",
+                path.display()
+            ),
         },
         Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
@@ -226,6 +230,24 @@ mod tests {
         service.backends = (1..=4).map(backend).collect();
         (service.name, status.clients[0].name) = ("users".to_owned(), "web".to_owned());
         status
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_parsed_is_reported_with_its_fate() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let [pins, run] = ["pins", "run"].map(|name| folder.path().join(name));
+        let paths = Paths { pins, run, state: folder.path().to_owned() };
+        let file = StoredOverrides::path(&paths.state);
+        fs::create_dir_all(file.parent().expect("it has a parent")).expect("a directory");
+        fs::write(&file, "[]").expect("write a file");
+        let why = overrides(&paths).map(drop).expect_err("the file cannot be parsed").to_string();
+        assert!(
+            why.ends_with(
+                "overrides.json cannot be parsed: this is not a file of operators' overrides: it does not begin with \
+                 `{`; the daemon renames the file when it starts, and drains in the kernel's tables stay in force"
+            ),
+            "{why}"
+        );
     }
 
     #[test]

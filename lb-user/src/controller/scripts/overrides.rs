@@ -298,7 +298,9 @@ fn drained_backends_stay_drained_while_the_file_cannot_be_read() {
         let document = reply.try_recv().expect("an answer");
         let why = document.not_kept.expect("the overrides cannot be stored");
         assert!(
-            document.overrides.is_empty() && why.contains("drains in the kernel's maps stay in force"),
+            document.overrides.is_empty()
+                && why.starts_with("the file of overrides cannot be read (")
+                && why.contains("drains in the kernel's maps stay in force"),
             "{why}"
         );
         let why = stage.refused(undrain(FIRST));
