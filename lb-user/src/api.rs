@@ -8,26 +8,25 @@ mod client;
 
 mod rounds;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::extract::{FromRequestParts, Path as UrlPath, Query, State};
+use axum::extract::{Path as UrlPath, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use lb_core::control::Switch;
 use lb_core::endpoint::EndpointList;
+use lb_http::parameters::{NoParameters, Parameters, checked, flag, read};
 use lb_http::peer::PeerCredentials;
 use lb_kernel::Linux;
 use lb_kernel::trust::own_user;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tracing::warn;
 
@@ -41,14 +40,15 @@ pub use rounds::Rounds;
 use crate::closing::{CloseOrder, DEFAULT_RATE, IDLE_TIMES, RATES};
 use crate::facts::Facts;
 use crate::status;
-use lb_document::in_units;
 use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, pending, respond};
 use lb_view::closing::{CloseAnswer, CloseRefusal};
 use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;
 use lb_view::load::Switched;
-use lb_view::overrides::{Overridden, OverridesDocument};
+use lb_view::overrides::{
+    MAX_DURATION, MAX_PERCENT, Overridden, OverridesDocument, check_duration, check_percent, check_reason,
+};
 use lb_view::readmission::Readmission;
 use lb_view::source::Refreshed;
 
@@ -154,20 +154,90 @@ impl OverrideAction {
 pub struct OverrideRequest {
     pub action: OverrideAction,
     /// Addresses or indexes, separated by commas.
+    #[serde(deserialize_with = "backends")]
     pub backends: String,
     pub client: Option<String>,
     /// The number of seconds after which the override ends by itself.
-    #[serde(rename = "for")]
+    #[serde(rename = "for", default, deserialize_with = "seconds")]
     pub for_s: Option<u64>,
+    #[serde(default, deserialize_with = "reason")]
     pub reason: Option<String>,
     /// The percentage by which the weight of each backend is multiplied.
+    #[serde(default, deserialize_with = "percent")]
     pub percent: Option<u16>,
     /// Whether a drain may leave a client without an available backend.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "flag")]
     pub force: bool,
     /// Whether the daemon only reports what would change.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "flag")]
     pub dry_run: bool,
+}
+
+impl OverrideRequest {
+    /// Checks that the request has a percentage if its action is `weight`, and only then.
+    fn check_percent(&self) -> Result<(), String> {
+        match (self.action, self.percent) {
+            (OverrideAction::Weight, None) => {
+                Err(format!("missing parameter `percent`: the action weight needs {}", percents()))
+            }
+            (OverrideAction::Drain | OverrideAction::Undrain, Some(_)) => {
+                Err("percent is permitted only with the action weight".to_owned())
+            }
+            (OverrideAction::Weight, Some(_)) | (OverrideAction::Drain | OverrideAction::Undrain, None) => {
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether an operator can name a backend by this word: an address, an index, or an address without
+/// a port, which is sufficient if exactly one backend has it.
+pub fn is_backend(word: &str) -> bool {
+    word.parse::<SocketAddr>().is_ok() || word.parse::<IpAddr>().is_ok() || word.parse::<u32>().is_ok()
+}
+
+fn backends<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
+    let right = "addresses (10.0.0.1:80) or indexes (3), separated by commas";
+    read(value, right, |text| text.split(',').all(is_backend).then(|| text.to_owned()))
+}
+
+fn backend<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
+    read(value, "an address (10.0.0.1:80) or an index (3)", |text| is_backend(text).then(|| text.to_owned()))
+}
+
+fn address<'de, D: Deserializer<'de>>(value: D) -> Result<SocketAddr, D::Error> {
+    read(value, "an address (10.0.0.1:80)", |text| text.parse().ok())
+}
+
+fn seconds<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+    let right = format_args!("a number of seconds from 1 to {} (one year)", MAX_DURATION.as_secs());
+    let is_right = |time: &u64| check_duration(Duration::from_secs(*time)).is_ok();
+    read(value, right, |text| text.parse().ok().filter(is_right).map(Some))
+}
+
+fn reason<'de, D: Deserializer<'de>>(value: D) -> Result<Option<String>, D::Error> {
+    checked(value, check_reason).map(Some)
+}
+
+fn percents() -> String {
+    format!("a whole number from 1 to {MAX_PERCENT} (a weight of 0 % is a drain)")
+}
+
+fn percent<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u16>, D::Error> {
+    let is_right = |percent: &u16| check_percent(*percent).is_ok();
+    read(value, percents(), |text| text.parse().ok().filter(is_right).map(Some))
+}
+
+fn rate<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u32>, D::Error> {
+    let right = format_args!("a number of connections per second from {} to {}", RATES.start(), RATES.end());
+    read(value, right, |text| text.parse().ok().filter(|rate| RATES.contains(rate)).map(Some))
+}
+
+fn idle_ms<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    let [least, most] = [IDLE_TIMES.start(), IDLE_TIMES.end()].map(Duration::as_millis);
+    let right = format_args!("a number of milliseconds from {least} to {most} (one day)");
+    let time = |text: &str| text.parse().ok().map(Duration::from_millis);
+    read(value, right, |text| time(text).filter(|time| IDLE_TIMES.contains(time)).map(Some))
 }
 
 /// The list of a service.
@@ -245,30 +315,6 @@ pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> R
         .route("/v1/close/{service}", post(close))
         .with_state(desk)
 }
-
-/// The parameters of a request. A request with an unknown parameter is refused: a misspelt `for`
-/// would otherwise drain a backend without an end.
-struct Parameters<T>(T);
-
-impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Parameters<T> {
-    type Rejection = (StatusCode, String);
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        Query::try_from_uri(&parts.uri).map(|Query(parameters)| Self(parameters)).map_err(|rejection| {
-            let text = rejection.body_text().replace("Failed to deserialize query string: ", "");
-            // The text begins with the name, which it repeats. The fields of the structure are the
-            // parameters.
-            let text = text.find("unknown field `").map_or(text.as_str(), |at| &text[at..]);
-            let text = text.replace("there are no fields", "this request has none");
-            (StatusCode::BAD_REQUEST, text.replacen(" field `", " parameter `", 1))
-        })
-    }
-}
-
-/// The request has no parameters.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NoParameters {}
 
 const JSON: &str = "application/json";
 
@@ -348,6 +394,7 @@ async fn explanations(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Ejected {
+    #[serde(deserialize_with = "address")]
     backend: SocketAddr,
     client: Option<String>,
 }
@@ -376,7 +423,7 @@ async fn readmit(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Which {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "flag")]
     newest: bool,
 }
 
@@ -421,8 +468,14 @@ async fn refresh(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct To {
-    switch: String,
+    #[serde(deserialize_with = "load_switch")]
+    switch: Switch,
     client: Option<String>,
+}
+
+fn load_switch<'de, D: Deserializer<'de>>(value: D) -> Result<Switch, D::Error> {
+    let right = format!("one of {}", Switch::ALL.map(Switch::name).join(", "));
+    read(value, right, |text| Switch::ALL.into_iter().find(|known| known.name() == text))
 }
 
 /// Sets whether the weights of a service follow load.
@@ -435,10 +488,6 @@ async fn switch_load(
     let who = match who_may_write(peer, &desk, &service, "freeze weights, or switch load control off or on") {
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
-    };
-    let Some(switch) = Switch::ALL.into_iter().find(|known| known.name() == switch) else {
-        let names = Switch::ALL.map(Switch::name).join(", ");
-        return (StatusCode::BAD_REQUEST, format!("switch: must be one of {names}")).into_response();
     };
     match query(&desk.queries, |answer| ControllerQuery::SwitchLoad { service, switch, client, who, answer })
         .await
@@ -470,6 +519,9 @@ async fn override_backends(
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
     };
+    if let Err(text) = request.check_percent() {
+        return (StatusCode::BAD_REQUEST, text).into_response();
+    }
     match query(&desk.queries, |answer| ControllerQuery::Override { service, request, who, answer }).await {
         Some(overridden) => Json(overridden).into_response(),
         None => stopping(),
@@ -480,11 +532,14 @@ async fn override_backends(
 #[serde(deny_unknown_fields)]
 struct ToClose {
     /// Its address or index.
+    #[serde(deserialize_with = "backend")]
     backend: String,
     client: Option<String>,
-    idle_ms: Option<u64>,
+    #[serde(rename = "idle_ms", default, deserialize_with = "idle_ms")]
+    idle: Option<Duration>,
+    #[serde(default, deserialize_with = "rate")]
     rate: Option<u32>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "flag")]
     dry_run: bool,
 }
 
@@ -494,23 +549,14 @@ async fn close(
     State(desk): State<Queries>,
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
-    Parameters(ToClose { backend, client, idle_ms, rate, dry_run }): Parameters<ToClose>,
+    Parameters(ToClose { backend, client, idle, rate, dry_run }): Parameters<ToClose>,
     headers: HeaderMap,
 ) -> Response {
     let who = match who_may_write(peer, &desk, &service, &format!("close the connections to {backend}")) {
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
     };
-    let (idle, rate) = (idle_ms.map(Duration::from_millis), rate.unwrap_or(DEFAULT_RATE));
-    if !RATES.contains(&rate) {
-        let text = format!("rate: must be from {} to {} per second, not {rate}", RATES.start(), RATES.end());
-        return (StatusCode::BAD_REQUEST, text).into_response();
-    }
-    if let Some(idle) = idle.filter(|idle| !IDLE_TIMES.contains(idle)) {
-        let [least, most, idle] = [*IDLE_TIMES.start(), *IDLE_TIMES.end(), idle].map(in_units);
-        let text = format!("idle_ms: must be from {least} to {most}, not {idle}");
-        return (StatusCode::BAD_REQUEST, text).into_response();
-    }
+    let rate = rate.unwrap_or(DEFAULT_RATE);
     let find = |answer| ControllerQuery::FindBackend { service: service.clone(), backend, answer };
     // If the event loop hangs, this query does not return, and the answer does not begin.
     let backend = match query(&desk.queries, find).await {
@@ -579,8 +625,12 @@ fn may_write(who: &PeerCredentials, admins: Option<u32>) -> bool {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Cgroups {
-    /// Ids of cgroups, separated by commas.
-    cgroups: String,
+    #[serde(deserialize_with = "ids")]
+    cgroups: Vec<u64>,
+}
+
+fn ids<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<u64>, D::Error> {
+    read(value, "ids, separated by commas", |text| text.split(',').map(|id| id.parse().ok()).collect())
 }
 
 /// Answers when the client's programs cover one of the cgroups. If the programs cover none of them
@@ -590,9 +640,6 @@ async fn cover(
     UrlPath(client): UrlPath<String>,
     Parameters(Cgroups { cgroups }): Parameters<Cgroups>,
 ) -> Response {
-    let Ok(cgroups) = cgroups.split(',').map(str::parse).collect::<Result<Vec<u64>, _>>() else {
-        return (StatusCode::BAD_REQUEST, "cgroups: must be ids, separated by commas").into_response();
-    };
     if cgroups.len() > CGROUPS {
         let text = format!("cgroups: at most {CGROUPS} ids, not {}", cgroups.len());
         return (StatusCode::BAD_REQUEST, text).into_response();
@@ -625,6 +672,9 @@ fn stopping() -> Response {
 
 #[cfg(test)]
 mod tests {
+    use axum::extract::FromRequestParts as _;
+    use serde::de::DeserializeOwned;
+
     use super::*;
 
     #[test]
@@ -649,7 +699,7 @@ mod tests {
                     answer.send(Coverage::Covered);
                     cgroups.len()
                 });
-                let cgroups = Cgroups { cgroups: vec!["1"; count].join(",") };
+                let cgroups = Cgroups { cgroups: vec![1; count] };
                 let response = cover(State(desk), UrlPath("other".to_owned()), Parameters(cgroups)).await;
                 let code = response.status().as_u16();
                 let body = axum::body::to_bytes(response.into_body(), 1_024).await.expect("a text");
@@ -660,17 +710,23 @@ mod tests {
         assert_eq!(asked_for(65), (400, "cgroups: at most 64 ids, not 65".to_owned(), 0));
     }
 
-    #[test]
-    fn an_unknown_parameter_is_refused_with_the_known_ones() {
-        fn refused<T: DeserializeOwned>(query: &str) -> String {
-            let request = axum::http::Request::get(format!("/v1/x?{query}")).body(()).expect("a request");
-            let (mut parts, ()) = request.into_parts();
-            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-            let read = Parameters::<T>::from_request_parts(&mut parts, &());
-            let (code, text) = runtime.block_on(read).map(drop).expect_err(query);
+    fn read<T: DeserializeOwned>(query: &str) -> Result<T, String> {
+        let request = axum::http::Request::get(format!("/v1/x?{query}")).body(()).expect("a request");
+        let (mut parts, ()) = request.into_parts();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let read = runtime.block_on(Parameters::<T>::from_request_parts(&mut parts, &()));
+        read.map(|Parameters(read)| read).map_err(|(code, text)| {
             assert_eq!(code, StatusCode::BAD_REQUEST);
             text
-        }
+        })
+    }
+
+    fn refused<T: DeserializeOwned>(query: &str) -> String {
+        read::<T>(query).map(drop).expect_err(query)
+    }
+
+    #[test]
+    fn an_unknown_parameter_is_refused_with_the_known_ones() {
         let known = "`action`, `backends`, `client`, `for`, `reason`, `percent`, `force`, `dry_run`";
         assert_eq!(
             refused::<OverrideRequest>("action=drain&backends=0&forr=60"),
@@ -686,5 +742,97 @@ mod tests {
             refused::<NoParameters>("client=web"),
             "unknown parameter `client`, this request has none"
         );
+    }
+
+    #[test]
+    fn a_value_that_is_wrong_is_refused_with_what_would_be_right() {
+        let ends = "a number of seconds from 1 to 31536000 (one year)";
+        let weights = "a whole number from 1 to 1000 (a weight of 0 % is a drain)";
+        let long = format!("reason={}", "x".repeat(7_000));
+        for (parameters, expected) in [
+            ("for=0", format!("for: must be {ends}, not \"0\"")),
+            ("for=1w", format!("for: must be {ends}, not \"1w\"")),
+            ("for=", format!("for: must be {ends}, not \"\"")),
+            ("for=31536001", format!("for: must be {ends}, not \"31536001\"")),
+            ("percent=0", format!("percent: must be {weights}, not \"0\"")),
+            ("percent=1001", format!("percent: must be {weights}, not \"1001\"")),
+            ("percent=50%25", format!("percent: must be {weights}, not \"50%\"")),
+            ("force=yes", "force: must be true or false, not \"yes\"".to_owned()),
+            ("reason=", "reason: the reason is empty: leave it out if there is none".to_owned()),
+            (&long, "reason: the reason has 7000 characters; at most 200 are allowed".to_owned()),
+            ("reason=a%1b[2J", "reason: the reason contains the control character U+001B".to_owned()),
+            ("reason=a%c2%9b2J", "reason: the reason contains the control character U+009B".to_owned()),
+            ("reason=a%e2%80%ae", "reason: the reason contains the control character U+202E".to_owned()),
+            ("client=a&client=b", "duplicate parameter `client`".to_owned()),
+        ] {
+            let query = format!("action=weight&backends=0&{parameters}");
+            assert_eq!(refused::<OverrideRequest>(&query), expected, "{parameters}");
+        }
+        assert_eq!(
+            refused::<OverrideRequest>("action=stop&backends=0"),
+            "action: unknown variant `stop`, expected one of `drain`, `undrain`, `weight`"
+        );
+        for backends in ["first", "", "0,", "10.0.0.1:65536"] {
+            assert_eq!(
+                refused::<OverrideRequest>(&format!("action=drain&backends={backends}")),
+                format!(
+                    "backends: must be addresses (10.0.0.1:80) or indexes (3), separated by commas, not {backends:?}"
+                )
+            );
+        }
+        let rates = "a number of connections per second from 1 to 10000";
+        let times = "a number of milliseconds from 100 to 86400000 (one day)";
+        for (parameters, expected) in [
+            ("rate=0", format!("rate: must be {rates}, not \"0\"")),
+            ("rate=10001", format!("rate: must be {rates}, not \"10001\"")),
+            ("rate=100/s", format!("rate: must be {rates}, not \"100/s\"")),
+            ("idle_ms=99", format!("idle_ms: must be {times}, not \"99\"")),
+            ("idle_ms=30s", format!("idle_ms: must be {times}, not \"30s\"")),
+            ("dry_run=1", "dry_run: must be true or false, not \"1\"".to_owned()),
+        ] {
+            assert_eq!(refused::<ToClose>(&format!("backend=0&{parameters}")), expected);
+        }
+        let long = "x".repeat(100);
+        assert_eq!(
+            refused::<ToClose>(&format!("backend={long}")),
+            format!("backend: must be an address (10.0.0.1:80) or an index (3), not {:?}…", &long[..80])
+        );
+        assert_eq!(refused::<Ejected>("backend=3"), "backend: must be an address (10.0.0.1:80), not \"3\"");
+        assert_eq!(refused::<To>("switch=stop"), "switch: must be one of on, freeze, off, not \"stop\"");
+        assert_eq!(
+            refused::<Cgroups>("cgroups=1,x"),
+            "cgroups: must be ids, separated by commas, not \"1,x\""
+        );
+    }
+
+    #[test]
+    fn the_limits_of_values_are_permitted() {
+        for (time, percent) in [(1, 1), (31_536_000, 1_000)] {
+            let query =
+                format!("action=weight&backends=0,10.0.0.1,[::1]:80&for={time}&percent={percent}&force=true");
+            let request = read::<OverrideRequest>(&query).expect("a request");
+            assert_eq!((request.for_s, request.percent), (Some(time), Some(percent)));
+            assert_eq!((request.force, request.dry_run, request.check_percent()), (true, false, Ok(())));
+        }
+        for (rate, idle) in [(1, 100), (10_000, 86_400_000)] {
+            let close = read::<ToClose>(&format!("backend=0&rate={rate}&idle_ms={idle}")).expect("a request");
+            assert_eq!((close.rate, close.idle), (Some(rate), Some(Duration::from_millis(idle))));
+        }
+    }
+
+    #[test]
+    fn only_a_weight_has_a_percentage_and_it_needs_one() {
+        let check = |query| read::<OverrideRequest>(query).expect("a request").check_percent();
+        assert_eq!(
+            check("action=weight&backends=0"),
+            Err("missing parameter `percent`: the action weight needs a whole number from 1 to 1000 (a weight of 0 % \
+                 is a drain)"
+                .to_owned())
+        );
+        assert_eq!(
+            check("action=undrain&backends=0&percent=50"),
+            Err("percent is permitted only with the action weight".to_owned())
+        );
+        assert_eq!(check("action=drain&backends=0"), Ok(()));
     }
 }

@@ -99,6 +99,10 @@ async fn pages_show_whether_a_backend_is_ready_and_why() {
     assert_eq!((code, text.as_str()), (503, "10.0.0.1:80: unknown: reported by the program that runs it\n"));
     assert_eq!(stage.page("/readyz?backend=10.0.0.1:81").await.0, 404);
     assert_eq!(stage.page("/readyz?backend=x").await.0, 400);
+    // Without the misspelt parameter, the request would concern all backends.
+    let unknown = (400, "unknown parameter `backends`, expected `backend`".to_owned());
+    assert_eq!(stage.page("/readyz?backends=10.0.0.1:80").await, unknown);
+    assert_eq!(stage.post("/v1/lame-duck", &[("backends", "10.0.0.1:80")]).await.unwrap_err(), unknown.1);
     let (code, text) = stage.page("/metrics").await;
     assert_eq!(code, 200);
     let line = "socklb_agent_backend_readiness{backend=\"10.0.0.1:80\",readiness=\"unknown\"} 1.0";
@@ -164,7 +168,14 @@ async fn an_applications_load_report_is_used_or_refused_with_the_valid_range() {
         ("utilization", "-0.1", "utilization: -0.1 is out of range: write 0 to 4294967"),
         ("qps", "1e300", "is out of range: write 0 to 4294967"),
         ("eps", "NaN", "eps: NaN is out of range: write 0 to 4294967"),
-        ("valid_for_ms", "0", "valid-for is out of range: write 1ms to 1h"),
+        ("eps", "many", "eps: must be a number, not \"many\""),
+        ("valid_for_ms", "0", "valid_for_ms: must be a number of milliseconds from 1 to 3600000, not \"0\""),
+        ("window_ms", "1s", "window_ms: must be a number of milliseconds from 1 to 3600000, not \"1s\""),
+        (
+            "valid_for",
+            "1000",
+            "unknown parameter `valid_for`, expected one of `backend`, `qps`, `eps`, `utilization`, `window_ms`, `valid_for_ms`",
+        ),
         ("window_ms", "1", "the report is empty: write utilization, qps or eps"),
     ] {
         let error = stage.post("/v1/report", &[(what, value)]).await.unwrap_err();

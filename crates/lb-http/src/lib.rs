@@ -13,6 +13,8 @@ mod document;
 
 mod limited;
 
+pub mod parameters;
+
 pub mod peer;
 
 pub mod probe;

@@ -8,7 +8,7 @@ pub(super) mod stored;
 mod waiting;
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -179,10 +179,7 @@ impl DrainOptions {
 }
 
 pub fn backend(text: &str) -> Result<String, String> {
-    // The daemon accepts an address without a port if exactly one backend has this address.
-    let is_backend =
-        text.parse::<SocketAddr>().is_ok() || text.parse::<IpAddr>().is_ok() || text.parse::<u32>().is_ok();
-    if is_backend {
+    if api::is_backend(text) {
         Ok(text.to_owned())
     } else {
         Err("write an address such as 10.0.0.1:80, or an index".to_owned())

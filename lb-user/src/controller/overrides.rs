@@ -21,8 +21,8 @@ use lb_http::peer::PeerCredentials;
 use lb_kernel::{Pins, Tables};
 use lb_view::explanation::OperatorWeight;
 use lb_view::overrides::{
-    ClientEffect, MAX_DURATION, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus,
-    OverridesDocument, SCHEMA, check_duration, check_percent, check_reason,
+    ClientEffect, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus, OverridesDocument,
+    SCHEMA, check_percent,
 };
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
@@ -691,7 +691,6 @@ impl Controller {
                 names.join(", ")
             ));
         }
-        check_request(request)?;
         let mut named: Vec<SocketAddr> = Vec::new();
         for word in request.backends.split(',') {
             named.push(self.backend_of(service, word, Some(request.action)).map_err(nothing_to_end)?);
@@ -836,24 +835,4 @@ impl Controller {
             several => Err(format!("{word} is ambiguous: service {service} has {}", shown(several))),
         }
     }
-}
-
-/// Checks the values of a request that do not concern single backends.
-fn check_request(
-    OverrideRequest { action, for_s, reason, percent, .. }: &OverrideRequest,
-) -> Result<(), String> {
-    match (action, percent) {
-        (OverrideAction::Weight, None) => return Err("percent: write 1 to 1000".to_owned()),
-        (OverrideAction::Weight, Some(percent)) => check_percent(*percent)?,
-        (OverrideAction::Drain | OverrideAction::Undrain, Some(_)) => {
-            return Err("percent is permitted only with the action weight".to_owned());
-        }
-        (OverrideAction::Drain | OverrideAction::Undrain, None) => {}
-    }
-    if let Some(time) = for_s {
-        let most = MAX_DURATION.as_secs();
-        check_duration(Duration::from_secs(*time))
-            .map_err(|_| format!("for: must be from 1 to {most} seconds, not {time}"))?;
-    }
-    reason.as_deref().map_or(Ok(()), check_reason)
 }

@@ -8,18 +8,19 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use axum::extract::{Query as UrlQuery, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use lb_host::trust::own_user;
+use lb_http::parameters::{NoParameters, Parameters, number, read, whole};
 use lb_http::peer::PeerCredentials;
 use lb_report::agent::load::thousandths;
 use lb_report::agent::name::Name;
 use lb_report::agent::readiness_of;
 use lb_report::keys::Keys;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
 
@@ -62,7 +63,7 @@ pub fn router(queries: &mpsc::Sender<Query>, group: Option<u32>) -> Router {
         .with_state(Desk { queries: queries.clone(), groups })
 }
 
-async fn show(State(desk): State<Desk>) -> Response {
+async fn show(State(desk): State<Desk>, Parameters(NoParameters {}): Parameters<NoParameters>) -> Response {
     match status(&desk.queries).await {
         Some(status) => Json(status).into_response(),
         None => (StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping").into_response(),
@@ -72,6 +73,7 @@ async fn show(State(desk): State<Desk>) -> Response {
 type PeerOfIt = Option<Extension<PeerCredentials>>;
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct BackendQuery {
     backend: Option<String>,
 }
@@ -79,7 +81,7 @@ struct BackendQuery {
 async fn lame_duck(
     State(desk): State<Desk>,
     peer: PeerOfIt,
-    UrlQuery(which): UrlQuery<BackendQuery>,
+    Parameters(which): Parameters<BackendQuery>,
 ) -> Response {
     let verb = optional(which.backend).map(|backend| Verb::Operator { backend, lame_duck: true });
     desk.take(peer, verb).await
@@ -88,26 +90,39 @@ async fn lame_duck(
 async fn ready(
     State(desk): State<Desk>,
     peer: PeerOfIt,
-    UrlQuery(which): UrlQuery<BackendQuery>,
+    Parameters(which): Parameters<BackendQuery>,
 ) -> Response {
     let verb = optional(which.backend).map(|backend| Verb::Operator { backend, lame_duck: false });
     desk.take(peer, verb).await
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ReportRequest {
     backend: Option<String>,
+    #[serde(default, deserialize_with = "number")]
     qps: Option<f64>,
+    #[serde(default, deserialize_with = "number")]
     eps: Option<f64>,
+    #[serde(default, deserialize_with = "number")]
     utilization: Option<f64>,
-    window_ms: Option<u64>,
-    valid_for_ms: Option<u64>,
+    #[serde(rename = "window_ms", default, deserialize_with = "milliseconds")]
+    window: Option<Duration>,
+    #[serde(rename = "valid_for_ms", default, deserialize_with = "milliseconds")]
+    valid_for: Option<Duration>,
+}
+
+fn milliseconds<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>, D::Error> {
+    let times = Duration::from_millis(1)..=LONGEST_BELIEF;
+    let right = format_args!("a number of milliseconds from 1 to {}", LONGEST_BELIEF.as_millis());
+    let time = |text: &str| text.parse().ok().map(Duration::from_millis);
+    read(value, right, |text| time(text).filter(|time| times.contains(time)).map(Some))
 }
 
 async fn report(
     State(desk): State<Desk>,
     peer: PeerOfIt,
-    UrlQuery(request): UrlQuery<ReportRequest>,
+    Parameters(request): Parameters<ReportRequest>,
 ) -> Response {
     desk.take(peer, load(request)).await
 }
@@ -116,20 +131,12 @@ fn load(request: ReportRequest) -> Result<Verb, QueryRefusal> {
     let number = |what: &str, number: Option<f64>| {
         number.map(thousandths).transpose().map_err(|why| QueryRefusal::Wrong(format!("{what}: {why}")))
     };
-    let time = |what: &str, ms: Option<u64>, default: Duration| {
-        let time = ms.map_or(default, Duration::from_millis);
-        if time.is_zero() || time > LONGEST_BELIEF {
-            let longest = lb_document::in_units(LONGEST_BELIEF);
-            return Err(QueryRefusal::Wrong(format!("{what} is out of range: write 1ms to {longest}")));
-        }
-        Ok(time)
-    };
     let load = ApplicationLoad {
         qps: number("qps", request.qps)?,
         eps: number("eps", request.eps)?,
         utilization: number("utilization", request.utilization)?,
-        window: time("window", request.window_ms, Duration::from_secs(1))?,
-        valid_for: time("valid-for", request.valid_for_ms, Duration::from_secs(10))?,
+        window: request.window.unwrap_or(Duration::from_secs(1)),
+        valid_for: request.valid_for.unwrap_or(Duration::from_secs(10)),
     };
     if load.qps.is_none() && load.eps.is_none() && load.utilization.is_none() {
         return Err(QueryRefusal::Wrong("the report is empty: write utilization, qps or eps".to_owned()));
@@ -138,8 +145,10 @@ fn load(request: ReportRequest) -> Result<Verb, QueryRefusal> {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Registering {
     backend: String,
+    #[serde(deserialize_with = "whole")]
     registration: u64,
     /// The program's cgroup, relative to the mount of the cgroups.
     cgroup: Option<String>,
@@ -153,7 +162,7 @@ struct Registering {
 async fn register(
     State(desk): State<Desk>,
     peer: PeerOfIt,
-    UrlQuery(request): UrlQuery<Registering>,
+    Parameters(request): Parameters<Registering>,
 ) -> Response {
     desk.take(peer, registering(&request)).await
 }
@@ -178,7 +187,9 @@ fn registering(request: &Registering) -> Result<Verb, QueryRefusal> {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct ReadinessRequest {
+    #[serde(deserialize_with = "whole")]
     registration: u64,
     readiness: Option<String>,
 }
@@ -186,7 +197,7 @@ struct ReadinessRequest {
 async fn readiness(
     State(desk): State<Desk>,
     peer: PeerOfIt,
-    UrlQuery(request): UrlQuery<ReadinessRequest>,
+    Parameters(request): Parameters<ReadinessRequest>,
 ) -> Response {
     let readiness = request.readiness.as_deref().map(readiness_word).transpose();
     let verb = readiness.map(|readiness| Verb::Readiness { registration: request.registration, readiness });
@@ -196,7 +207,7 @@ async fn readiness(
 async fn unregister(
     State(desk): State<Desk>,
     peer: PeerOfIt,
-    UrlQuery(request): UrlQuery<ReadinessRequest>,
+    Parameters(request): Parameters<ReadinessRequest>,
 ) -> Response {
     desk.take(peer, Ok(Verb::Unregister { registration: request.registration })).await
 }

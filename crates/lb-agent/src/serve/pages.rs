@@ -2,11 +2,12 @@
 //! metrics.
 
 use axum::Router;
-use axum::extract::{Query as UrlQuery, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use lb_http::parameters::Parameters;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
@@ -26,17 +27,24 @@ pub fn router(queries: &mpsc::Sender<Query>) -> Router {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct PageQuery {
     backend: Option<String>,
 }
 
-async fn ready(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<PageQuery>) -> Response {
+async fn ready(
+    State(queries): State<mpsc::Sender<Query>>,
+    Parameters(which): Parameters<PageQuery>,
+) -> Response {
     judge(&queries, which, |backend| backend.readiness == "ready", false).await
 }
 
 /// This page reports a backend as dead only if the backend is known to be down. A supervisor
 /// restarts dead backends, and must not restart a backend of unknown state.
-async fn live(State(queries): State<mpsc::Sender<Query>>, UrlQuery(which): UrlQuery<PageQuery>) -> Response {
+async fn live(
+    State(queries): State<mpsc::Sender<Query>>,
+    Parameters(which): Parameters<PageQuery>,
+) -> Response {
     judge(&queries, which, |backend| backend.readiness != "down", true).await
 }
 
