@@ -99,7 +99,8 @@ pub enum AgentCommand {
     /// service's key
     ///
     /// Client hosts need the service's key (`[reports] key`); a backend's host needs only the
-    /// backend's key. Store keys in files of mode 0640 at most.
+    /// backend's key. Store keys in files of mode 0640 at most. If the command fails, a file to
+    /// which a shell redirects the output is empty, whatever the file contained before.
     Key {
         /// Number of the new key
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "of")]
