@@ -22,7 +22,7 @@ use lb_kernel::{Pins, Tables};
 use lb_view::explanation::OperatorWeight;
 use lb_view::overrides::{
     ClientEffect, Overridden, Override, OverrideKind, OverrideScope, OverrideStatus, OverridesDocument,
-    SCHEMA, check_percent,
+    SCHEMA,
 };
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
