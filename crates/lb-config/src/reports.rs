@@ -55,7 +55,7 @@ pub fn read(
         let help = format!("name a port that only the daemon uses, such as {PORT}");
         report.add(item.span(), "with `xdp`, the port must stay the same across restarts", help);
     }
-    let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| item.is_true(report));
+    let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| item.read_bool(report));
     ReportsConfig { listen, keys, xdp, xdp_generic }
 }
 

@@ -188,7 +188,7 @@ impl<'t> Item<'t> {
     }
 
     /// Returns whether the value is `true`. Reports a fault if the value is not a boolean.
-    pub fn is_true(&self, report: &mut DiagnosticCollector<'_>) -> bool {
+    pub fn read_bool(&self, report: &mut DiagnosticCollector<'_>) -> bool {
         match self.value() {
             DeValue::Boolean(is_true) => *is_true,
             _ => {

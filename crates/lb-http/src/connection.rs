@@ -101,7 +101,7 @@ impl ConnectionActivity {
         *self.phase.borrow() == ConnectionPhase::AwaitingRequest
     }
 
-    fn has_moved(&self) {
+    fn note_progress(&self) {
         self.progress.store(now(), Ordering::Relaxed);
     }
 
@@ -250,7 +250,7 @@ struct TimedStream<S> {
 impl<S> TimedStream<S> {
     fn seen<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if matches!(result, Poll::Ready(Ok(_))) {
-            self.activity.has_moved();
+            self.activity.note_progress();
         }
         result
     }

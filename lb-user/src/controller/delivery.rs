@@ -48,7 +48,7 @@ impl Controller {
         watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
         if let Some(result) = &result {
             let error = result.as_ref().err().map(|error| crate::error::chain(error));
-            watched.remote.was_read(error.as_deref());
+            watched.remote.note_read(error.as_deref());
         }
         let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = watched.feed.read(now, begun, version, result);

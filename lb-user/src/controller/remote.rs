@@ -135,7 +135,7 @@ impl RemoteState {
     }
 
     /// Stores whether the answer that was read is a valid list.
-    pub fn was_read(&mut self, error: Option<&str>) {
+    pub fn note_read(&mut self, error: Option<&str>) {
         // While a list is suspended, the answer itself is not read.
         if self.suspension.is_some() || !matches!(self.latest.finding, Some(Finding::List(_))) {
             return;
@@ -250,8 +250,8 @@ impl Controller {
             }
             let remote = &mut watched.remote;
             remote.latest = latest.clone();
-            // An unchanged answer is not read again, so `was_read` is not called. The list is still
-            // valid.
+            // An unchanged answer is not read again, so `note_read` is not called. The list is
+            // still valid.
             if remote.number_read == latest.number && remote.suspension.is_none() && remote.invalid.is_none()
             {
                 remote.valid_at = latest.confirmed;

@@ -113,7 +113,7 @@ fn xdp(
     let table = item.table(&xdp::SECTION, report)?;
     let named = xdp::INTERFACES.item(&table, report)?;
     let interfaces = interfaces(&named, report);
-    let allows_generic = xdp::GENERIC.item(&table, report).is_some_and(|item| item.is_true(report));
+    let allows_generic = xdp::GENERIC.item(&table, report).is_some_and(|item| item.read_bool(report));
     let ports: BTreeSet<u16> = listen.unwrap_or_default().iter().map(SocketAddr::port).collect();
     if (ports.len() > 1 || ports.contains(&0))
         && let Some(item) = LISTEN.item(root, report)

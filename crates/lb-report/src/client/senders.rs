@@ -126,7 +126,7 @@ struct Stored<T> {
 
 impl<T> Stored<T> {
     /// Makes the next report store the state again, even if it is unchanged.
-    const fn is_due(&mut self) {
+    const fn make_due(&mut self) {
         self.repeated = REPEATED;
     }
 }
@@ -217,7 +217,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
                     let mut stored = known.stored;
                     // If the keys or the id have changed, the register's entry may be recreated
                     // without the stored state.
-                    stored.iter_mut().filter(|_| known.target != target).for_each(Stored::is_due);
+                    stored.iter_mut().filter(|_| known.target != target).for_each(Stored::make_due);
                     Sender { target, due, stored, ..known }
                 }
                 None => {
