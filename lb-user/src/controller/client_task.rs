@@ -111,6 +111,8 @@ pub struct ClientTask {
     features: Features,
     clock: Clock,
     pub(super) balancer: Balancer,
+    /// One for each service of `client`, in the same order.
+    services: Vec<ServiceTask>,
     datapath: Datapath,
     /// The slots that neither the plan nor the maps use; `None` until the maps match the plan.
     pub(super) settled: Option<BTreeSet<Slot>>,
@@ -143,16 +145,10 @@ pub struct ClientTask {
     has_failed: bool,
     /// Why the daemon refused a service's list in the configuration, keyed by service name.
     pub(super) refused_static: BTreeMap<String, String>,
-    /// For each service, by position: the service's name, and the control that changes the
-    /// service's weights. Empty until the controls are created.
-    controls: Vec<Option<(String, control::Controlled)>>,
     errors_seen: errors::ErrorLook,
     /// For each backend that reports errors: how many of these errors are still to be added to the
     /// backend's recent errors.
     reported_errors: BTreeMap<BackendRef, ReportedErrors>,
-    /// For each service, by position: the service's name, and the size of its subset, if that size
-    /// follows load. Empty until the sizes are created.
-    sizes: Vec<Option<(String, size::FollowedSize)>>,
     override_grace: overrides::OverrideGrace,
     /// The number of connections that were closed since the daemon started, for each service and
     /// cause.
@@ -161,6 +157,15 @@ pub struct ClientTask {
     missing: BTreeMap<String, MissingBackends>,
     /// The state of each service with the key `rebalance`, keyed by service name.
     rebalances: BTreeMap<String, Rebalance>,
+}
+
+/// The state of one service of a client task.
+#[derive(Default)]
+struct ServiceTask {
+    /// The control that changes the service's weights, if weights follow load or start slowly.
+    control: Option<control::Controlled>,
+    /// The size of the service's subset, if that size follows load.
+    size: Option<size::FollowedSize>,
 }
 
 impl ClientTask {
@@ -185,6 +190,7 @@ impl ClientTask {
         let logged = health::LoggedHealth::adopted(&balancer, &datapath);
         let cpus = datapath.kernel().cpus().map_err(ClientTaskError::Cpus)?;
         let missing = loss::adopted(&datapath);
+        let services = client.services.iter().map(|_| ServiceTask::default()).collect();
         Ok(Self {
             missing,
             cursor_seed: CursorSeed { task: task_on(&client, host), cpus },
@@ -208,6 +214,7 @@ impl ClientTask {
             features,
             clock,
             balancer,
+            services,
             datapath,
             settled: None,
             grace_periods: GracePeriods::default(),
@@ -222,10 +229,8 @@ impl ClientTask {
             trouble: None,
             has_failed: false,
             refused_static: BTreeMap::new(),
-            controls: Vec::new(),
             errors_seen: errors::ErrorLook::default(),
             reported_errors: BTreeMap::new(),
-            sizes: Vec::new(),
             override_grace: overrides::OverrideGrace::default(),
             closed: BTreeMap::new(),
             rebalances: BTreeMap::new(),
@@ -253,6 +258,11 @@ impl ClientTask {
         if needs_other_programs {
             self.datapath.reload(&self.limits, self.features, purpose(&client))?;
         }
+        let names = self.client.services.iter().map(|configured| configured.service.name.as_str());
+        let mut before: BTreeMap<&str, ServiceTask> = names.zip(std::mem::take(&mut self.services)).collect();
+        let services = client.services.iter();
+        let known = services.map(|configured| before.remove(configured.service.name.as_str()));
+        self.services = known.map(Option::unwrap_or_default).collect();
         self.balancer = balancer;
         self.applied_probes = None;
         self.settled = None;
@@ -297,6 +307,12 @@ impl ClientTask {
 
     pub fn datapath(&self) -> &Datapath {
         &self.datapath
+    }
+
+    /// The services with their names.
+    fn named(&self) -> impl Iterator<Item = (&str, &ServiceTask)> {
+        let names = self.client.services.iter().map(|configured| configured.service.name.as_str());
+        names.zip(&self.services)
     }
 
     /// Why the maps do not match the plan, if they do not.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use lb_common::abi::{Outcome, Outcomes};
 use lb_common::ending::Ending;
-use lb_core::balancer::{Fact, Row};
+use lb_core::balancer::{Balancer, Fact, Row};
 use lb_core::control::by_address::{ByAddress, Next};
 use lb_core::control::factor::{Factor, Factors};
 use lb_core::control::flows::{Activity, Lives, OfLate};
@@ -24,11 +24,12 @@ use lb_core::control::{
 use lb_core::health::Health;
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::service::Protocol;
+use lb_kernel::Tables;
 use lb_report::client::senders::Senders;
 use lb_view::load;
 
-use super::ClientTask;
 use super::errors::error_decay;
+use super::{ClientTask, ServiceTask};
 use crate::config::{ClientService, ProbeConfig};
 use crate::controller::Controller;
 use crate::controller::probing::{Probing, name_of};
@@ -163,32 +164,30 @@ impl ClientTask {
         snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
         now: Instant,
     ) {
-        let mut before: BTreeMap<String, Controlled> =
-            std::mem::take(&mut self.controls).into_iter().flatten().collect();
-        for position in 0..self.client.services.len() {
+        for position in 0..self.services.len() {
             let service = &self.client.services[position].service;
-            let (rules, name) = (service.control, service.name.clone());
+            let (rules, known) = (service.control, self.services[position].control.take());
             if rules.law.is_none() && rules.slow_start.is_none() {
-                self.controls.push(None);
                 continue;
             }
-            let controlled = match before.remove(&name) {
+            let controlled = match known {
                 Some(mut known) => {
                     known.control.set_rules(rules);
                     known
                 }
                 None => {
                     let mut new = Controlled::new(rules);
-                    if let Some((snapshot, age)) = snapshot(&name) {
+                    if let Some((snapshot, age)) = snapshot(&service.name) {
                         new.control.adopt(&snapshot, age);
                         new.control.resume_slow_starts(&snapshot.starting, self.clock.monotonic(now));
                     }
                     new
                 }
             };
+            let factors = controlled.control.in_force().clone();
+            self.services[position].control = Some(controlled);
             // A new balancer has no factors yet.
-            self.apply_factors(position, controlled.control.in_force().clone(), now);
-            self.controls.push(Some((name, controlled)));
+            self.apply_factors(position, factors, now);
         }
     }
 
@@ -201,8 +200,9 @@ impl ClientTask {
         snapshot: impl Fn(&str) -> Option<(ControlSnapshot, Duration)>,
         now: Instant,
     ) {
-        for position in 0..self.controls.len() {
-            let Some((name, controlled)) = &mut self.controls[position] else { continue };
+        for position in 0..self.services.len() {
+            let Some(controlled) = &mut self.services[position].control else { continue };
+            let name = &self.client.services[position].service.name;
             let Some((snapshot, age)) = snapshot(name) else { continue };
             let has_factors = controlled.control.wanted().iter().any(|(_, factor)| factor != Factor::ONE);
             if !(controlled.is_switched || has_factors && snapshot.switch == Switch::On) {
@@ -224,30 +224,29 @@ impl ClientTask {
         report: impl Fn(usize, usize) -> Option<ReceivedReport>,
         now: Instant,
     ) -> Vec<(usize, Proposal)> {
-        if self.controls.iter().all(Option::is_none) {
+        if self.services.iter().all(|service| service.control.is_none()) {
             return Vec::new();
         }
         let now = self.clock.monotonic(now);
-        let mut controls = std::mem::take(&mut self.controls);
         if tick.is_multiple_of(COUNTED_TICKS) {
-            self.count_failed(&mut controls);
+            self.count_failed();
         }
-        self.count_begun(&mut controls);
+        self.count_begun();
+        let Self { client, balancer, datapath, services, .. } = self;
+        let tables = datapath.tables();
         let mut proposals = Vec::new();
-        for (position, controlled) in controls.iter_mut().enumerate() {
-            let Some((_, controlled)) = controlled else { continue };
-            let tables = self.datapath.tables();
+        for (position, service) in services.iter_mut().enumerate() {
+            let Some(controlled) = &mut service.control else { continue };
             for counted in controlled.counted.values_mut() {
                 counted.of_late.tick(float(tables.active(counted.at.slot)));
             }
-            let Some(look) = self.look(position, controlled, &|member| report(position, member)) else {
-                continue;
-            };
+            let limit = client.services[position].service.active_limit;
+            let report = |member| report(position, member);
+            let Some(look) = controlled.look(position, limit, balancer, tables, report) else { continue };
             (controlled.look, controlled.looked) = (look, now);
             let proposal = controlled.control.tick(now, &controlled.look);
             proposals.extend(proposal.map(|proposal| (position, proposal)));
         }
-        self.controls = controls;
         proposals
     }
 
@@ -255,25 +254,23 @@ impl ClientTask {
     /// and ends slow start for members that are no longer available.
     pub fn start_slowly(&mut self, now: Instant) {
         let at = self.clock.monotonic(now);
-        let mut controls = std::mem::take(&mut self.controls);
-        for (position, controlled) in controls.iter_mut().enumerate() {
-            let (Some((_, controlled)), Some(row)) = (controlled, self.balancer.row(position)) else {
+        for position in 0..self.services.len() {
+            let (Some(controlled), Some(row)) =
+                (&mut self.services[position].control, self.balancer.row(position))
+            else {
                 continue;
             };
-            let is_panic = row.is_panic;
             let members = row.members.iter().map(|(address, _)| (*address, is_available(row, *address)));
-            if let Some(factors) = controlled.control.arrange(at, members, is_panic) {
-                controlled.control.publish(factors.clone());
-                controlled.tables += u64::from(self.apply_factors(position, factors, now));
+            if let Some(factors) = controlled.control.arrange(at, members, row.is_panic) {
+                self.publish_factors(position, factors, now);
             }
         }
-        self.controls = controls;
     }
 
     /// Makes the table of the service at this position follow these factors.
     pub fn publish_factors(&mut self, position: usize, factors: Factors, now: Instant) {
         let is_new = self.apply_factors(position, factors.clone(), now);
-        if let Some(Some((_, controlled))) = self.controls.get_mut(position) {
+        if let Some(controlled) = &mut self.services[position].control {
             controlled.control.publish(factors);
             controlled.tables += u64::from(is_new);
         }
@@ -300,54 +297,17 @@ impl ClientTask {
     /// Whether a service with weights that follow load has had a flow recently, according to the
     /// ticks of its [`Control`].
     pub fn is_in_use(&self, position: usize) -> bool {
-        let controlled = self.controls.get(position).and_then(Option::as_ref);
-        controlled.is_some_and(|(_, controlled)| controlled.activity.is_used())
-    }
-
-    /// The state of a service's [`Row`]; `None` before the service has a list.
-    fn look(
-        &self,
-        position: usize,
-        controlled: &Controlled,
-        report: &dyn Fn(usize) -> Option<ReceivedReport>,
-    ) -> Option<Look> {
-        let row = self.balancer.row(position)?;
-        let limit = self.client.services[position].service.active_limit;
-        let tables = self.datapath.tables();
-        let overridden = self.balancer.operator_weights(position);
-        let mut next = Next::default();
-        let seen = |(member, &(address, weight)): (usize, &(SocketAddr, u64))| {
-            let open = || self.balancer.slot(position, address).map_or(0, |at| tables.active(at.slot));
-            let of_late = controlled.counted.get_next(&mut next, &address);
-            let of_late = of_late.map(|counted| &counted.of_late);
-            let seen = MemberObservation {
-                weight,
-                report: report(member),
-                errors: of_late.and_then(OfLate::errors),
-                life: of_late.and_then(OfLate::life),
-                is_available: is_available(row, address),
-                is_at_limit: limit.is_some_and(|limit| open() >= limit.into()),
-                is_overridden: overridden.contains(address),
-            };
-            (address, seen)
-        };
-        let seen: SeenRow = row.members.iter().enumerate().map(seen).collect();
-        Some(Look {
-            row: seen,
-            flows: controlled.lives.flows(),
-            is_panic: row.is_panic,
-            is_idle: controlled.activity.is_idle(),
-            entries: u32::try_from(self.balancer.entries(position)).unwrap_or(u32::MAX),
-        })
+        let control = self.services[position].control.as_ref();
+        control.is_some_and(|controlled| controlled.activity.is_used())
     }
 
     /// For each service with a [`Control`], counts the flows that have begun since the last tick,
     /// and the flows that are open.
-    fn count_begun(&self, controls: &mut [Option<(String, Controlled)>]) {
+    fn count_begun(&mut self) {
         let tables = self.datapath.tables();
         let mut followed: Vec<(ServiceIndex, &mut Controlled)> = Vec::new();
-        for ((_, index, _), controlled) in self.balancer.services().zip(controls) {
-            if let Some((_, controlled)) = controlled
+        for ((_, index, _), service) in self.balancer.services().zip(&mut self.services) {
+            if let Some(controlled) = &mut service.control
                 && !controlled.counted.is_empty()
             {
                 followed.push((index, controlled));
@@ -370,10 +330,10 @@ impl ClientTask {
     }
 
     /// For each member of a service with a control law, counts the failed flows and all flows.
-    fn count_failed(&self, controls: &mut [Option<(String, Controlled)>]) {
+    fn count_failed(&mut self) {
         let mut slots: BTreeMap<Slot, (usize, SocketAddr, BackendRef)> = BTreeMap::new();
-        for (position, controlled) in controls.iter().enumerate() {
-            if controlled.as_ref().is_none_or(|(_, controlled)| controlled.control.rules().law.is_none()) {
+        for (position, service) in self.services.iter().enumerate() {
+            if service.control.as_ref().is_none_or(|controlled| controlled.control.rules().law.is_none()) {
                 continue;
             }
             for (address, _) in self.balancer.weights(position) {
@@ -382,19 +342,13 @@ impl ClientTask {
                 }
             }
         }
-        let mut before: Vec<ByAddress<BackendFlows>> = Vec::with_capacity(controls.len());
-        for controlled in &mut *controls {
-            before.push(
-                controlled
-                    .as_mut()
-                    .map(|(_, controlled)| std::mem::take(&mut controlled.counted))
-                    .unwrap_or_default(),
-            );
-        }
+        let controls = self.services.iter_mut().map(|service| service.control.as_mut());
+        let counted = controls.map(|controlled| controlled.map(|known| std::mem::take(&mut known.counted)));
+        let mut before: Vec<ByAddress<BackendFlows>> = counted.map(Option::unwrap_or_default).collect();
         let order: Vec<Slot> = slots.keys().copied().collect();
         let _ = self.datapath.tables().visit_counts(&order, |slot, counts| {
             let (position, address, at) = slots[&slot];
-            let Some((_, controlled)) = &mut controls[position] else { return };
+            let Some(controlled) = &mut self.services[position].control else { return };
             let failed = Ending::ALL.into_iter().filter(|ending| ending.is_error());
             let failed: u64 = failed.map(|ending| counts.sums.endings[ending as usize]).sum();
             let begun = counts.sums.chosen;
@@ -412,9 +366,9 @@ impl ClientTask {
     /// Sets the switch of a service's control law, as an operator has requested. Returns the
     /// earlier switch; `None` if this client's service has no control law.
     pub fn switch_control(&mut self, service: &str, switch: Switch) -> Option<Switch> {
-        let mut controls = self.controls.iter_mut().flatten();
-        let (_, controlled) = controls
-            .find(|(name, controlled)| name == service && controlled.control.rules().law.is_some())?;
+        let position = self.position(service)?;
+        let control = self.services[position].control.as_mut();
+        let controlled = control.filter(|controlled| controlled.control.rules().law.is_some())?;
         let before = controlled.control.switch();
         controlled.control.set_switch(switch);
         controlled.is_switched = true;
@@ -424,28 +378,71 @@ impl ClientTask {
     /// The name and learnt weights of each service, to be stored for the next daemon.
     pub fn snapshots(&self, now: Instant) -> impl Iterator<Item = (&str, ControlSnapshot)> {
         let now = self.clock.monotonic(now);
-        self.controls.iter().flatten().filter_map(move |(name, controlled)| {
+        self.named().filter_map(move |(name, service)| {
+            let controlled = service.control.as_ref()?;
             let has_law = controlled.control.rules().law.is_some();
             let snapshot = controlled.control.snapshot(now);
-            (has_law || !snapshot.starting.is_empty()).then_some((name.as_str(), snapshot))
+            (has_law || !snapshot.starting.is_empty()).then_some((name, snapshot))
         })
     }
 
     /// Whether a member has begun or ended a slow start since the last call because it became
     /// available or unavailable.
     pub fn take_slow_starts_changed(&mut self) -> bool {
-        let controls = self.controls.iter_mut().flatten();
-        controls.fold(false, |any, (_, controlled)| controlled.control.take_slow_starts_changed() || any)
+        let mut has_changed = false;
+        for controlled in self.services.iter_mut().filter_map(|service| service.control.as_mut()) {
+            has_changed |= controlled.control.take_slow_starts_changed();
+        }
+        has_changed
     }
 
     /// The part of status about weights that change, keyed by service name.
     pub fn loads(&self) -> BTreeMap<String, load::ServiceLoadStatus> {
-        let controls = self.controls.iter().flatten();
-        controls.map(|(name, controlled)| (name.clone(), controlled.view())).collect()
+        let view =
+            |(name, service): (&str, &ServiceTask)| Some((name.to_owned(), service.control.as_ref()?.view()));
+        self.named().filter_map(view).collect()
     }
 }
 
 impl Controlled {
+    /// The state of the [`Row`] of the service at this position; `None` before the service has a
+    /// list.
+    fn look(
+        &self,
+        position: usize,
+        limit: Option<u32>,
+        balancer: &Balancer,
+        tables: &Tables,
+        report: impl Fn(usize) -> Option<ReceivedReport>,
+    ) -> Option<Look> {
+        let row = balancer.row(position)?;
+        let overridden = balancer.operator_weights(position);
+        let mut next = Next::default();
+        let seen = |(member, &(address, weight)): (usize, &(SocketAddr, u64))| {
+            let open = || balancer.slot(position, address).map_or(0, |at| tables.active(at.slot));
+            let of_late = self.counted.get_next(&mut next, &address);
+            let of_late = of_late.map(|counted| &counted.of_late);
+            let seen = MemberObservation {
+                weight,
+                report: report(member),
+                errors: of_late.and_then(OfLate::errors),
+                life: of_late.and_then(OfLate::life),
+                is_available: is_available(row, address),
+                is_at_limit: limit.is_some_and(|limit| open() >= limit.into()),
+                is_overridden: overridden.contains(address),
+            };
+            (address, seen)
+        };
+        let seen: SeenRow = row.members.iter().enumerate().map(seen).collect();
+        Some(Look {
+            row: seen,
+            flows: self.lives.flows(),
+            is_panic: row.is_panic,
+            is_idle: self.activity.is_idle(),
+            entries: u32::try_from(balancer.entries(position)).unwrap_or(u32::MAX),
+        })
+    }
+
     /// Why the control law does not change a member's factor.
     pub(super) fn hold(&self, address: SocketAddr) -> Option<Hold> {
         self.control.hold(address)

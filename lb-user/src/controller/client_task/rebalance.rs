@@ -85,10 +85,9 @@ impl ClientTask {
         };
         let (entries, tables) = (entries_by_slot(schedule), self.datapath.tables());
         let limit = self.client.services[position].service.active_limit;
-        let control = self.controls.get(position).and_then(Option::as_ref);
-        let is_starting = |address| {
-            control.is_some_and(|(_, controlled)| controlled.hold(address) == Some(Hold::SlowStart))
-        };
+        let control = self.services[position].control.as_ref();
+        let is_starting =
+            |address| control.is_some_and(|controlled| controlled.hold(address) == Some(Hold::SlowStart));
         let flows_of = |slot: Slot| u32::try_from(tables.active(slot)).unwrap_or(u32::MAX);
         let member = |(address, _): &(std::net::SocketAddr, u64)| {
             let slot = self.balancer.slot(position, *address)?.slot;

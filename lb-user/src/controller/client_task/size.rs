@@ -3,12 +3,13 @@
 //! endpoints. This order was computed outside of the event loop; the loop changes only the number
 //! of endpoints that are used.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use lb_core::balancer::UnusableList;
+use lb_core::ids::ServiceIndex;
 use lb_core::load_band::{BandedSize, LoadBand};
 use lb_core::service::{Size, Subset};
+use lb_kernel::Datapath;
 use tracing::debug;
 
 use super::ClientTask;
@@ -42,36 +43,30 @@ impl ClientTask {
     /// [`LoadBand`] of a service is unchanged, its size is retained. A new size continues from the
     /// size in the kernel's tables, if there is one.
     pub fn make_sizes(&mut self) {
-        let mut before: BTreeMap<String, FollowedSize> =
-            std::mem::take(&mut self.sizes).into_iter().flatten().collect();
-        for (configured, (_, index, _)) in self.client.services.iter().zip(self.balancer.services()) {
-            let service = &configured.service;
-            let Subset::Sized { size: Size::Band(band), .. } = service.subset else {
-                self.sizes.push(None);
-                continue;
-            };
-            let known = before.remove(&service.name).filter(|known| known.band == band);
-            let followed = known.unwrap_or_else(|| {
-                let applied = self.datapath.applied();
+        let applied = self.datapath.applied();
+        let services = self.client.services.iter().zip(self.balancer.services()).zip(&mut self.services);
+        for ((configured, (_, index, _)), service) in services {
+            let known = service.size.take();
+            let Subset::Sized { size: Size::Band(band), .. } = configured.service.subset else { continue };
+            service.size = known.filter(|known| known.band == band).or_else(|| {
                 let table = applied.services.get(&index).map(|service| &service.schedule);
                 let members = table.map_or(0, |table| lb_core::plan::entries_by_slot(table).len());
                 let size = BandedSize::of(band, u32::try_from(members).unwrap_or(u32::MAX));
-                FollowedSize { band, size, assignment: None }
+                Some(FollowedSize { band, size, assignment: None })
             });
-            self.sizes.push(Some((service.name.clone(), followed)));
         }
     }
 
     /// Stores a new assignment. Returns the assignment with the present number of members if the
     /// size follows load; otherwise returns it unchanged.
     pub fn follow_size(&mut self, position: usize, assignment: Assignment) -> Assignment {
-        match self.sizes.get_mut(position) {
-            Some(Some((_, followed))) => {
+        match &mut self.services[position].size {
+            Some(followed) => {
                 let resized = assignment.resized(followed.size.size());
                 followed.assignment = Some(assignment);
                 resized
             }
-            Some(None) | None => assignment,
+            None => assignment,
         }
     }
 
@@ -81,44 +76,37 @@ impl ClientTask {
     /// # Errors
     /// The error of the first subset that does not fit; this subset is unchanged.
     pub fn follow_flows(&mut self, now: Instant) -> Result<(), UnusableList> {
-        if self.sizes.iter().all(Option::is_none) {
-            return Ok(());
-        }
         let at = self.clock.monotonic(now);
-        let mut sizes = std::mem::take(&mut self.sizes);
         let mut result = Ok(());
-        for (position, followed) in sizes.iter_mut().enumerate() {
-            let Some((_, followed)) = followed else { continue };
-            let Some(assignment) = followed.assignment.clone() else { continue };
-            let (before, open) = (followed.size, self.open_flows_of(position));
+        for (position, service) in self.services.iter_mut().enumerate() {
+            let Some(FollowedSize { size, assignment: Some(assignment), .. }) = &mut service.size else {
+                continue;
+            };
+            let Some((_, index, _)) = self.balancer.services().nth(position) else { continue };
+            let (before, open) = (size.size(), open_flows(&self.datapath, index));
             let most = u32::try_from(assignment.most()).unwrap_or(u32::MAX);
-            if followed.size.look(at, open, most) == before.size() {
+            if size.look(at, open, most) == before {
                 continue;
             }
-            match self.balancer.handle(now, assignment.resized(followed.size.size()).fact(position)) {
+            match self.balancer.handle(now, assignment.resized(size.size()).fact(position)) {
                 Ok(true) => self.settled = None,
                 Ok(false) => {}
                 Err(refused) => {
                     // Restores the size, but retains the new observations.
-                    followed.size = followed.size.with_size(before.size());
+                    *size = size.with_size(before);
                     result = result.and(Err(refused));
                 }
             }
         }
-        self.sizes = sizes;
         result
     }
+}
 
-    /// The number of open flows to all backends of a service, including backends that are no longer
-    /// in its table.
-    fn open_flows_of(&self, position: usize) -> u32 {
-        let Some((_, index, _)) = self.balancer.services().nth(position) else { return 0 };
-        let tables = self.datapath.tables();
-        let backends = self.datapath.applied().backends.iter();
-        let open: u64 = backends
-            .filter(|(_, backend)| backend.service == index)
-            .map(|(slot, _)| tables.active(*slot))
-            .sum();
-        u32::try_from(open).unwrap_or(u32::MAX)
-    }
+/// The number of open flows to all backends of a service, including backends that are no longer in
+/// its table.
+fn open_flows(datapath: &Datapath, service: ServiceIndex) -> u32 {
+    let tables = datapath.tables();
+    let backends = datapath.applied().backends.iter().filter(|(_, backend)| backend.service == service);
+    let open: u64 = backends.map(|(slot, _)| tables.active(*slot)).sum();
+    u32::try_from(open).unwrap_or(u32::MAX)
 }
