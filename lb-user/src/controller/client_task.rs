@@ -112,7 +112,7 @@ pub struct ClientTask {
     clock: Clock,
     pub(super) balancer: Balancer,
     /// One for each service of `client`, in the same order.
-    services: Vec<ServiceTask>,
+    pub(super) services: Vec<ServiceTask>,
     datapath: Datapath,
     /// The slots that neither the plan nor the maps use; `None` until the maps match the plan.
     pub(super) settled: Option<BTreeSet<Slot>>,
@@ -143,8 +143,6 @@ pub struct ClientTask {
     /// refused a step in the last attempt.
     trouble: Option<String>,
     has_failed: bool,
-    /// Why the daemon refused a service's list in the configuration, keyed by service name.
-    pub(super) refused_static: BTreeMap<String, String>,
     errors_seen: errors::ErrorLook,
     /// For each backend that reports errors: how many of these errors are still to be added to the
     /// backend's recent errors.
@@ -161,7 +159,9 @@ pub struct ClientTask {
 
 /// The state of one service of a client task.
 #[derive(Default)]
-struct ServiceTask {
+pub(super) struct ServiceTask {
+    /// Why the daemon refused the service's list in the configuration; `None` if it did not.
+    pub refused_static: Option<String>,
     /// The control that changes the service's weights, if weights follow load or start slowly.
     control: Option<control::Controlled>,
     /// The size of the service's subset, if that size follows load.
@@ -228,7 +228,6 @@ impl ClientTask {
             counting: Backoff::default(),
             trouble: None,
             has_failed: false,
-            refused_static: BTreeMap::new(),
             errors_seen: errors::ErrorLook::default(),
             reported_errors: BTreeMap::new(),
             override_grace: overrides::OverrideGrace::default(),
@@ -310,7 +309,7 @@ impl ClientTask {
     }
 
     /// The services with their names.
-    fn named(&self) -> impl Iterator<Item = (&str, &ServiceTask)> {
+    pub(super) fn named(&self) -> impl Iterator<Item = (&str, &ServiceTask)> {
         let names = self.client.services.iter().map(|configured| configured.service.name.as_str());
         names.zip(&self.services)
     }

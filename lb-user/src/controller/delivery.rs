@@ -6,7 +6,6 @@
 //! meantime, the missing assignments are computed next. Until then, clients without an assignment
 //! retain their earlier lists.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -157,9 +156,10 @@ impl Controller {
 
     /// Delivers again the lists that did not fit before, now that slots are free.
     pub fn assign_again(&mut self, now: Instant) {
-        for client_task in
-            self.clients.tasks.iter_mut().filter(|client_task| !client_task.refused_static().is_empty())
-        {
+        let has_refused = |client_task: &&mut ClientTask| {
+            client_task.services.iter().any(|service| service.refused_static.is_some())
+        };
+        for client_task in self.clients.tasks.iter_mut().filter(has_refused) {
             if client_task.deliver_static(&self.sources.statics, now).is_ok() {
                 info!(client = %client_task.client.name, "the endpoint list that was refused is now in force");
             }
@@ -182,29 +182,21 @@ impl ClientTask {
         by_service: &AssignmentsByService,
         now: Instant,
     ) -> Result<(), UnusableList> {
-        self.refused_static.clear();
         let mut result = Ok(());
         for position in 0..self.client.services.len() {
             let configured = &self.client.services[position];
-            let name = configured.service.name.clone();
+            self.services[position].refused_static = None;
             // If the client could not apply the present configuration, it still uses an earlier
             // configuration, and retains the lists in it.
-            let Some(assignments) =
-                by_service.get(&name).filter(|_| matches!(configured.source, EndpointSource::Static(_)))
-            else {
-                continue;
-            };
+            let assignments = by_service.get(&configured.service.name);
+            let is_static = matches!(configured.source, EndpointSource::Static(_));
+            let Some(assignments) = assignments.filter(|_| is_static) else { continue };
             if let Err(refused) = self.deliver(position, assignments, now) {
-                self.refused_static.insert(name, refused.to_string());
+                self.services[position].refused_static = Some(refused.to_string());
                 result = result.and(Err(refused));
             }
         }
         result
-    }
-
-    /// Why the daemon refused a service's list in the configuration, keyed by service name.
-    pub fn refused_static(&self) -> &BTreeMap<String, String> {
-        &self.refused_static
     }
 
     /// The position of the service with this name among the client's services.

@@ -11,7 +11,7 @@ use lb_view::status::SourceStatus;
 use super::clock::unix_seconds;
 use super::leaving::CannotLeave;
 use super::{Controller, StoredFile, StoredOverrides};
-use crate::controller::client_task::ClientTask;
+use crate::controller::client_task::{ClientTask, ServiceTask};
 use crate::descriptors;
 use crate::error::chain;
 use crate::facts::{ClientFacts, Facts, Reloads};
@@ -177,10 +177,9 @@ impl Controller {
     }
 
     pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, SourceStatus> {
-        let services = client_task.client.services.iter();
-        let list = |name: &String| match self.sources.watched.get(name) {
+        let list = |name: &str, service: &ServiceTask| match self.sources.watched.get(name) {
             None => {
-                let error = client_task.refused_static().get(name).cloned();
+                let error = service.refused_static.clone();
                 SourceStatus {
                     file: None,
                     good_for_s: None,
@@ -195,11 +194,11 @@ impl Controller {
                 watched.status(&client_task.client.name, &self.sources.hosts.table, now, self.wall)
             }
         };
-        let source = |name: &String| SourceStatus {
-            address_certificate_expiry_s: self.addresses.expires(name).map(unix_seconds),
-            ..list(name)
+        let source = |(name, service): (&str, &ServiceTask)| {
+            let address_certificate_expiry_s = self.addresses.expires(name).map(unix_seconds);
+            (name.to_owned(), SourceStatus { address_certificate_expiry_s, ..list(name, service) })
         };
-        services.map(|configured| &configured.service.name).map(|name| (name.clone(), source(name))).collect()
+        client_task.named().map(source).collect()
     }
 
     /// Why a client's programs are not attached as they should be, and the remedy; `None` if they
