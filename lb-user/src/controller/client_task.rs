@@ -62,7 +62,7 @@ pub use self::attachment::Followed;
 pub use self::overrides::effects;
 use crate::backoff::Backoff;
 use crate::closing::CloseCause;
-use crate::config::ClientConfig;
+use crate::config::{ClientConfig, ClientService};
 use crate::controller::{Clock, Environment};
 use crate::window::Window;
 
@@ -151,8 +151,6 @@ pub struct ClientTask {
     /// The number of connections that were closed since the daemon started, for each service and
     /// cause.
     pub closed: BTreeMap<(String, CloseCause), u64>,
-    /// The missing backends of each service with the key `on_backend_loss`, keyed by service name.
-    missing: BTreeMap<String, MissingBackends>,
     /// The state of each service with the key `rebalance`, keyed by service name.
     rebalances: BTreeMap<String, Rebalance>,
 }
@@ -166,6 +164,8 @@ pub(super) struct ServiceTask {
     control: Option<control::Controlled>,
     /// The size of the service's subset, if that size follows load.
     size: Option<size::FollowedSize>,
+    /// The missing backends, if the service has the key `on_backend_loss`.
+    missing: Option<MissingBackends>,
 }
 
 impl ClientTask {
@@ -189,10 +189,12 @@ impl ClientTask {
         let balancer = balancer(&client, features, limits, &datapath, now)?;
         let logged = health::LoggedHealth::adopted(&balancer, &datapath);
         let cpus = datapath.kernel().cpus().map_err(ClientTaskError::Cpus)?;
-        let missing = loss::adopted(&datapath);
-        let services = client.services.iter().map(|_| ServiceTask::default()).collect();
+        let adopted = |configured: &ClientService| ServiceTask {
+            missing: loss::adopted(&datapath, &configured.service.name),
+            ..ServiceTask::default()
+        };
+        let services = client.services.iter().map(adopted).collect();
         Ok(Self {
-            missing,
             cursor_seed: CursorSeed { task: task_on(&client, host), cpus },
             host: host.clone(),
             client,

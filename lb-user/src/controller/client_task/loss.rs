@@ -1,6 +1,6 @@
 //! Closes the open connections to lost backends.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use tracing::warn;
 
 use super::ClientTask;
 use crate::closing::{CloseOrder, DEFAULT_RATE, IDLE};
+use crate::config::ClientService;
 
 impl ClientTask {
     /// Registers which backends are missing, and returns an order to close the connections to one
@@ -17,16 +18,16 @@ impl ClientTask {
     /// client, so the result is `None`.
     pub fn follow_losses(&mut self, is_closing: bool, now: Instant) -> Option<CloseOrder> {
         let mut order = None;
-        for (position, configured) in self.client.services.iter().enumerate() {
-            let service = &configured.service;
+        let services = self.client.services.iter().zip(&mut self.services).enumerate();
+        for (position, (ClientService { service, .. }, of_service)) in services {
             let on_loss = service.health.on_backend_loss;
             if on_loss == OnBackendLoss::Keep {
-                self.missing.remove(&service.name);
+                of_service.missing = None;
                 continue;
             }
             // A service that is new has no members yet.
             let new = || MissingBackends::new(BTreeSet::new());
-            let missing = self.missing.entry(service.name.clone()).or_insert_with(new);
+            let missing = of_service.missing.get_or_insert_with(new);
             let Some(presence) = self.balancer.presence(position, missing.known()) else { continue };
             let before = missing.withheld();
             missing.note(now, presence);
@@ -58,31 +59,26 @@ impl ClientTask {
                 most: None,
             });
         }
-        let services = &self.client.services;
-        self.missing.retain(|name, _| services.iter().any(|configured| configured.service.name == *name));
         order
     }
 
     /// Continues to close the connections of a lost backend, because the last job has left some
     /// connections open.
     pub fn continue_loss(&mut self, service: &str, backend: SocketAddr, now: Instant) {
-        if let Some(missing) = self.missing.get_mut(service) {
+        let position = self.position(service);
+        if let Some(missing) = position.and_then(|position| self.services[position].missing.as_mut()) {
             missing.continue_with(backend, now);
         }
     }
 }
 
-/// The state of each service that the kernel's tables already contain, keyed by service name.
+/// The state of the service with this name, if the kernel's tables already contain the service.
 /// Members of an earlier daemon's tables are included, because the first list of this daemon may
 /// lack all of them.
-pub fn adopted(datapath: &Datapath) -> BTreeMap<String, MissingBackends> {
+pub fn adopted(datapath: &Datapath, service: &str) -> Option<MissingBackends> {
     let plan = datapath.applied();
-    let of_service = |(index, service): (&_, &lb_core::plan::ServicePlan)| {
-        let in_use = service.schedule.iter().chain(&service.replaced).collect::<BTreeSet<_>>();
-        let backends =
-            plan.backends.iter().filter(|(slot, one)| one.service == *index && in_use.contains(slot));
-        let members = backends.map(|(_, backend)| backend.address).collect();
-        (service.name.clone(), MissingBackends::new(members))
-    };
-    plan.services.iter().map(of_service).collect()
+    let (index, known) = plan.services.iter().rfind(|(_, known)| known.name == service)?;
+    let in_use = known.schedule.iter().chain(&known.replaced).collect::<BTreeSet<_>>();
+    let backends = plan.backends.iter().filter(|(slot, one)| one.service == *index && in_use.contains(slot));
+    Some(MissingBackends::new(backends.map(|(_, backend)| backend.address).collect()))
 }
