@@ -151,8 +151,6 @@ pub struct ClientTask {
     /// The number of connections that were closed since the daemon started, for each service and
     /// cause.
     pub closed: BTreeMap<(String, CloseCause), u64>,
-    /// The state of each service with the key `rebalance`, keyed by service name.
-    rebalances: BTreeMap<String, Rebalance>,
 }
 
 /// The state of one service of a client task.
@@ -166,6 +164,8 @@ pub(super) struct ServiceTask {
     size: Option<size::FollowedSize>,
     /// The missing backends, if the service has the key `on_backend_loss`.
     missing: Option<MissingBackends>,
+    /// The state of the key `rebalance`, if the service has this key.
+    rebalance: Option<Rebalance>,
 }
 
 impl ClientTask {
@@ -234,7 +234,6 @@ impl ClientTask {
             reported_errors: BTreeMap::new(),
             override_grace: overrides::OverrideGrace::default(),
             closed: BTreeMap::new(),
-            rebalances: BTreeMap::new(),
         })
     }
 

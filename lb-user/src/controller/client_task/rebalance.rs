@@ -13,8 +13,8 @@ use lb_core::plan::entries_by_slot;
 use lb_core::rebalance::{ClosingOutcome, MemberFlows, MemberState, Rebalance, RebalanceView};
 use lb_view::status::{RebalanceStatus, ShortBackend};
 
-use super::ClientTask;
 use super::control::is_available;
+use super::{ClientTask, ServiceTask};
 use crate::closing::{CloseCause, CloseOrder, DEFAULT_RATE};
 
 impl ClientTask {
@@ -24,11 +24,9 @@ impl ClientTask {
     /// the order is for the trial of an ejected backend, the next connect becomes this trial.
     /// `tick` is the number of this tick; each tick begins with another service.
     pub fn rebalance(&mut self, is_closing: bool, tick: u32, now: Instant) -> Option<CloseOrder> {
-        let services = &self.client.services;
-        self.rebalances.retain(|name, _| {
-            let mut services = services.iter().map(|configured| &configured.service);
-            services.any(|service| service.name == *name && service.rebalance.is_some())
-        });
+        for (configured, service) in self.client.services.iter().zip(&mut self.services) {
+            service.rebalance.take_if(|_| configured.service.rebalance.is_none());
+        }
         // Before the tables match the plan, connects do not follow the shares.
         if self.is_unpinned || self.settled.is_none() {
             return None;
@@ -40,7 +38,7 @@ impl ClientTask {
             let (Some(rules), Some(row)) = (service.rebalance, self.balancer.row(position)) else { continue };
             let (is_panic, members) = (row.is_panic, self.member_flows(position));
             let new = || Rebalance::new(rules, task);
-            let rebalance = self.rebalances.entry(service.name.clone()).or_insert_with(new);
+            let rebalance = self.services[position].rebalance.get_or_insert_with(new);
             if (rebalance.rules(), rebalance.task()) != (rules, task) {
                 *rebalance = new();
             }
@@ -71,7 +69,8 @@ impl ClientTask {
     /// Handles the outcome of an order that [`Self::rebalance`] returned for this service.
     pub fn rebalanced(&mut self, service: &str, outcome: ClosingOutcome, now: Instant) {
         let at = self.clock.monotonic(now);
-        if let Some(rebalance) = self.rebalances.get_mut(service) {
+        let position = self.position(service);
+        if let Some(rebalance) = position.and_then(|position| self.services[position].rebalance.as_mut()) {
             rebalance.handle_outcome(at, outcome);
         }
     }
@@ -131,8 +130,8 @@ impl ClientTask {
     /// The part of status about `rebalance`, keyed by service name.
     pub fn rebalance_views(&self, now: Instant) -> BTreeMap<String, RebalanceStatus> {
         let at = self.clock.monotonic(now);
-        let view = |(name, rebalance): (&String, &Rebalance)| {
-            let RebalanceView { state, short, retry_at } = rebalance.view();
+        let view = |(name, service): (&str, &ServiceTask)| {
+            let RebalanceView { state, short, retry_at } = service.rebalance.as_ref()?.view();
             let short = short.iter().map(|member| ShortBackend {
                 address: member.address,
                 open: member.open,
@@ -142,10 +141,10 @@ impl ClientTask {
                 state: state.name().to_owned(),
                 backends: short.collect(),
                 retry_s: retry_at.map(|retry_at| retry_at.saturating_sub(at).as_secs()),
-                closed: self.closed.get(&(name.clone(), CloseCause::Rebalance)).copied().unwrap_or(0),
+                closed: self.closed.get(&(name.to_owned(), CloseCause::Rebalance)).copied().unwrap_or(0),
             };
-            (name.clone(), status)
+            Some((name.to_owned(), status))
         };
-        self.rebalances.iter().map(view).collect()
+        self.named().filter_map(view).collect()
     }
 }
