@@ -131,9 +131,6 @@ pub struct ClientTask {
     /// The version of the probe results that were applied last; `None` if the current results must
     /// be applied in any case.
     pub applied_probes: Option<(u64, u64)>,
-    /// For services with too few available backends: the data that shows whether their backends
-    /// still accept connections.
-    serving: BTreeMap<ServiceIndex, health::Serving>,
     /// The backends that fail probes, if the client and the daemon are in different network
     /// namespaces.
     guesses: BTreeMap<Identity, guesses::Guess>,
@@ -158,6 +155,8 @@ pub struct ClientTask {
 pub(super) struct ServiceTask {
     /// Why the daemon refused the service's list in the configuration; `None` if it did not.
     pub refused_static: Option<String>,
+    /// Whether the backends still accept connections, if too few of them are available.
+    serving: Option<health::Serving>,
     /// The control that changes the service's weights, if weights follow load or start slowly.
     control: Option<control::Controlled>,
     /// The size of the service's subset, if that size follows load.
@@ -225,7 +224,6 @@ impl ClientTask {
             is_new,
             first_look: None,
             applied_probes: None,
-            serving: BTreeMap::new(),
             guesses: BTreeMap::new(),
             counting: Backoff::default(),
             trouble: None,
@@ -258,11 +256,18 @@ impl ClientTask {
         if needs_other_programs {
             self.datapath.reload(&self.limits, self.features, purpose(&client))?;
         }
-        let names = self.client.services.iter().map(|configured| configured.service.name.as_str());
-        let mut before: BTreeMap<&str, ServiceTask> = names.zip(std::mem::take(&mut self.services)).collect();
-        let services = client.services.iter();
-        let known = services.map(|configured| before.remove(configured.service.name.as_str()));
-        self.services = known.map(Option::unwrap_or_default).collect();
+        let before = self.balancer.services().zip(std::mem::take(&mut self.services));
+        let before = before.map(|((service, index, _), known)| (service.name.as_str(), (index, known)));
+        let mut before: BTreeMap<&str, (ServiceIndex, ServiceTask)> = before.collect();
+        let carry_over = |(service, index, _): (&Service, ServiceIndex, _)| {
+            match before.remove(service.name.as_str()) {
+                Some((of, known)) if of == index => known,
+                // A service with another address or protocol has other backends in the maps.
+                Some((_, known)) => ServiceTask { serving: None, ..known },
+                None => ServiceTask::default(),
+            }
+        };
+        self.services = balancer.services().map(carry_over).collect();
         self.balancer = balancer;
         self.applied_probes = None;
         self.settled = None;

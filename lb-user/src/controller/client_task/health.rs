@@ -17,7 +17,7 @@ use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
 use lb_core::slots::Identity;
-use lb_kernel::{Datapath, DatapathError, Features};
+use lb_kernel::{Datapath, DatapathError, Features, Tables};
 use lb_view::status::UnusedEndpoints;
 use tracing::{info, warn};
 
@@ -27,6 +27,7 @@ use crate::controller::Network;
 use crate::controller::probing::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
+use crate::window::Window;
 
 /// The maximum number of lines that one call logs per client task. One further line contains the
 /// number of all other changes.
@@ -75,6 +76,37 @@ pub struct Serving {
     established: BTreeMap<BackendRef, u64>,
     /// When any of these counts last grew.
     grown_at: Option<Instant>,
+}
+
+impl Serving {
+    /// Compares the counts of these backends to the counts of the last check, unless that check was
+    /// less than [`EVERY`] ago.
+    fn look<'p>(
+        &mut self,
+        backends: impl Iterator<Item = (&'p Slot, &'p BackendPlan)>,
+        tables: &Tables,
+        window: &Window,
+        now: Instant,
+    ) {
+        /// The maximum number of backends that are checked.
+        const LOOKS: usize = 256;
+        if self.looked_at.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
+            return;
+        }
+        self.looked_at = Some(now);
+        for (&slot, backend) in backends.take(LOOKS) {
+            let Ok(counts) = tables.counts(slot) else { continue };
+            let at = BackendRef { slot, generation: backend.generation };
+            let new = || window.established(at).map_or(0, u64::from);
+            let before = self.established.entry(at).or_insert_with(new);
+            // A sample in the window contains only the low 32 bits of the count.
+            let low = |count: u64| count & u64::from(u32::MAX);
+            if low(std::mem::replace(before, counts.sums.established)) != low(counts.sums.established) {
+                self.grown_at = Some(now);
+                break;
+            }
+        }
+    }
 }
 
 /// The numbers of a backend's ejections and readmissions when its counters were last read, and
@@ -144,48 +176,26 @@ impl ClientTask {
     /// could start panic in a service that still serves. If counters cannot be read, the check is
     /// repeated about a second later.
     pub fn look_who_serves(&mut self, now: Instant) {
-        /// The maximum number of backends that are checked per service.
-        const LOOKS: usize = 256;
-        let below: BTreeMap<ServiceIndex, Duration> = self
-            .balancer
-            .services()
-            .enumerate()
-            .filter(|(at, _)| self.balancer.row(*at).is_some_and(|row| row.is_below_threshold))
-            .map(|(_, (service, index, _))| (index, service.ejection.unwrap_or_default().base))
-            .collect();
-        self.serving.retain(|service, _| below.contains_key(service));
-        let Self { serving, balancer, datapath, window, .. } = self;
-        let (tables, backends) = (datapath.tables(), &datapath.applied().backends);
-        for &service in below.keys() {
-            let serving = serving.entry(service).or_default();
-            if serving.looked_at.is_some_and(|last| now.saturating_duration_since(last) < EVERY) {
+        let Self { services, balancer, datapath, window, .. } = self;
+        let mut recent = BTreeSet::new();
+        for (position, ((service, index, _), of_service)) in balancer.services().zip(services).enumerate() {
+            if balancer.row(position).is_none_or(|row| !row.is_below_threshold) {
+                of_service.serving = None;
                 continue;
             }
-            serving.looked_at = Some(now);
             let is_well = |(_, backend): &(&Slot, &BackendPlan)| {
-                let identity = Identity { service, address: backend.address };
+                let identity = Identity { service: index, address: backend.address };
                 let health = balancer.standing(identity).map_or(Health::Healthy, BackendEvidence::health);
-                backend.service == service && health == Health::Healthy
+                backend.service == index && health == Health::Healthy
             };
-            for (&slot, backend) in backends.iter().filter(is_well).take(LOOKS) {
-                let Ok(counts) = tables.counts(slot) else { continue };
-                let at = BackendRef { slot, generation: backend.generation };
-                let new = || window.established(at).map_or(0, u64::from);
-                let before = serving.established.entry(at).or_insert_with(new);
-                // A sample in the window contains only the low 32 bits of the count.
-                let low = |count: u64| count & u64::from(u32::MAX);
-                if low(std::mem::replace(before, counts.sums.established)) != low(counts.sums.established) {
-                    serving.grown_at = Some(now);
-                    break;
-                }
+            let backends = datapath.applied().backends.iter().filter(is_well);
+            let serving = of_service.serving.get_or_insert_default();
+            serving.look(backends, datapath.tables(), window, now);
+            let base = service.ejection.unwrap_or_default().base;
+            if serving.grown_at.is_some_and(|at| now.saturating_duration_since(at) <= base) {
+                recent.insert(index);
             }
         }
-        let is_recent = |service: &ServiceIndex, at: Instant| {
-            below.get(service).is_some_and(|base| now.saturating_duration_since(at) <= *base)
-        };
-        let recent =
-            serving.iter().filter(|(service, of)| of.grown_at.is_some_and(|at| is_recent(service, at)));
-        let recent = recent.map(|(service, _)| *service).collect();
         self.take_in(Fact::Serving(recent), now);
     }
 
