@@ -40,6 +40,7 @@ mod loss;
 mod rebalance;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -51,7 +52,6 @@ use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::limits::Limits;
 use lb_core::rebalance::Rebalance;
 use lb_core::service::{Policy, Service};
-use lb_core::slots::Identity;
 use lb_kernel::{
     Cgroup, ClientKernel, ClientNamespace, CursorSeed, Datapath, DatapathError, Features, Lock, Pins,
     Purpose, RecordedProcesses,
@@ -131,9 +131,6 @@ pub struct ClientTask {
     /// The version of the probe results that were applied last; `None` if the current results must
     /// be applied in any case.
     pub applied_probes: Option<(u64, u64)>,
-    /// The backends that fail probes, if the client and the daemon are in different network
-    /// namespaces.
-    guesses: BTreeMap<Identity, guesses::Guess>,
     /// The pauses between attempts to read the counters.
     counting: Backoff,
     /// Why the maps do not match the plan; `None` if they do. `has_failed`: whether the kernel
@@ -157,6 +154,9 @@ pub(super) struct ServiceTask {
     pub refused_static: Option<String>,
     /// Whether the backends still accept connections, if too few of them are available.
     serving: Option<health::Serving>,
+    /// The backends that fail probes, if the client and the daemon are in different network
+    /// namespaces.
+    guesses: BTreeMap<SocketAddr, guesses::Guess>,
     /// The control that changes the service's weights, if weights follow load or start slowly.
     control: Option<control::Controlled>,
     /// The size of the service's subset, if that size follows load.
@@ -224,7 +224,6 @@ impl ClientTask {
             is_new,
             first_look: None,
             applied_probes: None,
-            guesses: BTreeMap::new(),
             counting: Backoff::default(),
             trouble: None,
             has_failed: false,
@@ -263,7 +262,7 @@ impl ClientTask {
             match before.remove(service.name.as_str()) {
                 Some((of, known)) if of == index => known,
                 // A service with another address or protocol has other backends in the maps.
-                Some((_, known)) => ServiceTask { serving: None, ..known },
+                Some((_, known)) => ServiceTask { serving: None, guesses: BTreeMap::new(), ..known },
                 None => ServiceTask::default(),
             }
         };

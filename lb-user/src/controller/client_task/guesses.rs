@@ -8,9 +8,9 @@ use std::time::Instant;
 use lb_core::health::probed::seen_from;
 use lb_core::health::{Health, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
-use lb_core::slots::Identity;
+use lb_core::service::Service;
 
-use super::ClientTask;
+use super::{ClientTask, ServiceTask};
 
 /// A backend that fails probes from another network namespace than the client's.
 #[derive(Debug, Default)]
@@ -32,27 +32,20 @@ impl ClientTask {
         now: Instant,
     ) {
         let is_elsewhere = self.is_elsewhere();
-        let Some(service) = self.index(position) else { return };
         let fails =
             |address: &SocketAddr| found.get(address).is_some_and(|(health, _)| *health == Health::Refusing);
-        self.guesses.retain(|of, _| of.service != service || is_elsewhere && fails(&of.address));
+        let guesses = &mut self.services[position].guesses;
+        guesses.retain(|address, _| is_elsewhere && fails(address));
         for address in found.keys().filter(|address| is_elsewhere && fails(address)) {
-            self.guesses.entry(Identity { service, address: *address }).or_default();
+            guesses.entry(*address).or_default();
         }
-        let seen =
-            |(address, (health, why))| (address, (self.seen(Identity { service, address }, health), why));
+        // The health of a backend for this client.
+        let seen = |(address, (health, why))| {
+            let is_refuted = guesses.get(&address).is_some_and(|guess| guess.is_refuted);
+            (address, (seen_from(health, is_elsewhere, is_refuted), why))
+        };
         let verdicts = found.into_iter().map(seen).collect();
         self.apply_verdicts(position, Who::Probe, verdicts, now);
-    }
-
-    /// The health of a backend for this client, if the probes have the result `found`.
-    fn seen(&self, identity: Identity, found: Health) -> Health {
-        let is_refuted = self.guesses.get(&identity).is_some_and(|guess| guess.is_refuted);
-        seen_from(found, self.is_elsewhere(), is_refuted)
-    }
-
-    pub(super) fn index(&self, position: usize) -> Option<ServiceIndex> {
-        self.balancer.services().nth(position).map(|(_, index, _)| index)
     }
 
     /// Ejects backends for new guesses, so that the kernel programs test them by trials. Marks the
@@ -60,20 +53,19 @@ impl ClientTask {
     /// applied. Does nothing until the maps match the plan, because until then, connects may have
     /// no other backends to choose than the ones that this function ejects.
     pub fn judge_guesses(&mut self) {
-        if self.guesses.is_empty() || !self.is_settled() {
+        if !self.is_settled() || self.services.iter().all(|service| service.guesses.is_empty()) {
             return;
         }
-        let services = self.balancer.services();
-        let ejects: BTreeMap<ServiceIndex, bool> =
-            services.map(|(service, index, _)| (index, service.ejection.is_some())).collect();
-        self.guesses.retain(|of, _| ejects.contains_key(&of.service));
+        let services = self.balancer.services().zip(&mut self.services);
+        let of_index = |((service, index, _), of_service)| (index, (service, of_service));
+        let mut services: BTreeMap<ServiceIndex, (&Service, &mut ServiceTask)> =
+            services.map(of_index).collect();
         let (tables, backends) = (self.datapath.tables(), &self.datapath.applied().backends);
         let mut to_eject: Vec<Slot> = Vec::new();
         for (&slot, backend) in backends {
-            let identity = Identity { service: backend.service, address: backend.address };
-            let Some(guess) = self.guesses.get_mut(&identity).filter(|guess| !guess.is_refuted) else {
-                continue;
-            };
+            let Some((service, of_service)) = services.get_mut(&backend.service) else { continue };
+            let guess = of_service.guesses.get_mut(&backend.address);
+            let Some(guess) = guess.filter(|guess| !guess.is_refuted) else { continue };
             let Ok(counts) = tables.counts(slot) else { continue };
             let (at, established) =
                 (BackendRef { slot, generation: backend.generation }, counts.sums.established);
@@ -82,7 +74,7 @@ impl ClientTask {
                 _ => {
                     guess.ejected = Some((at, established));
                     let is_ejected = tables.slot(slot).is_some_and(|view| view.is_ejected);
-                    to_eject.extend((ejects[&backend.service] && !is_ejected).then_some(slot));
+                    to_eject.extend((service.ejection.is_some() && !is_ejected).then_some(slot));
                 }
             }
             if guess.is_refuted {

@@ -250,7 +250,8 @@ impl ClientTask {
 
     /// The evidence on a backend of the service at this position.
     fn standing(&self, position: usize, address: SocketAddr) -> Option<&BackendEvidence<Instant>> {
-        self.balancer.standing(Identity { service: self.index(position)?, address })
+        let (_, service, _) = self.balancer.services().nth(position)?;
+        self.balancer.standing(Identity { service, address })
     }
 
     pub fn is_down_by_report(&self, position: usize, address: SocketAddr) -> bool {
