@@ -62,7 +62,7 @@ pub use self::attachment::Followed;
 pub use self::overrides::effects;
 use crate::backoff::Backoff;
 use crate::closing::CloseCause;
-use crate::config::{ClientConfig, ClientService};
+use crate::config::ClientConfig;
 use crate::controller::{Clock, Environment};
 use crate::window::Window;
 
@@ -121,7 +121,7 @@ pub struct ClientTask {
     /// For each unused slot, the progress of the grace period after which the slot can be freed.
     grace_periods: GracePeriods,
     window: Window,
-    /// The backend health that was logged last.
+    /// What was logged last about the backends.
     logged: health::LoggedHealth,
     /// Whether the client had no pins when this client task was opened.
     pub is_new: bool,
@@ -152,6 +152,8 @@ pub struct ClientTask {
 pub(super) struct ServiceTask {
     /// Why the daemon refused the service's list in the configuration; `None` if it did not.
     pub refused_static: Option<String>,
+    /// The health and panic that were logged last.
+    logged: health::LoggedService,
     /// Whether the backends still accept connections, if too few of them are available.
     serving: Option<health::Serving>,
     /// The backends that fail probes, if the client and the daemon are in different network
@@ -186,13 +188,14 @@ impl ClientTask {
         let datapath = Datapath::open(kernel, &limits, features, purpose(&client))?;
         let is_new = datapath.applied().services.is_empty();
         let balancer = balancer(&client, features, limits, &datapath, now)?;
-        let logged = health::LoggedHealth::adopted(&balancer, &datapath);
         let cpus = datapath.kernel().cpus().map_err(ClientTaskError::Cpus)?;
-        let adopted = |configured: &ClientService| ServiceTask {
-            missing: loss::adopted(&datapath, &configured.service.name),
+        let slots = datapath.tables().slots();
+        let adopted = |(service, index, _): (&Service, ServiceIndex, _)| ServiceTask {
+            missing: loss::adopted(&datapath, &service.name),
+            logged: health::LoggedService::adopted(index, &slots),
             ..ServiceTask::default()
         };
-        let services = client.services.iter().map(adopted).collect();
+        let services = balancer.services().map(adopted).collect();
         Ok(Self {
             cursor_seed: CursorSeed { task: task_on(&client, host), cpus },
             host: host.clone(),
@@ -220,7 +223,7 @@ impl ClientTask {
             settled: None,
             grace_periods: GracePeriods::default(),
             window: Window::default(),
-            logged,
+            logged: health::LoggedHealth::default(),
             is_new,
             first_look: None,
             applied_probes: None,

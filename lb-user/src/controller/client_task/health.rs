@@ -10,18 +10,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lb_core::balancer::{Balancer, Fact, ReportIdMap};
+use lb_core::balancer::{Fact, ReportIdMap};
 use lb_core::endpoint::{Endpoint, EndpointList};
 use lb_core::health::{BackendEvidence, Health, Who, Why};
 use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 use lb_core::service::Accounting;
 use lb_core::slots::Identity;
-use lb_kernel::{Datapath, DatapathError, Features, Tables};
+use lb_kernel::{DatapathError, Features, SlotView, Tables};
 use lb_view::status::UnusedEndpoints;
 use tracing::{info, warn};
 
-use super::ClientTask;
+use super::{ClientTask, ServiceTask};
 use crate::config::ProbeConfig;
 use crate::controller::Network;
 use crate::controller::probing::{ProbeCandidate, connect_target};
@@ -33,34 +33,36 @@ use crate::window::Window;
 /// number of all other changes.
 const MOST_LINES: usize = 8;
 
-/// The health and panics that were logged last, and the early trials of backends that have
-/// returned.
+/// The ejections that were logged last, and the early trials of backends that have returned.
 #[derive(Debug, Default)]
 pub struct LoggedHealth {
     /// Whether the health of any backend may have changed since it was last logged.
     pub is_stale: bool,
-    /// For each backend, by service position and address: the health that was logged last, and the
-    /// witness ([`Who`]) that determined it.
-    health: BTreeMap<(usize, SocketAddr), (Health, Option<Who>)>,
     backends: BTreeMap<BackendRef, LoggedEjections>,
     /// The ejected backends that should get an early trial. `tried` has the time of each backend's
     /// last early trial.
     returned: BTreeSet<BackendRef>,
     tried: BTreeMap<BackendRef, Instant>,
-    panics: BTreeSet<String>,
 }
 
-impl LoggedHealth {
+/// What was logged last about a service.
+#[derive(Debug, Default)]
+pub struct LoggedService {
+    /// For each backend: the health that was logged last, and the witness ([`Who`]) that determined
+    /// it.
+    health: BTreeMap<SocketAddr, (Health, Option<Who>)>,
+    is_panic: bool,
+}
+
+impl LoggedService {
     /// The state that an earlier daemon has logged, according to the maps.
-    pub fn adopted(balancer: &Balancer, datapath: &Datapath) -> Self {
-        let positions: BTreeMap<ServiceIndex, usize> =
-            balancer.services().enumerate().map(|(position, (_, index, _))| (index, position)).collect();
-        let slots = datapath.tables().slots();
-        let health = slots.iter().filter_map(|slot| {
+    pub fn adopted(service: ServiceIndex, slots: &[SlotView]) -> Self {
+        let slots = slots.iter().filter(|slot| slot.service == service);
+        let health = slots.map(|slot| {
             let (health, who, _) = status::found(slot);
-            Some(((*positions.get(&slot.service)?, slot.address), (health, who)))
+            (slot.address, (health, who))
         });
-        Self { health: health.collect(), ..Self::default() }
+        Self { health: health.collect(), is_panic: false }
     }
 }
 
@@ -336,11 +338,10 @@ impl ClientTask {
         if !std::mem::take(&mut self.logged.is_stale) {
             return;
         }
-        let mut logged = BTreeMap::new();
         let mut lines = 0;
-        for (position, (configured, (_, service, _))) in
-            self.client.services.iter().zip(self.balancer.services()).enumerate()
-        {
+        let services = self.client.services.iter().zip(self.balancer.services()).zip(&mut self.services);
+        for (position, ((configured, (_, service, _)), of_service)) in services.enumerate() {
+            let logged = std::mem::take(&mut of_service.logged.health);
             let Some(row) = self.balancer.row(position) else { continue };
             for (&address, &(_, to)) in &row.usable {
                 let standing = self.balancer.standing(Identity { service, address });
@@ -349,8 +350,8 @@ impl ClientTask {
                     Health::Unproven => Some(Who::Probe),
                     _ => worst.map(|verdict| verdict.who),
                 };
-                logged.insert((position, address), (to, witness));
-                let before = self.logged.health.get(&(position, address)).copied();
+                of_service.logged.health.insert(address, (to, witness));
+                let before = logged.get(&address).copied();
                 let (from, before) = before.map_or((None, None), |(from, who)| (Some(from), who));
                 if from == Some(to) || from.is_none() && to <= Health::Unproven {
                     continue;
@@ -384,7 +385,6 @@ impl ClientTask {
         if lines > MOST_LINES {
             warn!(client = %self.client.name, backends = lines - MOST_LINES, "the health of more backends changed");
         }
-        self.logged.health = logged;
     }
 
     /// Logs the backends that were ejected and readmitted since the last call, and the services in
@@ -401,18 +401,17 @@ impl ClientTask {
         if lines.len() > MOST_LINES {
             warn!(client = %self.client.name, backends = lines.len() - MOST_LINES, "more backends were ejected and readmitted");
         }
-        for position in 0..self.client.services.len() {
+        let services = self.client.services.iter().zip(&mut self.services);
+        for (position, (configured, ServiceTask { logged, .. })) in services.enumerate() {
             let Some(row) = self.balancer.row(position) else { continue };
-            let service = &self.client.services[position].service.name;
+            let service = &configured.service.name;
             let (available, members) = row.available;
-            if row.is_panic == self.logged.panics.contains(service) {
+            if row.is_panic == std::mem::replace(&mut logged.is_panic, row.is_panic) {
                 continue;
             }
             if row.is_panic {
-                self.logged.panics.insert(service.clone());
                 warn!(client = %self.client.name, %service, available, members, "panic: too few backends are available, so connects may choose ejected backends unless a lame duck serves");
             } else {
-                self.logged.panics.remove(service);
                 info!(client = %self.client.name, %service, available, members, "panic has ended");
             }
         }

@@ -363,3 +363,17 @@ fn a_later_daemon_does_not_log_an_old_ejection_again() {
     stage.settle();
     assert_eq!((stage.logged("backend health changed"), stage.dial(60)), (1, 0));
 }
+
+#[test]
+fn a_service_that_moves_in_the_file_does_not_log_an_old_ejection_again() {
+    let mut stage = Stage::new(FOR_LONG);
+    stage.start(&BACKENDS);
+    stage.dead.insert(address(BACKENDS[0]));
+    assert_eq!(stage.dial(60), 5);
+    stage.settle();
+    assert_eq!(stage.logged("backend health changed"), 1);
+    let first = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n";
+    stage.reconfigure("[[service]]\nname = \"users\"", &format!("{first}[[service]]\nname = \"users\""));
+    stage.tick();
+    assert_eq!((stage.task().position("users"), stage.logged("backend health changed")), (Some(1), 1));
+}
