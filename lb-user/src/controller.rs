@@ -1,12 +1,17 @@
 //! The controller makes all decisions of a host's daemon. Each call takes an event and the time,
 //! and returns effects.
 //!
-//! Call [`Controller::begin`] once. Then call [`Controller::handle`] for each event, and pass
-//! [`Event::Wakeup`] no later than at the time that [`Controller::next_wakeup`] returns. `begin`
-//! and `handle` return effects. The event loop may execute effects in any order and at any time,
-//! and passes the result of each effect as an event. An effect may fail, take forever or never be
-//! executed; the state that the effect concerns is then unchanged. An event may arrive late, twice,
-//! or for an object that no longer exists.
+//! The event loop calls these methods, in this order:
+//! 1. [`Controller::new`] and [`Controller::begin`], once. `begin` returns the first effects.
+//! 2. [`Controller::next_wakeup`], which only reads. [`Event::Wakeup`] follows no later than at the
+//!    time that it returns.
+//! 3. [`Controller::handle`], for each event. Only this method receives events. It returns effects.
+//! 4. [`Controller::is_open`] and [`Controller::summary`], which only read. The next call is 2.
+//!
+//! All other methods are parts of `handle`. The event loop may execute effects in any order and at
+//! any time, and passes the result of each effect as an event. An effect may fail, take forever or
+//! never be executed; the state that the effect concerns is then unchanged. An event may arrive
+//! late, twice, or for an object that no longer exists.
 //!
 //! The controller reads no clock and no file, starts no thread and draws no random number. It calls
 //! the kernel ([`Kernel`]) and the network ([`Network`]) through traits, because it needs the

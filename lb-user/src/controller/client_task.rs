@@ -4,6 +4,18 @@
 //! Facts change the plan; [`ClientTask::settle`] makes the maps match the plan. A client task reads
 //! no clock and starts no thread.
 //!
+//! Methods with `&self` only read (`forget_errors` also changes the maps). The most important other
+//! methods, in the order in which the controller calls them:
+//! - `open` or `reconfigure`, then `make_sizes` and `make_controls`;
+//! - for facts: `deliver`, `apply_findings`, `apply_verdicts`, `note_restarts`, `take_report_ids`,
+//!   `set_overrides`, `switch_control`, `cgroup_changed`, `search_ended`;
+//! - then, to change maps and links: `follow_cgroup`, `settle`, `before_wait`,
+//!   `after_wait`, `free_idle`;
+//! - each second: `sample`, `follow_flows`, `weigh_errors`, `count_reported_errors`,
+//!   `tick_controls`, `publish_factors`;
+//! - for orders to close connections: `follow_losses` and `rebalance` return them, `continue_loss`
+//!   and `rebalanced` receive the outcomes.
+//!
 //! In reading order:
 //! - the plan and the maps (this file), and the steps to the plan (`settling`);
 //! - the cgroup (`attachment`), and the network namespace (`namespace`);
