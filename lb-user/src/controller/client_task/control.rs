@@ -331,30 +331,29 @@ impl ClientTask {
 
     /// For each member of a service with a control law, counts the failed flows and all flows.
     fn count_failed(&mut self) {
-        let mut slots: BTreeMap<Slot, (usize, SocketAddr, BackendRef)> = BTreeMap::new();
-        for (position, service) in self.services.iter().enumerate() {
-            if service.control.as_ref().is_none_or(|controlled| controlled.control.rules().law.is_none()) {
+        let mut slots = BTreeMap::new();
+        for (position, service) in self.services.iter_mut().enumerate() {
+            let Some(controlled) = &mut service.control else { continue };
+            let mut before = std::mem::take(&mut controlled.counted);
+            if controlled.control.rules().law.is_none() {
                 continue;
             }
             for (address, _) in self.balancer.weights(position) {
                 if let Some(at) = self.balancer.slot(position, *address) {
-                    slots.insert(at.slot, (position, *address, at));
+                    let known = before.remove(address).filter(|known| known.at == at);
+                    slots.insert(at.slot, (position, *address, at, known));
                 }
             }
         }
-        let controls = self.services.iter_mut().map(|service| service.control.as_mut());
-        let counted = controls.map(|controlled| controlled.map(|known| std::mem::take(&mut known.counted)));
-        let mut before: Vec<ByAddress<BackendFlows>> = counted.map(Option::unwrap_or_default).collect();
         let order: Vec<Slot> = slots.keys().copied().collect();
         let _ = self.datapath.tables().visit_counts(&order, |slot, counts| {
-            let (position, address, at) = slots[&slot];
+            let Some((position, address, at, known)) = slots.remove(&slot) else { return };
             let Some(controlled) = &mut self.services[position].control else { return };
             let failed = Ending::ALL.into_iter().filter(|ending| ending.is_error());
             let failed: u64 = failed.map(|ending| counts.sums.endings[ending as usize]).sum();
             let begun = counts.sums.chosen;
             // The first count includes all earlier flows, so it is only the baseline for the next
             // count.
-            let known = before[position].remove(&address).filter(|known| known.at == at);
             let known = known.unwrap_or(BackendFlows { at, begun, failed, of_late: OfLate::default() });
             let mut of_late = known.of_late;
             let since = |now: u64, before: u64| float(now.saturating_sub(before));
