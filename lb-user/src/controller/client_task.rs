@@ -155,7 +155,7 @@ pub struct ClientTask {
     reported_errors: BTreeMap<BackendRef, ReportedErrors>,
     override_grace: overrides::OverrideGrace,
     /// The number of connections that were closed since the daemon started, for each service and
-    /// cause.
+    /// cause. Contains services that are no longer configured but may have open flows.
     pub closed: BTreeMap<(String, CloseCause), u64>,
 }
 
