@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,12 +16,15 @@ use lb_kernel::{
 
 use crate::faults::FaultInjection;
 use crate::maps::{ClientMaps, SharedMaps};
+use crate::memory::CPUS;
 
 /// A simulated kernel. All clones share one state.
 #[derive(Clone)]
 pub struct FakeKernel {
     host: Arc<Mutex<FakeHost>>,
     faults: Arc<FaultInjection>,
+    /// The CPU on which processes connect.
+    cpu: Arc<AtomicUsize>,
 }
 
 /// The state of the simulated kernel.
@@ -81,7 +85,7 @@ impl FakeKernel {
     /// # Errors
     /// If memory is exhausted.
     pub fn new() -> io::Result<Self> {
-        let faults = Arc::default();
+        let (faults, cpu) = Default::default();
         let host = FakeHost {
             now_ns: 1_000_000_000,
             cgroups: BTreeMap::new(),
@@ -89,16 +93,22 @@ impl FakeKernel {
             last_program: 0,
             last_client: 0,
             last_link: 0,
-            host_maps: SharedMaps::new(&faults)?,
+            host_maps: SharedMaps::new(&faults, &cpu)?,
             clients: BTreeMap::new(),
             foreign: BTreeSet::new(),
             exclusive: BTreeSet::new(),
         };
-        Ok(Self { host: Arc::new(Mutex::new(host)), faults })
+        Ok(Self { host: Arc::new(Mutex::new(host)), faults, cpu })
     }
 
     pub fn faults(&self) -> &FaultInjection {
         &self.faults
+    }
+
+    /// Moves all processes to this CPU, 0 or 1.
+    pub fn move_to_cpu(&self, cpu: usize) {
+        assert!(cpu < CPUS, "the simulated kernel has {CPUS} CPUs");
+        self.cpu.store(cpu, Ordering::Relaxed);
     }
 
     /// Advances the time.
@@ -312,7 +322,8 @@ impl ClientKernel for FakeClient {
         if let Some(client) = host.clients.get(&key) {
             self.check_shape(client, limits)?;
         } else {
-            let maps = ClientMaps::new(limits, &host.host_maps.verdicts, &self.kernel.faults);
+            let maps =
+                ClientMaps::new(limits, &host.host_maps.verdicts, &self.kernel.faults, &self.kernel.cpu);
             let maps = maps.map_err(|error| self.fail(error))?;
             host.last_client += 1;
             let (number, pins) = (host.last_client, self.pins.clone());
@@ -334,7 +345,7 @@ impl ClientKernel for FakeClient {
     }
 
     fn cpus(&self) -> io::Result<u32> {
-        Ok(1)
+        Ok(CPUS as u32)
     }
 
     fn own_namespace(&self) -> Option<u64> {

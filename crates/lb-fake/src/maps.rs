@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use lb_common::abi::host::{LastReport, MAX_LISTENERS, MAX_SENDERS, REPORT_IDS, Receptions, Verdict};
 use lb_common::abi::{
@@ -14,7 +15,7 @@ use lb_kernel::{
 };
 
 use crate::faults::FaultInjection;
-use crate::memory::{Array, Hash};
+use crate::memory::{Array, CPUS, Hash};
 
 /// The maps that all client tasks of a host share.
 pub struct SharedMaps {
@@ -26,13 +27,13 @@ pub struct SharedMaps {
 }
 
 impl SharedMaps {
-    pub fn new(faults: &Arc<FaultInjection>) -> io::Result<Self> {
+    pub fn new(faults: &Arc<FaultInjection>, cpu: &Arc<AtomicUsize>) -> io::Result<Self> {
         Ok(Self {
             verdicts: Mapped::in_memory(REPORT_IDS as usize)?,
             last_reports: Mapped::in_memory(REPORT_IDS as usize)?,
             senders: Hash::new(MAX_SENDERS, faults),
             listeners: Hash::new(MAX_LISTENERS, faults),
-            receptions: Array::new(1, size_of::<Receptions>(), faults)?,
+            receptions: Array::new(1, size_of::<Receptions>(), faults, cpu)?,
         })
     }
 
@@ -43,7 +44,7 @@ impl SharedMaps {
             last_reports: self.last_reports.shared(),
             senders: Box::new(self.senders.clone()),
             listeners: Box::new(self.listeners.clone()),
-            receptions: PerCpuArray::over(Box::new(self.receptions.clone()), 1),
+            receptions: PerCpuArray::over(Box::new(self.receptions.clone()), CPUS),
         }
     }
 }
@@ -71,10 +72,11 @@ impl ClientMaps {
         limits: &Limits,
         verdicts: &Mapped<Verdict>,
         faults: &Arc<FaultInjection>,
+        cpu: &Arc<AtomicUsize>,
     ) -> io::Result<Self> {
         let entries = entries_of_maps(limits);
         let length = |name: &str| entries[name] as usize;
-        let array = |name: &str, bytes: usize| Array::new(entries[name], bytes, faults);
+        let array = |name: &str, bytes: usize| Array::new(entries[name], bytes, faults, cpu);
         Ok(Self {
             vip_table: Mapped::in_memory(length(map::VIP_TABLE))?,
             services: Mapped::in_memory(length(map::SERVICES))?,
@@ -106,7 +108,7 @@ impl ClientMaps {
     /// Handles of these maps, in the form in which the daemon opens maps.
     pub fn opened(&self) -> (Maps, Verdicts) {
         fn per_cpu<V: bytemuck::Pod>(array: &Array) -> PerCpuArray<V> {
-            PerCpuArray::over(Box::new(array.clone()), 1)
+            PerCpuArray::over(Box::new(array.clone()), CPUS)
         }
         let maps = Maps {
             vip_table: self.vip_table.shared(),

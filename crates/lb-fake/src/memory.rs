@@ -1,54 +1,76 @@
-//! Maps that the daemon reads and writes by system calls: a per-CPU array with one CPU, and a hash
-//! map.
+//! Maps that the daemon reads and writes by system calls: a per-CPU array, and a hash map.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lb_kernel::{Elements, Mapped};
+use lb_kernel::Elements;
 
 use crate::faults::FaultInjection;
 
-/// An array whose elements consist of 64-bit words. The simulated programs access the words
-/// directly; the daemon reads and writes the same elements through [`Elements`].
+/// The number of CPUs.
+pub const CPUS: usize = 2;
+
+/// An array whose elements consist of 64-bit words for each CPU. The simulated programs access the
+/// words of their CPU directly; the daemon reads and writes the elements of all CPUs through
+/// [`Elements`].
 #[derive(Clone)]
 pub struct Array {
-    words: Arc<Mapped<u64>>,
-    /// The number of words of an element.
+    words: Arc<[AtomicU64]>,
+    /// The number of words of an element for one CPU.
     length: usize,
+    /// The CPU on which the simulated programs run.
+    cpu: Arc<AtomicUsize>,
     faults: Arc<FaultInjection>,
 }
 
 impl Array {
     /// An array of `elements` elements of `bytes` bytes each, all zero.
-    pub fn new(elements: u32, bytes: usize, faults: &Arc<FaultInjection>) -> io::Result<Self> {
+    pub fn new(
+        elements: u32,
+        bytes: usize,
+        faults: &Arc<FaultInjection>,
+        cpu: &Arc<AtomicUsize>,
+    ) -> io::Result<Self> {
         assert!(bytes.is_multiple_of(8), "the values of these maps consist of words");
-        let words = Mapped::in_memory(elements as usize * bytes / 8)?;
-        Ok(Self { words: Arc::new(words), length: bytes / 8, faults: Arc::clone(faults) })
+        let words = (0..elements as usize * CPUS * bytes / 8).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { words, length: bytes / 8, cpu: Arc::clone(cpu), faults: Arc::clone(faults) })
     }
 
     /// Reads the word of an element at `offset`, in bytes.
     pub fn load(&self, index: u32, offset: usize) -> u64 {
-        self.words.load64(index as usize * self.length + offset / 8, 0)
+        self.words[self.position(index, offset)].load(Ordering::Relaxed)
     }
 
     pub fn add(&self, index: u32, offset: usize, amount: u64) {
-        self.words.add64(index as usize * self.length + offset / 8, 0, amount);
+        self.words[self.position(index, offset)].fetch_add(amount, Ordering::Relaxed);
     }
 
     pub fn store(&self, index: u32, offset: usize, word: u64) {
-        self.words.store_atomic64(index as usize * self.length + offset / 8, 0, word);
+        self.words[self.position(index, offset)].store(word, Ordering::Relaxed);
     }
 
+    /// The position of a word of the programs' CPU.
+    fn position(&self, index: u32, offset: usize) -> usize {
+        self.first(index) + self.cpu.load(Ordering::Relaxed) * self.length + offset / 8
+    }
+
+    /// The position of the first word of an element.
+    fn first(&self, index: u32) -> usize {
+        index as usize * CPUS * self.length
+    }
+
+    /// Reads the words of an element of all CPUs.
     fn read(&self, index: u32, value: &mut [u8]) {
-        for (number, bytes) in value.chunks_exact_mut(8).enumerate() {
-            bytes.copy_from_slice(&self.load(index, 8 * number).to_ne_bytes());
+        for (word, bytes) in self.words[self.first(index)..].iter().zip(value.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
         }
     }
 
     fn elements(&self) -> usize {
-        self.words.length() / self.length
+        self.words.len() / (CPUS * self.length)
     }
 }
 
@@ -73,12 +95,9 @@ impl Elements for Array {
         if index as usize >= self.elements() {
             return Err(io::Error::from_raw_os_error(libc::E2BIG));
         }
-        for (number, bytes) in value.chunks_exact(8).enumerate() {
-            self.store(
-                index,
-                8 * number,
-                u64::from_ne_bytes(bytes.try_into().expect("each chunk has eight bytes")),
-            );
+        for (word, bytes) in self.words[self.first(index)..].iter().zip(value.chunks_exact(8)) {
+            let bytes = bytes.try_into().expect("each chunk has eight bytes");
+            word.store(u64::from_ne_bytes(bytes), Ordering::Relaxed);
         }
         Ok(())
     }
@@ -89,7 +108,7 @@ impl Elements for Array {
 
     fn read_array(&self, first: u32, count: usize, values: &mut [u8]) -> io::Result<ControlFlow<()>> {
         self.faults.step()?;
-        for (index, value) in (first..).zip(values.chunks_exact_mut(8 * self.length)).take(count) {
+        for (index, value) in (first..).zip(values.chunks_exact_mut(8 * CPUS * self.length)).take(count) {
             self.read(index, value);
         }
         Ok(ControlFlow::Continue(()))

@@ -52,7 +52,8 @@ impl World for Memory {
         self.stage.kill();
     }
 
-    fn dial(&mut self, client: &str, _: usize) -> Reached {
+    fn dial(&mut self, client: &str, cpu: usize) -> Reached {
+        self.stage.kernel.move_to_cpu(cpu);
         match self.stage.kernel.connect(self.cgroups[client], 1, address(SERVICE)) {
             Connect::Unchanged => Reached::Nothing,
             Connect::Refused(errno) => panic!("a service has no backend: errno {errno}"),
