@@ -159,6 +159,22 @@ pub enum Event {
     Watched,
     /// The time that [`Controller::next_wakeup`] returned is reached.
     Wakeup,
+    /// The newest answers of all queried servers ([`Effect::Query`]), and the addresses of all host
+    /// names. This event follows each answer of a server and each resolution of a host name.
+    Answered(Vec<(DiscoveryRequest, Latest)>, Arc<HostTable>),
+    /// The background work with this number has ended ([`Effect::Work`]). The first such event
+    /// counts; further events with the same number have no effect.
+    Done(u64, WorkResult),
+    /// A process has sent a query, through the socket or the metrics port.
+    Query(ControllerQuery),
+    /// Probes or reports have changed the health of a backend.
+    HealthChanged,
+    /// An operator has requested a reload by SIGHUP.
+    Hangup,
+}
+
+/// The result of [`BackgroundWork`].
+pub enum WorkResult {
     /// The stamp of the service's endpoint file was read; `None` if there is no file.
     Looked { service: String, source: ListSource, result: Result<Option<Stamp>, NoAnswer> },
     /// The stamp of the configuration file was read. If `is_due`, the file has stopped changing, so
@@ -173,9 +189,6 @@ pub enum Event {
         version: Version<Stamp>,
         result: Option<Result<Contents, SourceError>>,
     },
-    /// The newest answers of all queried servers ([`Effect::Query`]), and the addresses of all host
-    /// names. This event follows each answer of a server and each resolution of a host name.
-    Answered(Vec<(DiscoveryRequest, Latest)>, Arc<HostTable>),
     /// A retry has read files that an earlier daemon stored and that could not be read at the
     /// start.
     StoredRead(Box<StoredState>),
@@ -198,12 +211,6 @@ pub enum Event {
     NamespacesFound(Vec<NamespaceFound>),
     /// A job that closes connections has ended.
     FlowsClosed(CloseOrder, CloseAnswer, CloseRequester),
-    /// A process has sent a query, through the socket or the metrics port.
-    Query(ControllerQuery),
-    /// Probes or reports have changed the health of a backend.
-    HealthChanged,
-    /// An operator has requested a reload by SIGHUP.
-    Hangup,
 }
 
 pub enum Effect {
@@ -221,11 +228,12 @@ pub enum Effect {
     ResolveAgain(BTreeSet<HostName>),
     /// Notify the service manager.
     Notify(Notice),
-    /// Run this work outside of the event loop.
-    Work(Box<BackgroundWork>),
+    /// Run this work outside of the event loop. [`Event::Done`] with this number follows. Each work
+    /// has another number.
+    Work(u64, Box<BackgroundWork>),
 }
 
-/// Work that takes so long that it runs outside of the event loop. Its result is an event.
+/// Work that takes so long that it runs outside of the event loop. Its result is a [`WorkResult`].
 #[expect(clippy::large_enum_variant, reason = "an effect stores the work in a box")]
 pub enum BackgroundWork {
     /// Read the stamp of an endpoint file, and watch its directory.
@@ -279,7 +287,8 @@ pub enum BackgroundWork {
 
 impl From<BackgroundWork> for Effect {
     fn from(work: BackgroundWork) -> Self {
-        Self::Work(Box::new(work))
+        // `take_effects` sets the number.
+        Self::Work(0, Box::new(work))
     }
 }
 
@@ -343,6 +352,9 @@ pub struct Controller {
     /// The random delay before this host's first probes and polls (`first_look`).
     first_look_jitter: Duration,
     effects: Vec<Effect>,
+    /// The number of works that were started. `pending`: the numbers of those that have not ended.
+    works: u64,
+    pending: BTreeSet<u64>,
 }
 
 impl Controller {
@@ -377,6 +389,8 @@ impl Controller {
             next_tick: None,
             first_look_jitter: Duration::ZERO,
             effects: Vec::new(),
+            works: 0,
+            pending: BTreeSet::new(),
         }
     }
 
@@ -397,46 +411,11 @@ impl Controller {
             Event::Changed(changes) => self.changed(&changes, now),
             Event::Watched => self.follow_cgroups(now),
             Event::Wakeup => self.wake_up(now),
-            Event::Looked { service, source, result } => self.looked(&service, &source, result, now),
-            Event::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
             Event::Answered(answers, hosts) => self.answered(&answers, &hosts, now),
-            Event::StoredRead(stored) => self.apply_stored(*stored, now),
-            Event::Stored(stored) => self.stored(stored, now),
-            Event::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),
-            Event::Read { service, source, begun, version, result } => {
-                // A reload may have changed the source of the service's endpoints after the read
-                // began.
-                if self.sources.watched.get(&service).is_some_and(|file| file.source == source) {
-                    self.read(&service, begun, version, result, now);
-                    self.settle(now);
-                    self.probe_again(now);
-                }
-            }
-            Event::Computed { service, contents } => {
-                self.computed(&service, &contents, now);
-                self.probe_again(now);
-            }
-            Event::Opened(tried) => {
-                self.opened(*tried, now);
-                self.probe_again(now);
-            }
-            Event::Loaded(loaded) if self.is_ready => {
-                self.loaded(*loaded, now);
-                self.probe_again(now);
-            }
-            Event::Loaded(loaded) => {
-                self.first_loaded(*loaded, now)?;
-                self.probe_again(now);
-                self.poll_first();
-                self.end_first_looks(now);
-            }
-            Event::ReadersGone(result) => self.readers_gone(result, now),
-            Event::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
-            Event::NamespacesFound(found) => {
-                self.namespaces_found(found, now);
-                self.apply_probes(now);
-            }
-            Event::FlowsClosed(order, result, requester) => self.flows_closed(order, result, requester, now),
+            // A result that arrives twice could end a later wait for readers, or apply an old
+            // configuration again.
+            Event::Done(number, result) if self.pending.remove(&number) => self.done(result, now)?,
+            Event::Done(..) => {}
             Event::Query(query) => self.answer(query, now),
             Event::HealthChanged => {
                 // If a backend becomes healthy while it is ejected, the next connect is its trial.
@@ -451,7 +430,68 @@ impl Controller {
         self.start_storing(now);
         self.answer_overrides(now);
         self.search_namespaces(now);
-        Ok(std::mem::take(&mut self.effects))
+        Ok(self.take_effects())
+    }
+
+    /// Handles the end of background work.
+    fn done(&mut self, result: WorkResult, now: Instant) -> Result<()> {
+        match result {
+            WorkResult::Looked { service, source, result } => self.looked(&service, &source, result, now),
+            WorkResult::LookedAtConfig { is_due, result } => self.looked_at_config(is_due, result, now),
+            WorkResult::StoredRead(stored) => self.apply_stored(*stored, now),
+            WorkResult::Stored(stored) => self.stored(stored, now),
+            WorkResult::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),
+            WorkResult::Read { service, source, begun, version, result } => {
+                // A reload may have changed the source of the service's endpoints after the read
+                // began.
+                if self.sources.watched.get(&service).is_some_and(|file| file.source == source) {
+                    self.read(&service, begun, version, result, now);
+                    self.settle(now);
+                    self.probe_again(now);
+                }
+            }
+            WorkResult::Computed { service, contents } => {
+                self.computed(&service, &contents, now);
+                self.probe_again(now);
+            }
+            WorkResult::Opened(tried) => {
+                self.opened(*tried, now);
+                self.probe_again(now);
+            }
+            WorkResult::Loaded(loaded) if self.is_ready => {
+                self.loaded(*loaded, now);
+                self.probe_again(now);
+            }
+            WorkResult::Loaded(loaded) => {
+                self.first_loaded(*loaded, now)?;
+                self.probe_again(now);
+                self.poll_first();
+                self.end_first_looks(now);
+            }
+            WorkResult::ReadersGone(result) => self.readers_gone(result, now),
+            WorkResult::Reclaimed(pass, suspects) => self.reclaimed(pass, suspects, now),
+            WorkResult::NamespacesFound(found) => {
+                self.namespaces_found(found, now);
+                self.apply_probes(now);
+            }
+            WorkResult::FlowsClosed(order, result, requester) => {
+                self.flows_closed(order, result, requester, now)
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the effects of an event, and numbers the works among them.
+    fn take_effects(&mut self) -> Vec<Effect> {
+        let mut effects = std::mem::take(&mut self.effects);
+        for effect in &mut effects {
+            if let Effect::Work(number, _) = effect {
+                self.works += 1;
+                *number = self.works;
+                self.pending.insert(self.works);
+            }
+        }
+        effects
     }
 
     /// The latest time for [`Event::Wakeup`].

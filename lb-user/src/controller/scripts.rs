@@ -67,7 +67,7 @@ pub use self::stage::Wire;
 use self::stage::{
     BACKENDS, CONFIG, FAULTS_PER_MILLE, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
 };
-use super::{BackgroundWork, Event};
+use super::{BackgroundWork, Event, WorkResult};
 
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";
 const BRIEFLY: &str = "ejection = { base = \"1s\", max = \"2s\" }\nslow_start = \"off\"";
@@ -171,7 +171,7 @@ fn a_slot_stays_until_a_wait_for_readers_succeeds() {
         for _ in 0..3 {
             let source = io::Error::from_raw_os_error(libc::ENOMEM);
             let failed = DatapathError::PinDirectory { path: PathBuf::new(), source };
-            stage.dispatch(Event::ReadersGone(Err(failed)));
+            stage.end_hung(WorkResult::ReadersGone(Err(failed)));
             stage.pass(Duration::from_secs(3));
             assert_eq!(stage.states().len(), 3);
         }

@@ -22,7 +22,7 @@ impl Controller {
         self.addresses.known =
             lookups.filter_map(|lookup| Some((lookup.origin.to_string(), lookup.address?))).collect();
         self.load_given(config, now);
-        std::mem::take(&mut self.effects)
+        self.take_effects()
     }
 
     /// Applies the first configuration.

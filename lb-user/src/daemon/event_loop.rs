@@ -205,10 +205,10 @@ impl Shell {
                 Effect::Notify(Notice::Ready(status)) => self.notifier.ready(status),
                 Effect::Notify(Notice::Status(status)) => self.notifier.status(status),
                 Effect::Notify(Notice::Reloading) => self.notifier.reloading(),
-                Effect::Work(work) => {
+                Effect::Work(number, work) => {
                     let (worker, events) = (self.worker.clone(), self.events.clone());
                     tokio::spawn(async move {
-                        let event = worker.carry_out(*work).await;
+                        let event = Event::Done(number, worker.carry_out(*work).await);
                         // This fails only if the daemon is stopping and the receiver is gone.
                         let _ = events.send(event).await;
                     });

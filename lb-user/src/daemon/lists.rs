@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 use super::file_io::{FileIo, PATIENCE};
 use super::files::Files;
 use super::remotes::{Servers, first};
-use crate::controller::{Event, FirstRead, ListPurpose};
+use crate::controller::{FirstRead, ListPurpose, WorkResult};
 use crate::source::{Contents, Guard, ListSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp};
 
 /// The maximum number of texts that are in memory for parsing at the same time. Each text has up to
@@ -49,7 +49,7 @@ impl ListReader {
         begun: u64,
         known: Option<Option<Stamp>>,
         mut purpose: ListPurpose,
-    ) -> Event {
+    ) -> WorkResult {
         let (version, result) = match source.file() {
             Some(path) => match self.version(path, PATIENCE).await {
                 Ok(version) if known == Some(version.stamp) => (version, None),
@@ -68,7 +68,7 @@ impl ListReader {
                 }
             }
         };
-        Event::Read { service, source, begun, version, result }
+        WorkResult::Read { service, source, begun, version, result }
     }
 
     /// Reads the list for a start or a reload. If the list cannot be used and `wants_last_good` is

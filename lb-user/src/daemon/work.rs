@@ -18,9 +18,9 @@ use super::watches::Watches;
 use super::{Reread, files, opener};
 use crate::closing;
 use crate::controller::{
-    BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, Event, NamespaceFound, OverridesRead, Search,
-    StateFiles, StoreFailures, StoredFile, StoredHosts, StoredKinds, StoredOverrides, StoredRead,
-    StoredState, envoy_places_path,
+    BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, NamespaceFound, OverridesRead, Search, StateFiles,
+    StoreFailures, StoredFile, StoredHosts, StoredKinds, StoredOverrides, StoredRead, StoredState,
+    WorkResult, envoy_places_path,
 };
 use crate::source::{MAX_BYTES, NoAnswer, Stamp, directory_of};
 
@@ -63,46 +63,46 @@ impl Worker {
 
     /// Does the work. Calls that may block run on separate threads. If a file does not answer
     /// within a time limit, the part of the work that needs the file ends with an error.
-    pub async fn carry_out(self, work: BackgroundWork) -> Event {
+    pub async fn carry_out(self, work: BackgroundWork) -> WorkResult {
         match work {
             BackgroundWork::Look { service, source, path } => {
                 let result = self.look(&path).await;
-                Event::Looked { service, source, result }
+                WorkResult::Looked { service, source, result }
             }
             BackgroundWork::LookAtConfig { is_due } => {
-                Event::LookedAtConfig { is_due, result: self.look(&self.file).await }
+                WorkResult::LookedAtConfig { is_due, result: self.look(&self.file).await }
             }
             BackgroundWork::Read { service, source, begun, known, purpose } => {
                 self.lists.read(service, source, begun, known, purpose).await
             }
             BackgroundWork::ReadStored(kinds, dns) => {
-                Event::StoredRead(Box::new(read_stored(&self.lists, &self.state, kinds, &dns).await))
+                WorkResult::StoredRead(Box::new(read_stored(&self.lists, &self.state, kinds, &dns).await))
             }
-            BackgroundWork::Store(files) => Event::Stored(self.store(files).await),
+            BackgroundWork::Store(files) => WorkResult::Stored(self.store(files).await),
             BackgroundWork::WriteEnvoyFiles(changes) => {
-                Event::EnvoyFilesWritten(self.write_envoy_files(changes).await)
+                WorkResult::EnvoyFilesWritten(self.write_envoy_files(changes).await)
             }
             BackgroundWork::Compute { service, mut contents, consumers } => {
                 let compute = move || {
                     contents.assignments.complete(&consumers);
-                    Event::Computed { service, contents }
+                    WorkResult::Computed { service, contents }
                 };
                 beside(compute).await
             }
             BackgroundWork::Load(request) => {
                 let loader = Loader { file: self.file, reread: self.reread, lists: self.lists };
-                Event::Loaded(Box::new(loader.load(*request).await))
+                WorkResult::Loaded(Box::new(loader.load(*request).await))
             }
             BackgroundWork::Open(request) => {
-                beside(move || Event::Opened(Box::new(opener::open(*request)))).await
+                beside(move || WorkResult::Opened(Box::new(opener::open(*request)))).await
             }
             BackgroundWork::WaitForReaders => {
-                beside(move || Event::ReadersGone(self.kernel.wait_for_readers())).await
+                beside(move || WorkResult::ReadersGone(self.kernel.wait_for_readers())).await
             }
             BackgroundWork::Reclaim { targets, mut suspects, now, interval } => {
                 let reclaim = move || {
                     let pass = lb_kernel::reclaim(&targets, &mut suspects, self.knows_mptcp, now, interval);
-                    Event::Reclaimed(pass, suspects)
+                    WorkResult::Reclaimed(pass, suspects)
                 };
                 beside(reclaim).await
             }
@@ -112,7 +112,7 @@ impl Worker {
                     let recorded = records.and_then(|pins| RecordedProcesses::read(&pins, RECENT).ok());
                     NamespaceFound { client, path, result, recorded }
                 };
-                beside(move || Event::NamespacesFound(wanted.into_iter().map(find).collect())).await
+                beside(move || WorkResult::NamespacesFound(wanted.into_iter().map(find).collect())).await
             }
             BackgroundWork::Close(job, mut requester) => {
                 let runtime = Handle::current();
@@ -120,7 +120,7 @@ impl Worker {
                     let mut wait =
                         |time| runtime.block_on(async { timeout(time, requester.gone()).await.is_err() });
                     let result = closing::run(&job, &mut wait);
-                    Event::FlowsClosed(job.order, result, requester)
+                    WorkResult::FlowsClosed(job.order, result, requester)
                 };
                 beside(close).await
             }

@@ -668,9 +668,7 @@ fn repeated_and_late_events_change_nothing() {
             stage.dispatch(Event::Watched);
             stage.dispatch(Event::Wakeup);
             stage.dispatch(Event::HealthChanged);
-            stage.dispatch(Event::ReadersGone(Ok(())));
             stage.dispatch(Event::Changed([cgroup_path("web"), CONFIG.into()].into()));
-            stage.dispatch(Event::NamespacesFound(Vec::new()));
         }
         // The wait for readers ends after the client has been removed.
         stage.hangs = |work| {

@@ -32,7 +32,7 @@ pub fn is_close(work: &BackgroundWork) -> bool {
 
 /// The jobs that have begun and not ended.
 pub fn jobs(stage: &Stage) -> impl Iterator<Item = (&CloseJob, &CloseRequester)> {
-    stage.hung.iter().filter_map(|work| match work {
+    stage.hung.iter().filter_map(|(_, work)| match work {
         BackgroundWork::Close(job, requester) => Some((job, requester)),
         _ => None,
     })
@@ -95,7 +95,7 @@ fn a_listed_backend_without_connections_is_no_unknown_backend() {
         stage.closes = |job| closed(job, 0);
         stage.hangs = is_close;
         let (_first, _second) = (ask(stage, 7, BACKENDS[0]), ask(stage, 7, "10.0.0.99:80"));
-        let jobs = stage.hung.iter().filter_map(|work| match work {
+        let jobs = stage.hung.iter().filter_map(|(_, work)| match work {
             BackgroundWork::Close(job, _) => Some((job.order.backend, job.is_known)),
             _ => None,
         });

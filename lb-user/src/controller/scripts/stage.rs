@@ -39,6 +39,7 @@ use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
     BackgroundWork, Clock, Controller, Effect, Environment, Event, NamespaceFound, Network, Notice, ReceiveAt,
+    WorkResult,
 };
 use crate::daemon::{Files, ListReader, Servers, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
@@ -625,7 +626,7 @@ pub struct Stage {
     /// Returns the answer to a job that closes connections, because the simulated kernel has no
     /// sockets.
     pub closes: fn(&CloseJob) -> CloseAnswer,
-    pub hung: Vec<BackgroundWork>,
+    pub hung: Vec<(u64, BackgroundWork)>,
     /// The notifications to the service manager without status lines; `state_line` is the last
     /// status line.
     pub notices: Vec<Notice>,
@@ -908,19 +909,19 @@ impl Stage {
                 }
                 Effect::Notify(Notice::Status(line)) => self.state_line = line,
                 Effect::Notify(notice) => self.notices.push(notice),
-                Effect::Work(work) if (self.hangs)(&work) => self.hung.push(*work),
-                Effect::Work(work) => self.work(*work),
+                Effect::Work(number, work) if (self.hangs)(&work) => self.hung.push((number, *work)),
+                Effect::Work(number, work) => self.work(number, *work),
             }
         }
     }
 
-    fn work(&mut self, work: BackgroundWork) {
-        let event = match work {
+    fn work(&mut self, number: u64, work: BackgroundWork) {
+        let result = match work {
             // The simulated kernel has neither processes nor lists of sockets.
             BackgroundWork::Reclaim { suspects, .. } => {
-                Event::Reclaimed(Pass { clients: Vec::new(), holders: Ok(()) }, suspects)
+                WorkResult::Reclaimed(Pass { clients: Vec::new(), holders: Ok(()) }, suspects)
             }
-            BackgroundWork::SearchNamespaces(wanted) => Event::NamespacesFound(
+            BackgroundWork::SearchNamespaces(wanted) => WorkResult::NamespacesFound(
                 wanted
                     .into_iter()
                     .map(|(client, search)| NamespaceFound {
@@ -933,26 +934,32 @@ impl Stage {
             ),
             BackgroundWork::Close(job, requester) => {
                 let result = (self.closes)(&job);
-                Event::FlowsClosed(job.order, result, requester)
+                WorkResult::FlowsClosed(job.order, result, requester)
             }
             // Checks of files are done without a thread, because there are two of them per second.
             BackgroundWork::Look { service, source, path } => {
                 let result = self.disk.look(&path);
-                Event::Looked { service, source, result }
+                WorkResult::Looked { service, source, result }
             }
             BackgroundWork::LookAtConfig { is_due } => {
-                Event::LookedAtConfig { is_due, result: self.disk.look(Path::new(CONFIG)) }
+                WorkResult::LookedAtConfig { is_due, result: self.disk.look(Path::new(CONFIG)) }
             }
             work => self.runtime.block_on(self.worker.clone().carry_out(work)),
         };
-        self.inbox.push_back(event);
+        self.inbox.push_back(Event::Done(number, result));
+    }
+
+    /// Ends the oldest work that hangs with this result.
+    pub fn end_hung(&mut self, result: WorkResult) {
+        let (number, _) = self.hung.remove(0);
+        self.dispatch(Event::Done(number, result));
     }
 
     /// Does all the work that has hung until now.
     pub fn finish_hung(&mut self) {
         self.hangs = |_| false;
-        for work in std::mem::take(&mut self.hung) {
-            self.work(work);
+        for (number, work) in std::mem::take(&mut self.hung) {
+            self.work(number, work);
         }
         self.run();
     }
