@@ -15,6 +15,8 @@ struct FaultInjectionState {
     steps: u64,
     failed: u64,
     plan: FaultPlan,
+    /// Whether operations neither fail nor count.
+    is_paused: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,12 +63,23 @@ impl FaultInjection {
         self.change(|state| state.failed)
     }
 
+    /// Calls `act`, whose operations neither fail nor count as steps.
+    pub fn paused<T>(&self, act: impl FnOnce() -> T) -> T {
+        self.change(|state| state.is_paused = true);
+        let result = act();
+        self.change(|state| state.is_paused = false);
+        result
+    }
+
     /// Counts one step, and decides whether it fails.
     ///
     /// # Errors
     /// ENOMEM, if this operation must fail.
     pub(crate) fn step(&self) -> io::Result<()> {
         self.change(|state| {
+            if state.is_paused {
+                return Ok(());
+            }
             let fails = match &mut state.plan {
                 FaultPlan::Never => false,
                 FaultPlan::At(step) => *step == state.steps,

@@ -2,9 +2,9 @@
 //! configurations and cgroups, make connects, and advance the time.
 //!
 //! Each script runs twice: first without faults, then with a failure of every tenth kernel
-//! operation on average, chosen from a fixed seed. With faults, each step must still be safe:
-//! connects choose only backends of a list, and counts are exact. Once the faults have stopped, the
-//! final state must be the same as without faults.
+//! operation on average, chosen from a fixed seed, and with repeated and late events. In both runs,
+//! each step must be safe: connects choose only backends that were not removed, and counts are
+//! exact. Once the faults have stopped, the final state must be the same as without faults.
 
 mod stage;
 

@@ -660,7 +660,8 @@ fn a_reload_settles_one_client_in_each_turn() {
     assert!(matches!(stage.notices[..], [Notice::Reloading, Notice::Ready(_)]), "{:?}", stage.notices);
 }
 
-/// Each event arrives twice, and also for an object that no longer exists.
+/// In each script with faults, results of work arrive twice and late. Here, the first results
+/// arrive late, for a client that no longer exists.
 #[test]
 fn repeated_and_late_events_change_nothing() {
     script("", |stage| {
@@ -691,6 +692,36 @@ fn repeated_and_late_events_change_nothing() {
         stage.stop_faults();
         assert_eq!((stage.pinned(), stage.faults()), (vec!["web".to_owned()], vec![]));
         assert_eq!(stage.dialled(30), [address(BACKENDS[1]), address(BACKENDS[2])].into());
+    });
+}
+
+/// Checks of the configuration file, reads of stored files and passes over flow records never end.
+#[test]
+fn works_that_never_end_delay_no_other_work() {
+    const LOADS: &str = "/var/lib/socklb/load/factors.json";
+    const NEVER_END: [fn(&BackgroundWork) -> bool; 3] = [
+        |work| matches!(work, BackgroundWork::LookAtConfig { .. }),
+        |work| matches!(work, BackgroundWork::ReadStored(..)),
+        |work| matches!(work, BackgroundWork::Reclaim { .. }),
+    ];
+    script("", |stage| {
+        stage.connect().expect("all backends accept connects");
+        stage.disk.write(LOADS, "");
+        stage.disk.set_broken(LOADS, true);
+        stage.start(&BACKENDS);
+        stage.hangs = |work| NEVER_END.iter().any(|is_kind| is_kind(work));
+        stage.pass(90 * SECOND);
+        for is_kind in NEVER_END {
+            assert_eq!(stage.hung.iter().filter(|(_, work)| is_kind(work)).count(), 1);
+        }
+        stage.list(&BACKENDS[1..]);
+        stage.configure("policy = \"random\"");
+        assert_eq!(stage.controller().facts(stage.now).reloads.taken_on, 1);
+        assert_eq!(stage.dialled(30), [address(BACKENDS[1]), address(BACKENDS[2])].into());
+        stage.disk.set_broken(LOADS, false);
+        stage.finish_hung();
+        stage.stop_faults();
+        assert_eq!(stage.faults(), [""; 0]);
     });
 }
 

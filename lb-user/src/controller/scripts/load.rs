@@ -5,7 +5,7 @@ use lb_core::control::Switch;
 use lb_http::peer::PeerCredentials;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus, Switched};
 
-use super::stage::{BACKENDS, SECOND, SEED, Stage, address, cgroup_path, list_of, script};
+use super::stage::{BACKENDS, SECOND, SEED, Stage, address, cgroup_path, list_of, script, script_except};
 use crate::api::{ControllerQuery, Reply};
 use crate::controller::{BackgroundWork, Event};
 
@@ -193,21 +193,26 @@ fn all_members_of_an_active_service_are_polled_often() {
 /// possible utilization may also reach this limit. The shares of the other backends do not fall.
 #[test]
 fn an_absurd_report_moves_only_its_own_share_and_no_further_than_the_clamp() {
-    script(&lines(FEEDBACK), |stage| {
-        stage.utilize([4_000_000_000, 300, 300]);
-        // Bound: the clamp is reached within about two minutes.
-        for _ in 0..300 {
-            stage.use_for(1);
-            if stage.member(0).is_at_clamp {
-                break;
+    // At the clamp, the shares of the other two depend on when the first report arrived.
+    script_except(
+        &lines(FEEDBACK),
+        |line| line.ends_with("entries"),
+        |stage| {
+            stage.utilize([4_000_000_000, 300, 300]);
+            // Bound: the clamp is reached within about two minutes.
+            for _ in 0..300 {
+                stage.use_for(1);
+                if stage.member(0).is_at_clamp {
+                    break;
+                }
             }
-        }
-        let [first, one, other] = [0, 1, 2].map(|at| stage.member(at));
-        assert!(first.is_at_clamp && first.factor > 0.1 && first.factor < 0.2, "{first:?}");
-        assert!(one.share > 0.35 && other.share > 0.35, "{one:?} {other:?}");
-        let faults = stage.degraded().join("\n");
-        assert!(faults.contains("which is the limit") && faults.contains(BACKENDS[0]), "{faults}");
-    });
+            let [first, one, other] = [0, 1, 2].map(|at| stage.member(at));
+            assert!(first.is_at_clamp && first.factor > 0.1 && first.factor < 0.2, "{first:?}");
+            assert!(one.share > 0.35 && other.share > 0.35, "{one:?} {other:?}");
+            let faults = stage.degraded().join("\n");
+            assert!(faults.contains("which is the limit") && faults.contains(BACKENDS[0]), "{faults}");
+        },
+    );
 }
 
 #[test]

@@ -23,7 +23,7 @@ use lb_discovery::{
 };
 use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
 use lb_host::store::StoreError;
-use lb_kernel::{Features, Kernel as _, Pass, Pins, SlotView};
+use lb_kernel::{Features, Kernel as _, Pass, Pins, ServiceView, SlotView, Suspects};
 use lb_report::keys::{Keys, Numbered, ServiceKey};
 use lb_report::wire::{Datagram, Kind, Readiness, UNKNOWN};
 use lb_view::backend::BackendStatus;
@@ -33,13 +33,13 @@ use lb_view::status::{ClientStatus, ServiceStatus, StatusDocument};
 use lb_view::text::Style;
 use tokio::sync::watch;
 
-use crate::closing::CloseJob;
+use crate::closing::{CloseCause, CloseJob, CloseRequester};
 use crate::config::addresses::{self, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
-    BackgroundWork, Clock, Controller, Effect, Environment, Event, NamespaceFound, Network, Notice, ReceiveAt,
-    WorkResult,
+    BackgroundWork, Clock, Controller, Effect, Environment, Event, Loaded, NamespaceFound, Network, Notice,
+    ReceiveAt, StoreFailures, StoredState, Tried, WorkResult,
 };
 use crate::daemon::{Files, ListReader, Servers, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
@@ -56,9 +56,12 @@ pub const SEED: u64 = 20_261_127;
 pub const CONFIG: &str = "/etc/socklb/socklb.toml";
 pub const LIST: &str = "/lists/users.toml";
 pub const PINS: &str = "/sys/fs/bpf";
-/// Within this number of seconds, the daemon completes all work that is possible: the longest pause
-/// after failures is 30 s.
+/// Once the faults have stopped, the daemon completes all work that is possible within this number
+/// of wake-ups, one per second: the longest pause after failures is 60 s.
 const SETTLED: u32 = 64;
+/// The number of wake-ups after a script without faults. Then only work that waits for a time is
+/// left.
+const CALM: u32 = 8;
 /// The maximum number of attempts to start. The probability that all of them fail is negligible.
 const STARTS: u32 = 100;
 
@@ -620,6 +623,10 @@ pub struct Stage {
     runtime: tokio::runtime::Runtime,
     /// Events that the controller has not handled yet.
     inbox: VecDeque<Event>,
+    /// Whether each event arrives twice, and each result once more after the next reload. `late`:
+    /// the number and a result of the last work of each kind.
+    pub repeats: bool,
+    late: Vec<(u64, WorkResult)>,
     /// Selects the work that hangs for now. `hung` contains the work that was selected and is not
     /// done yet.
     pub hangs: fn(&BackgroundWork) -> bool,
@@ -637,6 +644,9 @@ pub struct Stage {
     pub refused: String,
     /// The backends that any list has contained.
     listed: BTreeSet<SocketAddr>,
+    /// The backends in the daemon's plans that do not leave. Until the maps match the plans, also
+    /// those in all plans since the maps last matched.
+    in_force: BTreeSet<SocketAddr>,
     /// The backends that refuse connects.
     pub dead: BTreeSet<SocketAddr>,
     /// The number of connects that were sent to each backend.
@@ -651,20 +661,111 @@ pub struct Stage {
 }
 
 /// Runs a script without faults, and again with a failure of every tenth kernel operation on
-/// average.
-#[expect(clippy::print_stdout, reason = "it is shown if the script fails")]
+/// average and with repeated and late events. Then the faults stop, and within `SETTLED` wake-ups
+/// the state must be the same as without faults.
 pub fn script(lines: &str, act: impl Fn(&mut Stage)) {
+    script_except(lines, |_| false, act);
+}
+
+/// Like [`script`], but the lines of the final state that `differs` selects may differ.
+#[expect(clippy::print_stdout, reason = "it is shown if the script fails")]
+pub fn script_except(lines: &str, differs: fn(&str) -> bool, act: impl Fn(&mut Stage)) {
+    let mut expected = None;
     for per_mille in [0, FAULTS_PER_MILLE] {
         let mut stage = Stage::new(lines);
         println!("{per_mille} of 1,000 operations fail, seed {SEED}");
         if per_mille != 0 {
             stage.kernel.faults().fail_some(per_mille, SEED);
+            stage.repeats = true;
         }
         stage.start(&BACKENDS);
         act(&mut stage);
         stage.check();
         if per_mille != 0 {
             assert!(stage.kernel.faults().failed() > 0, "no operation failed in the script");
+        }
+        let state = stage.end(differs, expected.as_ref());
+        let expected = expected.get_or_insert_with(|| state.clone());
+        assert_eq!(state, *expected, "the state after the faults");
+    }
+}
+
+/// A second arrival of an event.
+fn repeated(event: &Event) -> Option<Event> {
+    match event {
+        Event::Changed(paths) => Some(Event::Changed(paths.clone())),
+        Event::Watched => Some(Event::Watched),
+        Event::Wakeup => Some(Event::Wakeup),
+        Event::Answered(answers, hosts) => Some(Event::Answered(answers.clone(), Arc::clone(hosts))),
+        Event::HealthChanged => Some(Event::HealthChanged),
+        Event::Done(number, result) => Some(Event::Done(*number, another(result))),
+        // Each query and each SIGHUP is another one.
+        Event::Query(_) | Event::Hangup => None,
+    }
+}
+
+/// Another result of the same work: a failure if the work can fail. The controller must ignore a
+/// result that arrives after the first one.
+fn another(result: &WorkResult) -> WorkResult {
+    let late = || "a late result".to_owned();
+    match result {
+        WorkResult::Looked { service, source, .. } => {
+            let result = Err(NoAnswer::Hung(PathBuf::from(LIST)));
+            WorkResult::Looked { service: service.clone(), source: source.clone(), result }
+        }
+        WorkResult::LookedAtConfig { is_due, .. } => {
+            WorkResult::LookedAtConfig { is_due: *is_due, result: Err(NoAnswer::Hung(PathBuf::from(CONFIG))) }
+        }
+        WorkResult::Read { service, source, begun, version, .. } => WorkResult::Read {
+            service: service.clone(),
+            source: source.clone(),
+            begun: *begun,
+            version: *version,
+            result: Some(Err(SourceError::CutOff(PathBuf::from(LIST)))),
+        },
+        WorkResult::StoredRead(_) => {
+            let (loads, overrides, overrides_aside, hosts) = Default::default();
+            WorkResult::StoredRead(Box::new(StoredState { loads, overrides, overrides_aside, hosts }))
+        }
+        WorkResult::Stored(_) => {
+            WorkResult::Stored(StoreFailures { error: Some(late()), ..StoreFailures::default() })
+        }
+        WorkResult::EnvoyFilesWritten(results) => {
+            WorkResult::EnvoyFilesWritten(results.keys().map(|file| (file.clone(), Some(late()))).collect())
+        }
+        WorkResult::Computed { service, contents } => {
+            WorkResult::Computed { service: service.clone(), contents: contents.clone() }
+        }
+        WorkResult::Loaded(loaded) => {
+            let (files, statics, opened, stored, envoy_files) = Default::default();
+            let (version, config) = (loaded.version, Err(ReadFailure::Faulty(late())));
+            let begun = loaded.begun;
+            WorkResult::Loaded(Box::new(Loaded {
+                version,
+                config,
+                files,
+                begun,
+                statics,
+                opened,
+                stored,
+                envoy_files,
+            }))
+        }
+        WorkResult::Opened(tried) => {
+            let (clients, by_service) = (tried.clients.clone(), tried.by_service.clone());
+            WorkResult::Opened(Box::new(Tried { clients, opened: Vec::new(), by_service }))
+        }
+        WorkResult::ReadersGone(_) => WorkResult::ReadersGone(Ok(())),
+        WorkResult::Reclaimed(..) => {
+            WorkResult::Reclaimed(Pass { clients: Vec::new(), holders: Ok(()) }, Suspects::default())
+        }
+        WorkResult::NamespacesFound(_) => WorkResult::NamespacesFound(Vec::new()),
+        WorkResult::FlowsClosed(order, answer, requester) => {
+            let cause = match requester {
+                CloseRequester::Operator(..) => CloseCause::Operator,
+                CloseRequester::Daemon(cause) => *cause,
+            };
+            WorkResult::FlowsClosed(order.clone(), answer.clone(), CloseRequester::Daemon(cause))
         }
     }
 }
@@ -707,6 +808,8 @@ impl Stage {
             worker,
             runtime,
             inbox: VecDeque::new(),
+            repeats: false,
+            late: Vec::new(),
             hangs: |_| false,
             closes: |job| panic!("a job closes connections, but the script has not set `closes`: {job:?}"),
             hung: Vec::new(),
@@ -715,6 +818,7 @@ impl Stage {
             watched: BTreeSet::new(),
             refused: String::new(),
             listed: BTreeSet::new(),
+            in_force: BTreeSet::new(),
             dead: BTreeSet::new(),
             sent: BTreeMap::new(),
             open: Vec::new(),
@@ -799,6 +903,7 @@ impl Stage {
             let mut controller = Controller::new(&config, version, self.environment(), network, self.wall());
             let effects = controller.begin(config, self.now);
             self.controller = Some(controller);
+            self.follow_plans();
             self.carry_out(effects);
             self.run();
             if self.controller.as_ref().is_some_and(Controller::is_open) {
@@ -817,6 +922,7 @@ impl Stage {
         self.servers.query_only(&[]);
         self.servers.resolve_only(&BTreeSet::new());
         self.inbox.clear();
+        self.late.clear();
         self.hung.clear();
     }
 
@@ -850,16 +956,56 @@ impl Stage {
     fn run(&mut self) {
         while !self.dies() {
             let Some(event) = self.inbox.pop_front() else { return };
-            let (now, wall) = (self.now, self.wall());
-            let boot = self.clock.monotonic(now) + self.suspended;
-            let Some(controller) = &mut self.controller else { return };
-            match controller.handle(event, now, wall, boot) {
-                Ok(effects) => self.carry_out(effects),
-                Err(error) => {
-                    self.refused = format!("{error:#}");
-                    self.kill();
-                }
+            let repeated = self.repeats.then(|| repeated(&event)).flatten();
+            if self.repeats
+                && let Event::Done(number, result) = &event
+            {
+                let kind = std::mem::discriminant(result);
+                self.late.retain(|(_, other)| std::mem::discriminant(other) != kind);
+                self.late.push((*number, another(result)));
             }
+            let is_load = matches!(event, Event::Done(_, WorkResult::Loaded(_)));
+            self.handle(event);
+            if let Some(event) = repeated {
+                self.handle(event);
+            }
+            if is_load {
+                let late = std::mem::take(&mut self.late);
+                late.into_iter().for_each(|(number, result)| self.handle(Event::Done(number, result)));
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        let (now, wall) = (self.now, self.wall());
+        let boot = self.clock.monotonic(now) + self.suspended;
+        let Some(controller) = &mut self.controller else { return };
+        let result = controller.handle(event, now, wall, boot);
+        self.follow_plans();
+        match result {
+            Ok(effects) => self.carry_out(effects),
+            Err(error) => {
+                self.refused = format!("{error:#}");
+                self.kill();
+            }
+        }
+    }
+
+    /// Updates `in_force` after an event.
+    fn follow_plans(&mut self) {
+        let Some(Controller { clients, .. }) = &self.controller else { return };
+        let mut tasks = clients.tasks.iter();
+        let has_others =
+            clients.tasks.is_empty() || !clients.leaving.is_empty() || !clients.unstarted.is_empty();
+        if !has_others && tasks.all(ClientTask::is_settled) {
+            self.in_force.clear();
+        }
+        for task in &clients.tasks {
+            // A plan takes long to compute.
+            let plan = (!task.is_settled()).then(|| task.balancer().plan());
+            let plan = plan.as_ref().unwrap_or(task.datapath().applied());
+            let stay = plan.backends.values().filter(|backend| backend.state != BackendState::Leaving);
+            self.in_force.extend(stay.map(|backend| backend.address));
         }
     }
 
@@ -1151,7 +1297,8 @@ impl Stage {
 
     /// Lets seconds pass until all client tasks are settled and have cgroups.
     pub fn settle(&mut self) {
-        for _ in 0..SETTLED {
+        // While faults are on, several attempts after long pauses may fail.
+        for _ in 0..4 * SETTLED {
             self.tick();
             let is_settled = |task: &ClientTask| task.is_settled() && task.cgroup().is_some();
             if self
@@ -1159,10 +1306,20 @@ impl Stage {
                 .as_ref()
                 .is_none_or(|controller| controller.clients.tasks.iter().all(is_settled))
             {
+                self.check_plans();
                 return;
             }
         }
-        panic!("the controller does not settle: {:?}", self.task().trouble());
+        let task = self.task();
+        panic!("the controller does not settle: {:?}, {:?}", task.trouble(), self.faults());
+    }
+
+    /// Checks that a client task that is settled has applied its plan.
+    fn check_plans(&self) {
+        let tasks = self.controller.iter().flat_map(|controller| &controller.clients.tasks);
+        for task in tasks.filter(|task| task.is_settled()) {
+            assert_eq!(task.datapath().applied().backends, task.balancer().plan().backends);
+        }
     }
 
     /// Stops all faults of the kernel, and lets the daemon finish its work.
@@ -1194,7 +1351,7 @@ impl Stage {
     }
 
     pub fn status(&self) -> StatusDocument {
-        status::of(&self.kernel, self.controller().facts(self.now))
+        self.kernel.faults().paused(|| status::of(&self.kernel, self.controller().facts(self.now)))
     }
 
     /// The client `web` in `status`.
@@ -1253,10 +1410,17 @@ impl Stage {
             Connect::Refused(errno) => Err(errno),
             Connect::Sent(flow) => {
                 assert!(self.listed.contains(&flow.backend), "{} is in no list", flow.backend);
+                self.assert_in_force(flow.backend);
                 *self.sent.entry(flow.backend).or_default() += 1;
                 Ok(flow)
             }
         }
+    }
+
+    /// A backend that was removed must get no connect. While the daemon replaces tables, the
+    /// backends of the tables before and after are valid.
+    fn assert_in_force(&self, backend: SocketAddr) {
+        assert!(self.in_force.contains(&backend), "{backend} was removed; in force: {:?}", self.in_force);
     }
 
     /// Opens a connection. A dead backend refuses it.
@@ -1277,6 +1441,7 @@ impl Stage {
         match self.kernel.connect(from, 1, address(to)) {
             Connect::Unchanged | Connect::Refused(_) => None,
             Connect::Sent(mut flow) => {
+                self.assert_in_force(flow.backend);
                 if from == self.place && self.listed.contains(&flow.backend) {
                     *self.sent.entry(flow.backend).or_default() += 1;
                 }
@@ -1328,11 +1493,9 @@ impl Stage {
             assert_eq!(known, Some(slot.address), "backend of {:?}", slot.at);
             let open = self.open.iter().filter(|flow| flow.backend == slot.address).count() as u64;
             assert_eq!(tables.active(slot.at.slot), open, "open flows to {}", slot.address);
-            // If faults are on, a lookup may fail.
-            if let Ok(counts) = tables.counts(slot.at.slot) {
-                let sent = self.sent.get(&slot.address).copied().unwrap_or(0);
-                assert_eq!(counts.sums.chosen, sent, "connects to {}", slot.address);
-            }
+            let counts = self.kernel.faults().paused(|| tables.counts(slot.at.slot)).expect("faults are off");
+            let sent = self.sent.get(&slot.address).copied().unwrap_or(0);
+            assert_eq!(counts.sums.chosen, sent, "connects to {}", slot.address);
         }
     }
 
@@ -1345,6 +1508,58 @@ impl Stage {
     pub fn states(&self) -> BTreeMap<SocketAddr, (BackendState, bool)> {
         let slots = self.task().datapath().tables().slots();
         slots.into_iter().map(|slot| (slot.address, (slot.state, slot.is_ejected))).collect()
+    }
+
+    /// Stops all faults of the kernel, and lets the daemon finish its work. Ends as soon as the
+    /// state is as expected.
+    fn end(&mut self, differs: fn(&str) -> bool, expected: Option<&BTreeSet<String>>) -> BTreeSet<String> {
+        self.kernel.faults().stop();
+        let state = |stage: &Self| {
+            let mut lines = stage.final_state();
+            lines.retain(|line| !differs(line));
+            lines
+        };
+        for _ in 0..if expected.is_some() { SETTLED } else { CALM } {
+            if expected.is_some_and(|expected| state(self) == *expected) {
+                break;
+            }
+            self.pass(SECOND);
+        }
+        self.check();
+        self.check_plans();
+        state(self)
+    }
+
+    /// The state of the kernel and of the daemon as lines of text: where flows begin, services,
+    /// backends with their states and weights, lists, and faults.
+    fn final_state(&self) -> BTreeSet<String> {
+        let mut lines = BTreeSet::new();
+        for pins in self.kernel.clients(Path::new(PINS)).expect("faults are off") {
+            let client = &pins.client;
+            let begins = self.kernel.begins_at(&pins).expect("faults are off");
+            lines.insert(format!("{client}: flows begin in cgroups {begins:?}"));
+            let tables = self.kernel.tables(&pins).expect("faults are off");
+            let services = tables.services();
+            for service in &services {
+                let ServiceView { name, address, open, .. } = service;
+                lines.insert(format!("{client}: service {name} at {address}, open: {open}"));
+            }
+            for slot in tables.slots() {
+                let service = services.iter().find(|service| service.index == slot.service);
+                let service = service.map(|service| &service.name);
+                let SlotView { address, weight, state, reason, usable, is_ejected, entries, .. } = slot;
+                let backend = format!("{client}: {address} of {service:?}");
+                lines.insert(format!(
+                    "{backend}: {state:?}, {usable:?}, {reason:?}, ejected: {is_ejected}, weight {weight}"
+                ));
+                lines.insert(format!("{backend}: {entries} entries"));
+            }
+        }
+        if self.controller.is_some() {
+            lines.extend(self.in_force.iter().map(|backend| format!("in force: {backend}")));
+            lines.extend(self.faults().into_iter().map(|fault| format!("fault: {fault}")));
+        }
+        lines
     }
 
     /// The pins of the client `web`.
