@@ -19,7 +19,7 @@
 //!
 //! In reading order:
 //! - events and effects (this file);
-//! - lists: their sources (`sources`), servers that send lists (`remote`) or addresses of services
+//! - lists: their sources (`sources`), the rules for the read of one list (`list_reads`), servers that send lists (`remote`) or addresses of services
 //!   (`addresses`), host names in lists (`hosts`) and the file that stores the addresses of host
 //!   names (`host_store`), the delivery of lists to clients (`delivery`);
 //! - files that are stored for later starts (`state_files`), and files that Envoy reads
@@ -41,6 +41,8 @@
 mod start;
 
 mod sources;
+
+mod list_reads;
 
 mod remote;
 
@@ -123,6 +125,7 @@ pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults, path as envoy
 use self::flow_records::ReclaimPasses;
 pub use self::host_store::StoredHosts;
 pub use self::leaving::{Leaving, lock_other_versions};
+pub use self::list_reads::{ListInForce, ListPurpose, Reading};
 use self::load_store::LoadStore;
 pub use self::load_store::StoredLoads;
 pub use self::namespaces::NamespaceSearch as NamespaceFound;
@@ -134,7 +137,7 @@ use self::queries::Waiter;
 use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
 use self::sources::Sources;
-pub use self::sources::{FirstRead, ListInForce, ListPurpose, Reading, sources};
+pub use self::sources::sources;
 pub use self::state_files::{
     OverridesRead, StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState,
 };

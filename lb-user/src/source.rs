@@ -28,7 +28,7 @@ use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::feed::{List, ReadFailure, Version};
 use lb_core::service::Service;
 use lb_core::subset::Algorithm;
-use lb_discovery::{DiscoveryRequest, Failure, HostName, HostTable, render_list};
+use lb_discovery::{DiscoveryRequest, Failure, Finding, HostName, HostTable, Latest, render_list};
 use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
@@ -101,12 +101,10 @@ impl SourceError {
     /// of descriptors or memory, the feed reads the same version of the file again. It reads a
     /// missing file when the file appears.
     pub fn into_failure(self) -> ReadFailure {
-        let text = crate::error::chain(&self);
+        let (text, is_absent) = (crate::error::chain(&self), self.is_absent());
         match self {
             Self::NoAnswer(no_answer) => ReadFailure::Hung(no_answer.to_string()),
-            Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound => {
-                ReadFailure::Unread(text)
-            }
+            Self::Read { .. } if !is_absent => ReadFailure::Unread(text),
             Self::Read { .. }
             | Self::TooLarge(..)
             | Self::AlwaysChanging(_)
@@ -130,6 +128,11 @@ impl SourceError {
             Self::Hosts { hosts, error } if matches!(**error, Self::Unanswered { .. }) => Some(hosts),
             _ => None,
         }
+    }
+
+    /// Whether there is no file.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
@@ -176,6 +179,11 @@ impl Stamp {
     /// The stamp of a server's answer: different for each number.
     pub fn numbered(number: u64) -> Self {
         Self { device: 0, inode: number, bytes: 0, modified: (0, 0), changed: (0, 0) }
+    }
+
+    /// The version of a server's answer.
+    pub fn version_of(answer: &Latest) -> Version<Self> {
+        Version { stamp: Some(Self::numbered(answer.number)), is_settled: true }
     }
 
     /// The number of a stamp that [`Stamp::numbered`] has returned.
@@ -301,6 +309,12 @@ impl ListSource {
         }
     }
 
+    /// Whether removals of most endpoints from this list are deferred. In the configuration and in
+    /// files, this concerns only lists with `hosts`: DNS may answer from a part of its data.
+    pub fn limits_shrink(&self, hosts: &BTreeSet<HostName>) -> bool {
+        self.rules().map_or(!hosts.is_empty(), |rules| rules.limits_shrink)
+    }
+
     /// The query for the list's server; `None` if the list does not come from a server.
     pub fn wanted(&self) -> Option<DiscoveryRequest> {
         match &self.origin {
@@ -335,7 +349,7 @@ impl ListSource {
     ///
     /// # Errors
     /// If the file cannot be read completely, or is not a valid list.
-    pub fn read(&self, hosts: Option<&HostTable>) -> Option<Result<Contents, SourceError>> {
+    pub fn read(&self, hosts: Option<&Arc<HostTable>>) -> Option<Result<Contents, SourceError>> {
         if let Some(text) = self.static_text() {
             return Some(self.parse(&self.place(), text, hosts));
         }
@@ -351,6 +365,31 @@ impl ListSource {
         self.parse(&self.last_good, last_good::read(&self.last_good)?, None)
     }
 
+    /// The list in the server's answer or in the configuration. While the list is suspended, the
+    /// answer has no effect.
+    ///
+    /// # Errors
+    /// If the server has not sent a list, and the errors of [`ListSource::parse`].
+    pub fn answered(
+        &self,
+        latest: Latest,
+        suspension: Option<Suspension>,
+        hosts: &Arc<HostTable>,
+    ) -> Result<Contents, SourceError> {
+        let place = self.place();
+        let (text, notes) = match latest.finding {
+            _ if let Some(suspension) = suspension => return Ok(self.suspended(suspension)),
+            _ if let Some(text) = self.static_text() => (text, Vec::new()),
+            Some(Finding::List(snapshot)) => (snapshot.text.to_vec(), snapshot.notes),
+            Some(Finding::Empty { why }) => return Err(SourceError::Empty { place, why }),
+            Some(Finding::Failed(failure)) => return Err(SourceError::Failed { place, failure }),
+            None => return Err(SourceError::NoAnswerYet(place)),
+        };
+        let mut contents = self.parse(&place, text, Some(hosts))?;
+        contents.notes = notes.iter().chain(contents.notes.iter()).cloned().collect();
+        Ok(contents)
+    }
+
     /// Parses the text of a list. `path` is the endpoint file, the file of the stored last good
     /// list, or the name of the server's list. `hosts` contains the known addresses of host names.
     /// If `hosts` is `None`, entries with host names are skipped.
@@ -362,7 +401,7 @@ impl ListSource {
         &self,
         path: &Path,
         text: Vec<u8>,
-        hosts: Option<&HostTable>,
+        hosts: Option<&Arc<HostTable>>,
     ) -> Result<Contents, SourceError> {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
@@ -397,8 +436,8 @@ impl ListSource {
         let text = if names.is_empty() { text.into() } else { render_list(&list) };
         Ok(Contents {
             assignments: Assignments::new(list),
+            table: hosts.filter(|_| !names.is_empty()).cloned().unwrap_or_default(),
             hosts: names,
-            table: Arc::default(),
             notes: notes.into(),
             text,
             pending: None,
@@ -474,6 +513,17 @@ impl ListSource {
     }
 }
 
+/// The host names of a list that must be read again after they have an answer; `None` if all have
+/// one. Addresses that an earlier daemon stored are not answers.
+pub fn unanswered(read: &Result<Contents, SourceError>) -> Option<&BTreeSet<HostName>> {
+    match read {
+        Ok(Contents { hosts, table, .. }) => {
+            Some(&**hosts).filter(|hosts| hosts.iter().any(|host| !table.is_answered(host)))
+        }
+        Err(error) => error.unanswered(),
+    }
+}
+
 /// Adds the host names of the list to its error.
 fn at_hosts(hosts: &Arc<BTreeSet<HostName>>, error: SourceError) -> SourceError {
     if hosts.is_empty() {
@@ -488,8 +538,8 @@ pub struct Contents {
     pub assignments: Assignments,
     /// The host names in the text.
     pub hosts: Arc<BTreeSet<HostName>>,
-    /// The table of host names with which the text was parsed; empty after the event loop has
-    /// compared it with the present table.
+    /// The table of host names with which the text was parsed; empty if the list has no host names,
+    /// and after the event loop has compared the table with the present one.
     pub table: Arc<HostTable>,
     /// The ignored parts of the text, with reasons.
     pub notes: Arc<[String]>,
@@ -501,13 +551,6 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Stores the table of host names with which the text was parsed, if the list has host names.
-    pub fn note_table(&mut self, table: Arc<HostTable>) {
-        if !self.hosts.is_empty() {
-            self.table = table;
-        }
-    }
-
     /// If the list removes most endpoints, defers the removals. The list is then not stored on
     /// disk, because the server has not sent the list in this form.
     pub fn defer_removals(&mut self, guard: &Guard) {

@@ -14,9 +14,11 @@ use lb_core::feed::{Progress, ReadFailure, ReadTurn, Version};
 use tracing::{info, warn};
 
 use super::changes::changes;
-use super::sources::{ListInForce, Reading, WatchedSource};
+use super::list_reads::{ListInForce, Reading};
+use super::sources::WatchedSource;
 use super::{
-    BackgroundWork, ClientOpener, Controller, Effect, EnvoyFile, Notice, Opened, StoredState, fixed,
+    BackgroundWork, ClientOpener, Controller, Effect, EnvoyFile, Notice, OpenRequest, Opened, StoredState,
+    fixed,
 };
 use crate::assignments::AssignmentsByService;
 use crate::config::Config;
@@ -51,6 +53,37 @@ pub struct LoadRequest {
     pub there: BTreeSet<String>,
 }
 
+impl LoadRequest {
+    /// Whether the daemon starts.
+    pub fn is_start(&self) -> bool {
+        matches!(self.load, ConfigLoad::Given(_))
+    }
+
+    /// The configuration whose lists are read and whose clients are opened; `None` if the
+    /// configuration that was read has no effect.
+    pub fn to_apply(&self, config: &Result<Config, ReadFailure>) -> Option<Config> {
+        let is_requested = self.is_requested || self.is_start();
+        let config = config.as_ref().ok().filter(|config| has_effect(config, &self.running, is_requested))?;
+        // The directory in which lists are stored cannot change while the daemon runs.
+        Some(Config { paths: self.running.paths.clone(), ..config.clone() })
+    }
+
+    /// The request to open the clients of this configuration. The lists of files and servers are
+    /// not in it, because all lists are read again.
+    pub fn opening(self, config: Config) -> OpenRequest {
+        let Self { there, statics, opener, .. } = self;
+        OpenRequest { clients: config.clients, there, statics, in_force: BTreeMap::new(), opener }
+    }
+}
+
+/// Whether a configuration that was read is applied. A configuration that equals the running one is
+/// applied only at a start and if an operator requests it: the file was touched without a change,
+/// was read twice because its stamp could not distinguish versions, or was changed back. A client
+/// without pins is then not opened again, because an operator has removed the pins.
+fn has_effect(config: &Config, running: &Config, is_requested: bool) -> bool {
+    is_requested || config != running
+}
+
 /// The result of a [`LoadRequest`].
 pub struct Loaded {
     /// The version of the configuration file; `None` if the file was not read.
@@ -67,6 +100,14 @@ pub struct Loaded {
     pub stored: Option<StoredState>,
     /// The files that an earlier daemon wrote for Envoy; read only when the daemon starts.
     pub envoy_files: Vec<EnvoyFile>,
+}
+
+impl Loaded {
+    /// A configuration of whose files none is read yet.
+    pub fn of(version: Option<Version<Stamp>>, config: Result<Config, ReadFailure>, begun: u64) -> Self {
+        let (files, statics, opened, stored, envoy_files) = Default::default();
+        Self { version, config, files, begun, statics, opened, stored, envoy_files }
+    }
 }
 
 /// The state of the configuration file, and of reloads.
@@ -216,9 +257,7 @@ impl Controller {
             self.reload.progress.done(version);
         }
         match loaded.config {
-            // The file was touched without a change, or was read twice because its stamp could not
-            // distinguish versions, or was changed back to the configuration in force.
-            Ok(config) if config == self.config && !is_requested && !is_first => {
+            Ok(config) if !has_effect(&config, &self.config, is_requested || is_first) => {
                 if self.reload.error.take().is_some() {
                     info!("the configuration can be used again; it is unchanged");
                 }

@@ -198,11 +198,7 @@ impl WatchedSource {
     pub fn guard(&self) -> Option<Guard> {
         // The list in use during a suspension is not the server's, so the server's next answer is
         // not compared with it.
-        let limits_shrink = match self.source.rules() {
-            Some(rules) => rules.limits_shrink,
-            None => !self.hosts.is_empty(),
-        };
-        if !limits_shrink || self.remote.suspension.is_some() {
+        if !self.source.limits_shrink(&self.hosts) || self.remote.suspension.is_some() {
             return None;
         }
         let Some(shrink) = &self.remote.shrink else {

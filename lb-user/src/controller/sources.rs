@@ -9,22 +9,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use lb_config::discovery::DnsSettings;
-use lb_core::feed::{Feed, Version};
+use lb_core::feed::Feed;
 use lb_discovery::{HostName, HostTable};
 use lb_view::status::SourceStatus;
 use tracing::{info, warn};
 
 use super::hosts::HostNames;
+use super::list_reads::{ListPurpose, Reading};
 use super::remote::{RemoteState, Shrink};
 use super::state_files::FilesToStore;
 use super::{BackgroundWork, Controller};
-use crate::assignments::{self, Assignments, AssignmentsByService, Consumer};
+use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::{ClientConfig, Config};
 use crate::source::hosts::unresolved;
-use crate::source::{
-    Contents, Guard, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, Suspension, directory_of,
-};
+use crate::source::{Contents, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, directory_of};
 
 /// The endpoint sources of all services.
 #[derive(Default)]
@@ -39,45 +37,6 @@ pub struct Sources {
     pub readings: u64,
     /// Lists and other files that are stored for the next start of the daemon.
     pub files_to_store: FilesToStore,
-}
-
-/// The input for the computation of a list's assignments.
-#[derive(Clone)]
-pub struct ListPurpose {
-    /// The client tasks that use the list.
-    pub consumers: Vec<Consumer>,
-    /// The earlier assignments, parts of which may be reused.
-    pub before: Option<Assignments>,
-    /// The list with which a server's answer is compared; `None` if every answer takes effect.
-    pub guard: Option<Guard>,
-    /// The effect on connects while the server's list is suspended; `None` if it is not suspended.
-    pub suspension: Option<Suspension>,
-    /// The version of the file that was read last. Removals are deferred only if the file is
-    /// unchanged: an edit of the file takes effect at once.
-    pub seen: Option<Option<Stamp>>,
-    /// How host names are resolved.
-    pub dns: DnsSettings,
-}
-
-/// The result of the first read of a list.
-pub struct FirstRead {
-    /// The version that was read.
-    pub version: Version<Stamp>,
-    /// The content of the list.
-    pub result: Result<Contents, SourceError>,
-    /// The last good list that an earlier daemon stored, if it exists and the source's list cannot
-    /// be used.
-    pub instead: Option<Result<Contents, SourceError>>,
-}
-
-/// The source of a list that a configuration names, and the result of its first read.
-pub struct Reading {
-    pub service: String,
-    pub source: ListSource,
-    pub first: FirstRead,
-    /// The assignments that were in force when the read began, and in addition assignments for the
-    /// tasks of the new configuration. `None` if the source's list can be used.
-    pub in_force: Option<Assignments>,
 }
 
 /// The source of a service's list, and the state of its list.
@@ -172,8 +131,7 @@ impl Controller {
         before: Option<WatchedSource>,
         now: Instant,
     ) {
-        let Reading { service, source, first: FirstRead { version, mut result, instead }, in_force } =
-            reading;
+        let Reading { service, source, version, mut result, instead, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
         let is_same_source = before.as_ref().is_some_and(|before| before.source == source);
         let (before, notes, remote, hosts) = match before {
@@ -319,14 +277,4 @@ impl Controller {
             self.effects.push(BackgroundWork::Read { service, source, begun, known, purpose }.into());
         }
     }
-}
-
-/// A service's list in force when a read begins.
-pub struct ListInForce {
-    pub source: ListSource,
-    pub assignments: Assignments,
-    /// See [`ListPurpose::guard`].
-    pub guard: Option<Guard>,
-    /// See [`ListPurpose::suspension`].
-    pub suspension: Option<Suspension>,
 }

@@ -3,17 +3,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow, ensure};
 use lb_core::limits::Limits;
-use lb_kernel::Pins;
+use lb_kernel::{DatapathError, Pins};
 use tracing::warn;
 
-use super::leaving::Leaving;
-use super::sources::ListInForce;
-use super::{BackgroundWork, ClientTask, Controller, Environment};
-use crate::assignments::AssignmentsByService;
+use super::leaving::{Leaving, lock_other_versions};
+use super::list_reads::ListInForce;
+use super::{BackgroundWork, ClientTask, ClientTaskError, Controller, Environment};
+use crate::assignments::{self, AssignmentsByService};
 use crate::config::ClientConfig;
 
 /// The result of another attempt to start clients.
@@ -53,6 +54,85 @@ pub struct ClientOpener {
     /// The pins of leaving clients, which this daemon has already locked.
     pub leaving: Vec<Pins>,
     pub now: Instant,
+}
+
+impl OpenRequest {
+    /// The clients to open: those that do not run.
+    pub fn absent(&self) -> Vec<ClientConfig> {
+        let absent = self.clients.iter().filter(|client| !self.there.contains(&client.name));
+        absent.cloned().collect()
+    }
+
+    /// The lists in force, with assignments for all clients of the request. Takes seconds for jobs
+    /// with many tasks and endpoints.
+    pub fn assignments(&mut self) -> AssignmentsByService {
+        let mut by_service = assignments::statics(&self.clients, &self.statics);
+        for (service, ListInForce { mut assignments, .. }) in std::mem::take(&mut self.in_force) {
+            assignments.complete(&assignments::consumers(&self.clients, &service));
+            by_service.entry(service).or_insert(assignments);
+        }
+        by_service
+    }
+}
+
+impl Opened {
+    /// The client, if it has adopted tables. An earlier daemon may have been killed just after it
+    /// replaced tables, and its old tables must not be overwritten while a program reads them. The
+    /// client is therefore used only after a wait for readers.
+    pub fn adopted(&mut self) -> Option<&mut ClientTask> {
+        let (client_task, _) = self.result.as_mut().ok()?;
+        Some(client_task).filter(|client_task| !client_task.datapath().applied().services.is_empty())
+    }
+
+    /// The result after a wait for readers, which has failed if `waited` is an error.
+    pub fn after_wait(mut self, waited: &Result<(), String>, now: Instant) -> Self {
+        if let Some(client_task) = self.adopted() {
+            match waited {
+                Ok(()) => {
+                    client_task.after_wait();
+                    // Slots are freed before lists are delivered, because lists may need the slots
+                    // of backends that no longer have flows.
+                    client_task.free_idle(now);
+                }
+                Err(error) => self.result = Err(anyhow!(error.clone())),
+            }
+        }
+        self
+    }
+}
+
+impl ClientOpener {
+    /// Opens a client, and locks the pins that other versions of socklb have created for it.
+    pub fn open(&self, client: ClientConfig) -> Result<(ClientTask, Vec<Leaving>)> {
+        let kernel = &*self.environment.kernel;
+        // While the daemon is stopping, no further client may be opened, because a successor waits
+        // for the locks.
+        ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
+        // The pins of other versions are locked before any change, because a socklb of another
+        // version may be running.
+        let others = lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
+        match self.open_here(client) {
+            Ok(client_task) => Ok((client_task, others)),
+            // This error is not wrapped in `ClientTaskError`, because the code that selects the
+            // remedy searches the chain of causes for a [`DatapathError`].
+            Err(ClientTaskError::Datapath(error)) => Err(error.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn open_here(&self, client: ClientConfig) -> Result<ClientTask, ClientTaskError> {
+        let kernel = &*self.environment.kernel;
+        let path = kernel.mount()?.join(&client.cgroup);
+        // A path that can never be a cgroup is an error now. If the path does not exist yet, the
+        // client waits until the cgroup is created.
+        match kernel.cgroup(&path) {
+            Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let pins = Pins::of(&self.pins, &client.name);
+        let kernel = kernel.client(pins.clone())?;
+        ClientTask::open(client, pins, kernel, self.limits, &self.environment, self.now)
+    }
 }
 
 impl Controller {

@@ -9,18 +9,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lb_core::feed::{ReadFailure, Version};
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::JoinSet;
 
 use super::file_io::PATIENCE;
 use super::lists::ListReader;
-use super::{Reread, work};
-use crate::assignments::{self, AssignmentsByService};
+use super::work::{self, beside};
+use super::{Reread, opener};
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
 use crate::controller::{
     self, ConfigLoad, ListInForce, ListPurpose, LoadRequest, Loaded, Reading, StoredKinds,
 };
-use crate::source::{ListSource, NO_VERSION, Stamp};
+use crate::source::{NO_VERSION, Stamp};
 
 pub struct Loader {
     pub file: PathBuf,
@@ -32,52 +32,23 @@ impl Loader {
     pub async fn load(self, request: LoadRequest) -> Loaded {
         /// How long a start waits for a file before it uses the stored last good list.
         const AT_A_START: Duration = Duration::from_secs(2);
-        let LoadRequest { load, begun, running, known, before, statics, is_requested, opener, there } =
-            request;
-        let is_start = matches!(load, ConfigLoad::Given(_));
-        let patience = if is_start { AT_A_START } else { PATIENCE };
-        let is_wanted = is_requested || is_start;
-        let (version, config) = match load {
-            ConfigLoad::Given(config) => (None, Ok(*config)),
-            ConfigLoad::File => self.reread(known).await,
+        let is_start = request.is_start();
+        let (version, config) = match &request.load {
+            ConfigLoad::Given(config) => (None, Ok((**config).clone())),
+            ConfigLoad::File => self.reread(request.known.clone()).await,
         };
-        let mut loaded = Loaded {
-            version,
-            config,
-            files: Vec::new(),
-            begun,
-            statics: AssignmentsByService::new(),
-            opened: Vec::new(),
-            stored: if is_start {
-                Some(
-                    work::read_stored(&self.lists, &running.paths.state, StoredKinds::ALL, &running.dns)
-                        .await,
-                )
-            } else {
-                None
-            },
-            envoy_files: if is_start {
-                work::read_envoy_places(&self.lists, &running.paths.state).await
-            } else {
-                Vec::new()
-            },
-        };
-        // A configuration that equals the running one is applied only at a start or on request. If
-        // only the file's stamp has changed, a client without pins is not opened again, because an
-        // operator has removed the pins.
-        if let Ok(config) = &loaded.config
-            && (is_wanted || *config != running)
-        {
-            // The directory in which lists are stored cannot change while the daemon runs.
-            let config = Config { paths: running.paths.clone(), ..config.clone() };
-            loaded.files = self.read_files(&config, &before, patience).await;
-            let open = move || {
-                let statics = assignments::statics(&config.clients, &statics);
-                // Opening a client takes tens of milliseconds, because its programs are loaded.
-                let absent = config.clients.into_iter().filter(|client| !there.contains(&client.name));
-                (statics, opener.open_all(absent))
-            };
-            (loaded.statics, loaded.opened) = spawn_blocking(open).await.expect("the task does not panic");
+        let mut loaded = Loaded::of(version, config, request.begun);
+        if is_start {
+            let Config { paths, dns, .. } = &request.running;
+            // Lists that are read later use the stored addresses of host names.
+            loaded.stored = Some(work::read_stored(&self.lists, &paths.state, StoredKinds::ALL, dns).await);
+            loaded.envoy_files = work::read_envoy_places(&self.lists, &paths.state).await;
+        }
+        if let Some(config) = request.to_apply(&loaded.config) {
+            let patience = if is_start { AT_A_START } else { PATIENCE };
+            loaded.files = self.read_files(&config, &request.before, patience).await;
+            let opened = beside(move || opener::open(request.opening(config))).await;
+            (loaded.statics, loaded.opened) = (opened.by_service, opened.opened);
         }
         loaded
     }
@@ -110,43 +81,11 @@ impl Loader {
     ) -> Vec<Reading> {
         let mut readings = JoinSet::new();
         for (service, source) in controller::sources(config) {
-            let consumers = assignments::consumers(&config.clients, &service);
-            let before = before.get(&service).filter(|before| before.source.service == source.service);
-            let same = before.filter(|before| before.source.origin == source.origin);
-            let purpose = ListPurpose {
-                consumers,
-                before: before.map(|before| before.assignments.clone()),
-                guard: same.and_then(|same| same.guard.clone()),
-                suspension: same.and_then(|same| same.suspension),
-                seen: None,
-                dns: config.dns.clone(),
-            };
-            readings.spawn(read(self.lists.clone(), service, source, purpose, patience));
+            let purpose = ListPurpose::of_first_read(config, &service, &source, before);
+            readings.spawn(self.lists.clone().read_first(service, source, purpose, patience));
         }
         let mut readings = readings.join_all().await;
         readings.sort_by(|a, b| a.service.cmp(&b.service));
         readings
     }
-}
-
-/// Reads the list of one service, and computes its assignments.
-async fn read(
-    lists: ListReader,
-    service: String,
-    source: ListSource,
-    purpose: ListPurpose,
-    patience: Duration,
-) -> Reading {
-    // A list in force is newer than the stored last good list.
-    let wants_last_good = purpose.before.is_none();
-    let first = lists.read_first(&source, purpose.clone(), wants_last_good, patience).await;
-    let mut in_force = None;
-    if let (Err(_), Some(mut assignments)) = (&first.result, purpose.before) {
-        let complete = move || {
-            assignments.complete(&purpose.consumers);
-            assignments
-        };
-        in_force = Some(spawn_blocking(complete).await.expect("the task does not panic"));
-    }
-    Reading { service, source, first, in_force }
 }

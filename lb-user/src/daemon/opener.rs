@@ -4,101 +4,33 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 
-use anyhow::{Result, anyhow, ensure};
-use lb_kernel::{DatapathError, Pins};
-
-use crate::assignments;
 use crate::config::ClientConfig;
-use crate::controller::{
-    ClientOpener, ClientTask, ClientTaskError, Leaving, ListInForce, OpenRequest, Opened, Tried,
-    lock_other_versions,
-};
+use crate::controller::{ClientOpener, ClientTask, OpenRequest, Opened, Tried};
 
 /// Opens the clients that do not run, and computes the assignments of the lists in force. May block
 /// as long as [`ClientOpener::open_all`], plus seconds to compute the assignments of jobs with many
 /// tasks and endpoints.
-pub fn open(request: OpenRequest) -> Tried {
-    let OpenRequest { clients, there, statics, in_force, opener } = request;
-    let mut by_service = assignments::statics(&clients, &statics);
-    for (service, ListInForce { mut assignments, .. }) in in_force {
-        assignments.complete(&assignments::consumers(&clients, &service));
-        by_service.entry(service).or_insert(assignments);
-    }
-    let absent = clients.iter().filter(|client| !there.contains(&client.name));
-    let opened = opener.open_all(absent.cloned());
-    Tried { clients, opened, by_service }
+pub fn open(mut request: OpenRequest) -> Tried {
+    let by_service = request.assignments();
+    let opened = request.opener.open_all(&request.absent());
+    Tried { clients: request.clients, opened, by_service }
 }
 
 impl ClientOpener {
-    /// Opens a client, and locks the pins that other versions of socklb have created for it.
-    fn open(&self, client: ClientConfig) -> Result<(ClientTask, Vec<Leaving>)> {
-        let kernel = &*self.environment.kernel;
-        // While the daemon is stopping, no further client may be opened, because a successor waits
-        // for the locks.
-        ensure!(!self.environment.stopping.load(Ordering::Relaxed), "the daemon is stopping");
-        // The pins of other versions are locked before any change, because a socklb of another
-        // version may be running.
-        let others = lock_other_versions(kernel, &self.pins, &client.name, &self.leaving)?;
-        match self.open_here(client) {
-            Ok(client_task) => Ok((client_task, others)),
-            // This error is not wrapped in `ClientTaskError`, because the code that selects the
-            // remedy searches the chain of causes for a [`DatapathError`].
-            Err(ClientTaskError::Datapath(error)) => Err(error.into()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    fn open_here(&self, client: ClientConfig) -> Result<ClientTask, ClientTaskError> {
-        let kernel = &*self.environment.kernel;
-        let path = kernel.mount()?.join(&client.cgroup);
-        // A path that can never be a cgroup is an error now. If the path does not exist yet, the
-        // client waits until the cgroup is created.
-        match kernel.cgroup(&path) {
-            Ok(_) | Err(DatapathError::NoCgroup(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let pins = Pins::of(&self.pins, &client.name);
-        let kernel = kernel.client(pins.clone())?;
-        ClientTask::open(client, pins, kernel, self.limits, &self.environment, self.now)
-    }
-
     /// Opens clients on several threads at the same time, because the kernel's verifier takes
     /// nearly all of the time. May block for tens of milliseconds per client.
-    pub fn open_all(&self, clients: impl IntoIterator<Item = ClientConfig>) -> Vec<Opened> {
-        let clients: Vec<ClientConfig> = clients.into_iter().collect();
+    fn open_all(&self, clients: &[ClientConfig]) -> Vec<Opened> {
         let open =
             |client: &ClientConfig| Opened { result: self.open(client.clone()), client: client.clone() };
-        let mut opened = on_threads(self.environment.threads, Builder::new, &clients, open);
-        let mut adopted = Vec::new();
-        for Opened { client, result } in &mut opened {
-            if let Ok((client_task, _)) = result
-                && !client_task.datapath().applied().services.is_empty()
-            {
-                client_task.before_wait();
-                adopted.push(client.name.clone());
-            }
-        }
+        let mut opened = on_threads(self.environment.threads, Builder::new, clients, open);
+        let mut adopted: Vec<&mut ClientTask> = opened.iter_mut().filter_map(Opened::adopted).collect();
         if adopted.is_empty() {
             return opened;
         }
-        // An earlier daemon may have been killed just after it replaced tables. Its old tables must
-        // not be overwritten while a program reads them.
-        let waited = self.environment.kernel.wait_for_readers().map_err(|error| crate::error::chain(&error));
-        for Opened { client, result } in &mut opened {
-            let (true, Ok((client_task, _))) = (adopted.contains(&client.name), &mut *result) else {
-                continue;
-            };
-            match &waited {
-                Ok(()) => {
-                    client_task.after_wait();
-                    // Slots are freed before lists are delivered, because lists may need the slots
-                    // of backends that no longer have flows.
-                    client_task.free_idle(self.now);
-                }
-                Err(error) => *result = Err(anyhow!(error.clone())),
-            }
-        }
-        opened
+        adopted.iter_mut().for_each(|client_task| client_task.before_wait());
+        let waited = self.environment.kernel.wait_for_readers();
+        let waited = waited.map_err(|error| crate::error::chain(&error));
+        opened.into_iter().map(|opened| opened.after_wait(&waited, self.now)).collect()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use lb_config::discovery::DnsSettings;
 use lb_discovery::{
@@ -27,15 +26,6 @@ pub trait Servers: Send + Sync {
     /// Also resolves the names in `stored`. Until a name is resolved, its stored addresses are
     /// used.
     fn adopt(&self, stored: StoredAddresses, settings: &DnsSettings);
-}
-
-/// Waits at most `patience` for the first answer.
-pub async fn first(mut answers: watch::Receiver<Latest>, patience: Duration) -> Latest {
-    let is_there = |latest: &Latest| latest.finding.is_some();
-    match tokio::time::timeout(patience, answers.wait_for(is_there)).await {
-        Ok(Ok(first)) => first.clone(),
-        Ok(Err(_)) | Err(_) => Latest::default(),
-    }
 }
 
 /// Cheap to clone. Services with the same list share one provider.

@@ -228,6 +228,6 @@ pub async fn read_envoy_places(lists: &ListReader, state: &Path) -> Vec<EnvoyFil
 }
 
 /// Runs `work`, which may block, on a separate thread.
-async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     spawn_blocking(work).await.expect("the task does not panic")
 }
