@@ -139,7 +139,7 @@ pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
 use self::sources::Sources;
 pub use self::sources::sources;
 pub use self::state_files::{
-    OverridesRead, StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState,
+    OverridesRead, StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState, asides,
 };
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::ControllerQuery;

@@ -1,5 +1,7 @@
-//! The daemon: a shell around the [`controller`](crate::controller). The controller makes all
-//! decisions; the shell waits for events and executes effects.
+//! The daemon: a shell around the [`controller`](crate::controller). The controller makes the
+//! decisions; the shell waits for events and executes effects. If an effect needs several calls,
+//! pure functions evaluate the results in between. The shell itself decides only about its own
+//! threads, time limits and calls.
 //!
 //! In reading order: the loop that waits for events (`event_loop`), the start and the end
 //! (`start`), watched directories (`watches`), work that takes long and therefore runs outside of

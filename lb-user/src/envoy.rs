@@ -107,8 +107,14 @@ pub fn render(service: &str, endpoints: &[EnvoyLbEndpoint]) -> Vec<u8> {
     text.into_bytes()
 }
 
+/// Whether a daemon may remove the service's file with this content; `None` if it cannot be read. If
+/// an operator has replaced the file, the operator's file is not removed.
+pub fn may_be_removed(service: &str, text: Option<&[u8]>) -> bool {
+    text.is_none_or(|text| is_ours(service, text))
+}
+
 /// Whether a daemon has rendered this text for the service.
-pub fn is_ours(service: &str, text: &[u8]) -> bool {
+fn is_ours(service: &str, text: &[u8]) -> bool {
     let empty = render(service, &[]);
     let end = empty.iter().rposition(|byte| *byte == b'[').map_or(0, |open| open + 1);
     text.starts_with(&empty[..end])
@@ -134,7 +140,9 @@ mod tests {
         assert_eq!(text, format!("{expected}\n"));
         let empty = String::from_utf8(render("users", &[])).unwrap();
         assert!(empty.contains(r#""endpoints":[{"lb_endpoints":[]}]"#), "{empty}");
-        assert!(is_ours("users", text.as_bytes()) && is_ours("users", empty.as_bytes()));
-        assert!(!is_ours("mail", text.as_bytes()) && !is_ours("users", b"{\"resources\":[]}"));
+        let may_be_removed = |service, text: &str| may_be_removed(service, Some(text.as_bytes()));
+        assert!(may_be_removed("users", &text) && may_be_removed("users", &empty));
+        assert!(!may_be_removed("mail", &text) && !may_be_removed("users", "{\"resources\":[]}"));
+        assert!(super::may_be_removed("users", None), "the file cannot be read");
     }
 }

@@ -48,8 +48,8 @@ pub struct ExchangeCounts {
     pub refused: HashMap<Refusal, u64>,
 }
 
-/// The exchange with agents, without the socket and the clock. It decides which agents are polled,
-/// and which answers are accepted and stored.
+/// The exchange with agents, without the socket and the clock. [`Senders`] decides which agents are
+/// polled and which answers are accepted, [`ReportStore`] which of these are stored.
 pub struct Exchange {
     pub senders: Senders<Duration>,
     pub counts: ExchangeCounts,

@@ -43,6 +43,12 @@ impl EnvoyFile {
     pub fn name(&self) -> PathBuf {
         PathBuf::from(&self.client).join(format!("{}.json", self.service))
     }
+
+    /// The files in the stored list with this text. If the list cannot be read or parsed, there are
+    /// none, and so no file of an earlier daemon is removed.
+    pub fn stored(text: Option<Vec<u8>>) -> Vec<Self> {
+        text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    }
 }
 
 /// The path of the stored list of all files for Envoy. `state` is the state directory.

@@ -135,3 +135,142 @@ impl ListPurpose {
         Reading { service, source, version, result, instead, in_force }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::PathBuf;
+
+    use lb_discovery::HostName;
+
+    use super::*;
+    use crate::config::tests::good;
+    use crate::controller::sources;
+
+    const CONFIG: &str = "[[client]]\njob = 'web'\ncgroup = 'web'\n\
+        [[service]]\nname = 'file'\naddress = '10.96.0.1:1'\nbackends = { file = '/etc/users.json' }\n\
+        [[service]]\nname = 'dns'\naddress = '10.96.0.1:2'\nbackends = { dns = 'a.example', port = 80 }\n\
+        [[service]]\nname = 'off'\naddress = '10.96.0.1:3'\nbackends = { dns = 'b.example', port = 80, max_shrink = 'off' }\n\
+        [[service]]\nname = 'names'\naddress = '10.96.0.1:4'\nbackends = { static = ['c.example:80'] }\n";
+
+    fn source(service: &str) -> ListSource {
+        sources(&good(CONFIG))[service].clone()
+    }
+
+    /// A list with this number of endpoints. `has_hosts`: whether their addresses are those of a
+    /// host name.
+    fn list(count: u8, has_hosts: bool) -> Contents {
+        let endpoints: Vec<String> = (1..=count).map(|last| format!("\"10.0.0.{last}:80\"")).collect();
+        let text = format!("[{}]", endpoints.join(", ")).into_bytes();
+        let mut contents = source("file").parse("/etc/users.json".as_ref(), text, None).unwrap();
+        let host = HostName { name: "c.example".into(), is_ipv6: false };
+        contents.hosts =
+            has_hosts.then_some(host).into_iter().collect::<std::collections::BTreeSet<_>>().into();
+        contents
+    }
+
+    fn guard(count: u8) -> Guard {
+        Guard { base: list(count, false).assignments.shared_list(), accepted: None }
+    }
+
+    fn endpoints(contents: &Contents) -> usize {
+        contents.assignments.list().as_slice().len()
+    }
+
+    fn purpose(service: &str) -> ListPurpose {
+        ListPurpose::of_first_read(&good(CONFIG), service, &source(service), &BTreeMap::new())
+    }
+
+    fn version(number: u64) -> Version<Stamp> {
+        Version { stamp: Some(Stamp::numbered(number)), is_settled: true }
+    }
+
+    fn read_error(kind: io::ErrorKind) -> SourceError {
+        SourceError::Read { path: PathBuf::from("/etc/users.json"), source: kind.into() }
+    }
+
+    #[test]
+    fn removals_are_deferred_except_in_an_edited_file_and_a_suspended_list() {
+        let (first, same, edited) = (None, Some(version(1).stamp), Some(version(2).stamp));
+        for (service, has_hosts, seen, suspension, expected) in [
+            ("dns", false, edited, None, 10),
+            ("dns", false, first, None, 10),
+            ("dns", false, same, Some(Suspension::Refuse), 1),
+            ("names", true, edited, None, 10),
+            ("file", true, same, None, 10),
+            ("file", true, edited, None, 1),
+            ("file", true, first, None, 1),
+            ("file", false, same, None, 1),
+        ] {
+            let purpose = ListPurpose { guard: Some(guard(10)), seen, suspension, ..purpose(service) };
+            let contents = purpose.complete(&source(service), version(1), list(1, has_hosts));
+            assert_eq!(endpoints(&contents), expected, "{service} {has_hosts} {seen:?} {suspension:?}");
+            assert_eq!(contents.pending.is_some(), expected == 10);
+            assert!(contents.assignments.membership(&purpose.consumers[0]).is_some());
+        }
+    }
+
+    #[test]
+    fn a_start_compares_a_list_with_the_stored_one_or_uses_the_stored_one() {
+        // The number of endpoints of the list that was read (`None`: it cannot be read), whether it
+        // has host names, and the numbers of endpoints that are in force with a stored list of 10.
+        for (service, read, has_hosts, expected) in [
+            ("dns", Some(1), false, (Some(10), None)),
+            ("dns", Some(9), false, (Some(9), None)),
+            ("off", Some(1), false, (Some(1), None)),
+            ("names", Some(1), true, (Some(10), None)),
+            ("file", Some(1), true, (Some(10), None)),
+            ("file", Some(1), false, (Some(1), None)),
+            ("file", None, false, (None, Some(10))),
+            ("off", None, false, (None, Some(10))),
+        ] {
+            let (source, purpose) = (source(service), purpose(service));
+            let read = read.map(|count| list(count, has_hosts));
+            let read = read.ok_or_else(|| read_error(io::ErrorKind::InvalidData));
+            let stored = purpose.needs_stored(&source, &read).then(|| Ok(list(10, false)));
+            let reading = purpose.first_reading(service.to_owned(), source, version(1), read, stored);
+            let instead = reading.instead.map(|instead| endpoints(&instead.unwrap()));
+            assert_eq!((reading.result.ok().as_ref().map(endpoints), instead), expected, "{service}");
+            assert!(reading.in_force.is_none());
+        }
+    }
+
+    #[test]
+    fn a_stored_list_that_does_not_exist_is_no_list() {
+        let failed = || Err(read_error(io::ErrorKind::InvalidData));
+        for (kind, is_reported) in [(io::ErrorKind::NotFound, false), (io::ErrorKind::InvalidData, true)] {
+            let stored = Some(Err(read_error(kind)));
+            let purpose = purpose("file");
+            let reading =
+                purpose.first_reading("file".to_owned(), source("file"), version(1), failed(), stored);
+            assert_eq!(reading.instead.is_some(), is_reported, "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_list_in_force_is_newer_than_the_stored_one() {
+        let (config, file) = (good(CONFIG), source("file"));
+        let in_force = |source| ListInForce {
+            source,
+            assignments: list(10, false).assignments,
+            guard: Some(guard(10)),
+            suspension: Some(Suspension::Pass),
+        };
+        let other_file = good(&CONFIG.replace("users.json", "other.json"));
+        let other_address = good(&CONFIG.replace("10.96.0.1:1", "10.96.0.1:9"));
+        for (before, is_in_force, is_same) in [
+            (file.clone(), true, true),
+            (sources(&other_file)["file"].clone(), true, false),
+            (sources(&other_address)["file"].clone(), false, false),
+        ] {
+            let before = BTreeMap::from([("file".to_owned(), in_force(before))]);
+            let purpose = ListPurpose::of_first_read(&config, "file", &file, &before);
+            assert_eq!(purpose.before.is_some(), is_in_force);
+            assert_eq!((purpose.guard.is_some(), purpose.suspension.is_some()), (is_same, is_same));
+            let failed = Err(read_error(io::ErrorKind::InvalidData));
+            assert_eq!(purpose.needs_stored(&file, &failed), !is_in_force);
+            let reading = purpose.first_reading("file".to_owned(), file.clone(), version(1), failed, None);
+            assert_eq!(reading.in_force.is_some(), is_in_force);
+        }
+    }
+}

@@ -61,3 +61,11 @@ pub struct ReceiveAt {
     /// Whether the daemon also receives the datagrams that the kernel's program does not accept.
     pub passes_unbelieved: bool,
 }
+
+impl PartialEq for ReceiveAt {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.maps, &other.maps)
+            && (self.address, &self.place, self.passes_unbelieved)
+                == (other.address, &other.place, other.passes_unbelieved)
+    }
+}

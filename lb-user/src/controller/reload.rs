@@ -432,3 +432,18 @@ impl Controller {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::tests::good;
+
+    #[test]
+    fn an_unchanged_configuration_has_an_effect_only_on_request() {
+        let service = "[[service]]\nname = 'users'\naddress = '10.96.0.1:1'\nbackends = { static = [] }\n";
+        let config = |job: &str| good(&format!("[[client]]\njob = '{job}'\ncgroup = 'web'\n{service}"));
+        assert!(!has_effect(&config("web"), &config("web"), false));
+        assert!(has_effect(&config("web"), &config("web"), true));
+        assert!(has_effect(&config("mail"), &config("web"), false));
+    }
+}

@@ -22,6 +22,7 @@ use super::load_store::StoredLoads;
 use super::overrides::StoredOverrides;
 use super::{BackgroundWork, Controller};
 use crate::backoff::Backoff;
+use crate::source::SourceError;
 
 /// A file that the daemon reads at its start, and writes later. It is JSON with a `schema`.
 pub trait StoredFile: DeserializeOwned {
@@ -43,6 +44,20 @@ pub trait StoredFile: DeserializeOwned {
 
     /// The path of the file, below the state directory.
     fn path(state: &Path) -> PathBuf;
+
+    /// The name that the file gets if it cannot be parsed. `taken` are the files that exist of
+    /// [`asides`].
+    ///
+    /// # Errors
+    /// If all names are taken.
+    fn aside(path: &Path, taken: &[PathBuf]) -> Result<PathBuf, String> {
+        let free = asides(path).find(|aside| Self::REPLACES_ASIDE || !taken.contains(aside));
+        free.ok_or_else(|| {
+            format!(
+                "{ASIDES} files beside it have names with not-understood: remove those that are not needed"
+            )
+        })
+    }
 
     /// # Errors
     /// Why the text cannot be parsed.
@@ -70,6 +85,16 @@ pub trait StoredFile: DeserializeOwned {
     }
 }
 
+/// The maximum number of files that are set aside for one stored file.
+const ASIDES: u32 = 9;
+
+/// The names that a stored file may get if it cannot be parsed.
+pub fn asides(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let first = path.with_extension("json.not-understood");
+    let more = (2..=ASIDES).map(|number| path.with_extension(format!("json.not-understood-{number}")));
+    std::iter::once(first).chain(more)
+}
+
 /// The result of reading a stored file.
 pub enum StoredRead<S> {
     Read(S),
@@ -80,6 +105,19 @@ pub enum StoredRead<S> {
 }
 
 impl<S: StoredFile> StoredRead<S> {
+    /// The result of reading this text.
+    ///
+    /// # Errors
+    /// Why the file cannot be parsed. It must then be renamed, so that later files can be stored.
+    pub fn of(text: Result<Vec<u8>, SourceError>) -> Result<Self, String> {
+        match text {
+            Ok(text) => S::parse(&text).map(Self::Read),
+            Err(error) if error.is_absent() => Ok(Self::Nothing),
+            Err(error @ SourceError::TooLarge(..)) => Err(error.to_string()),
+            Err(error) => Ok(Self::Unread(crate::error::chain(&error))),
+        }
+    }
+
     /// The content of the file; `None` if there is no content. A file that cannot be read must not
     /// be overwritten, so the reason is then stored in `unread`.
     pub fn content(self, unread: &mut Option<String>) -> Option<S> {
@@ -125,6 +163,17 @@ pub struct StoredState {
 pub struct OverridesRead {
     pub file: StoredRead<StoredOverrides>,
     pub aside: Vec<PathBuf>,
+}
+
+impl OverridesRead {
+    /// The result if it is not known which files are set aside, for this reason, is that the
+    /// overrides cannot be read.
+    pub fn of(file: StoredRead<StoredOverrides>, aside: Result<Vec<PathBuf>, String>) -> Self {
+        match aside {
+            Ok(aside) => Self { file, aside },
+            Err(why) => Self { file: StoredRead::Unread(why), aside: Vec::new() },
+        }
+    }
 }
 
 /// The complete content of each file, keyed by path; `None` removes the file.
@@ -261,5 +310,39 @@ mod tests {
             assert_eq!(StoredOverrides::parse(text.as_bytes()).map(drop), Err(expected.to_owned()), "{text}");
         }
         assert!(StoredOverrides::parse(b"\n{\"schema\":1,\"overrides\":[]}").is_ok());
+    }
+
+    #[test]
+    fn no_file_of_overrides_replaces_another() {
+        let file = Path::new("/state/overrides/overrides.json");
+        let names: Vec<PathBuf> = asides(file).collect();
+        assert_eq!(names.len(), 9);
+        for taken in 0..9 {
+            assert_eq!(StoredOverrides::aside(file, &names[..taken]), Ok(names[taken].clone()));
+            assert_eq!(StoredLoads::aside(file, &names[..taken]), Ok(names[0].clone()));
+        }
+        // An operator has removed one of them.
+        assert_eq!(StoredOverrides::aside(file, &names[1..]), Ok(names[0].clone()));
+        assert!(StoredOverrides::aside(file, &names).unwrap_err().starts_with("9 files"));
+        assert_eq!(StoredLoads::aside(file, &names), Ok(names[0].clone()));
+    }
+
+    #[test]
+    fn only_a_file_that_cannot_be_parsed_is_renamed() {
+        let of = |text| match StoredRead::<StoredLoads>::of(text) {
+            Ok(StoredRead::Read(_)) => "read",
+            Ok(StoredRead::Nothing) => "nothing",
+            Ok(StoredRead::Unread(_)) => "unread",
+            Err(_) => "renamed",
+        };
+        let failed = |kind: std::io::ErrorKind| {
+            of(Err(SourceError::Read { path: PathBuf::new(), source: kind.into() }))
+        };
+        assert_eq!(of(Ok(b"{\"schema\":1,\"clients\":{}}".to_vec())), "read");
+        assert_eq!(of(Ok(b"{\"schema\":1,".to_vec())), "renamed");
+        assert_eq!(of(Ok(b"{\"schema\":2}".to_vec())), "renamed");
+        assert_eq!(of(Err(SourceError::TooLarge(PathBuf::new(), 1))), "renamed");
+        assert_eq!(failed(std::io::ErrorKind::NotFound), "nothing");
+        assert_eq!(failed(std::io::ErrorKind::PermissionDenied), "unread");
     }
 }

@@ -9,7 +9,7 @@ use lb_host::store::{StateDirectory, StoreError};
 use tracing::warn;
 
 use crate::controller::{
-    EnvoyChanges, EnvoyFile, EnvoyResults, StateFiles, StoreFailures, StoredFile, StoredRead,
+    EnvoyChanges, EnvoyFile, EnvoyResults, StateFiles, StoreFailures, StoredFile, StoredRead, asides,
 };
 use crate::envoy::{self, EnvoyLbEndpoint};
 use crate::source::{self, SourceError, Stamp, last_good};
@@ -149,11 +149,11 @@ pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResult
         Some(endpoints) => {
             disk.publish(&file.directory, &file.name(), &envoy::render(&file.service, &endpoints))
         }
-        // If an operator has replaced the file, the operator's file is not removed.
-        None => match disk.read(&file.directory.join(file.name())) {
-            Ok(text) if !envoy::is_ours(&file.service, &text) => Ok(()),
-            _ => disk.withdraw(&file.directory, &file.name()),
-        },
+        None => {
+            let text = disk.read(&file.directory.join(file.name())).ok();
+            let is_removed = envoy::may_be_removed(&file.service, text.as_deref());
+            if is_removed { disk.withdraw(&file.directory, &file.name()) } else { Ok(()) }
+        }
     };
     let result = |(file, endpoints)| {
         let error = write(&file, endpoints).err().map(|error| crate::error::chain(&error));
@@ -164,57 +164,23 @@ pub fn write_envoy_files(disk: &dyn Files, changes: EnvoyChanges) -> EnvoyResult
 
 /// Reads a file that an earlier daemon stored. A file that cannot be parsed is renamed.
 pub fn read_stored<S: StoredFile>(disk: &dyn Files, path: &Path) -> StoredRead<S> {
-    let parsed = match disk.read_stored(path, S::MAX_BYTES) {
-        Ok(text) => S::parse(&text),
-        Err(SourceError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-            return StoredRead::Nothing;
-        }
-        Err(error @ SourceError::TooLarge(..)) => Err(error.to_string()),
-        Err(error) => return StoredRead::Unread(crate::error::chain(&error)),
+    let why = match StoredRead::of(disk.read_stored(path, S::MAX_BYTES)) {
+        Ok(read) => return read,
+        Err(why) => why,
     };
-    match parsed {
-        Ok(stored) => StoredRead::Read(stored),
-        Err(why) => {
-            let aside = match name_aside::<S>(disk, path) {
-                Ok(aside) => aside,
-                Err(error) => {
-                    return StoredRead::Unread(format!("{why}; the file cannot be renamed: {error}"));
-                }
-            };
-            if let Err(error) = disk.rename_stored(path, &aside) {
-                return StoredRead::Unread(format!(
-                    "{why}; the file cannot be renamed to {}: {}",
-                    aside.display(),
-                    crate::error::chain(&error)
-                ));
-            }
+    let aside = set_aside(disk, path).map_err(|error| error.to_string());
+    let renamed = aside.and_then(|taken| S::aside(path, &taken)).map_err(|error| format!(": {error}"));
+    let renamed = renamed.and_then(|aside| match disk.rename_stored(path, &aside) {
+        Ok(()) => Ok(aside),
+        Err(error) => Err(format!(" to {}: {}", aside.display(), crate::error::chain(&error))),
+    });
+    match renamed {
+        Ok(aside) => {
             warn!(aside = %aside.display(), why, "{}", S::LOST);
             StoredRead::Nothing
         }
+        Err(error) => StoredRead::Unread(format!("{why}; the file cannot be renamed{error}")),
     }
-}
-
-/// The name that a stored file gets if it cannot be parsed.
-///
-/// # Errors
-/// Why there is no name, or none can be found.
-fn name_aside<S: StoredFile>(disk: &dyn Files, path: &Path) -> Result<PathBuf, String> {
-    for aside in asides(path) {
-        if S::REPLACES_ASIDE || !disk.exists(&aside).map_err(|error| error.to_string())? {
-            return Ok(aside);
-        }
-    }
-    Err(format!("{ASIDES} files beside it have names with not-understood: remove those that are not needed"))
-}
-
-/// The maximum number of files that are set aside for one stored file.
-const ASIDES: u32 = 9;
-
-/// The names that a stored file may get if it cannot be parsed.
-fn asides(path: &Path) -> impl Iterator<Item = PathBuf> {
-    let first = path.with_extension("json.not-understood");
-    let more = (2..=ASIDES).map(|number| path.with_extension(format!("json.not-understood-{number}")));
-    std::iter::once(first).chain(more)
 }
 
 /// The files that were set aside because they could not be parsed, and that still exist.
@@ -231,54 +197,40 @@ mod tests {
     use super::*;
     use crate::controller::{StoredLoads, StoredOverrides};
 
-    fn place<S: StoredFile>(folder: &Path) -> PathBuf {
-        let file = S::path(folder);
-        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-        file
-    }
-
-    fn read_stored_loads(file: &Path) -> StoredRead<StoredLoads> {
-        read_stored(&HostFiles, file)
-    }
-
-    fn read_stored_overrides(file: &Path) -> StoredRead<StoredOverrides> {
-        read_stored(&HostFiles, file)
-    }
-
     #[test]
     fn a_file_that_cannot_be_parsed_is_renamed() {
         let folder = tempfile::tempdir().unwrap();
-        let file = place::<StoredLoads>(folder.path());
-        assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
+        let file = StoredLoads::path(folder.path());
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let read = || read_stored::<StoredLoads>(&HostFiles, &file);
+        assert!(matches!(read(), StoredRead::Nothing));
         // A second such file replaces the first one.
         for text in ["{\"schema\":1,", "{\"schema\":2}"] {
             std::fs::write(&file, text).unwrap();
-            assert!(matches!(read_stored_loads(&file), StoredRead::Nothing));
+            assert!(matches!(read(), StoredRead::Nothing));
             let aside = file.with_file_name("factors.json.not-understood");
             assert_eq!(set_aside(&HostFiles, &file).unwrap(), [aside.as_path()]);
             assert_eq!(std::fs::read_to_string(&aside).unwrap(), text);
         }
         // A file that is too long is also renamed, so that later files can be stored.
         std::fs::File::create(&file).unwrap().set_len(StoredLoads::MAX_BYTES + 1).unwrap();
-        assert!(matches!(read_stored_loads(&file), StoredRead::Nothing) && !file.exists());
+        assert!(matches!(read(), StoredRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();
-        assert!(matches!(read_stored_loads(&file), StoredRead::Read(_)) && file.exists());
+        assert!(matches!(read(), StoredRead::Read(_)) && file.exists());
     }
 
     /// Overrides are decisions of operators, who may need every file.
     #[test]
     fn no_file_of_overrides_replaces_another() {
         let folder = tempfile::tempdir().unwrap();
-        let file = place::<StoredOverrides>(folder.path());
-        for (number, aside) in asides(&file).enumerate() {
-            std::fs::write(&file, number.to_string()).unwrap();
-            assert!(matches!(read_stored_overrides(&file), StoredRead::Nothing));
-            assert_eq!(std::fs::read_to_string(&aside).unwrap(), number.to_string());
+        let file = StoredOverrides::path(folder.path());
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        for aside in asides(&file) {
+            std::fs::write(aside, "an earlier file").unwrap();
         }
-        assert!(set_aside(&HostFiles, &file).unwrap().iter().cloned().eq(asides(&file)));
         // A file that cannot be renamed must not be overwritten.
         std::fs::write(&file, "{\"schema\":3}").unwrap();
-        let StoredRead::Unread(why) = read_stored_overrides(&file) else {
+        let StoredRead::Unread(why) = read_stored::<StoredOverrides>(&HostFiles, &file) else {
             panic!("the file was not reported as unread")
         };
         assert!(

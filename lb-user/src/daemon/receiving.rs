@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use lb_common::abi::host::{Listener, MAX_LISTENERS};
 use lb_kernel::receiver::{self, Receiver};
@@ -30,11 +29,7 @@ pub struct Receiving {
 impl Receiving {
     /// Makes the kernel receive reports only as `wanted` describes. Does not block.
     pub fn want(&mut self, wanted: Option<ReceiveAt>, pins: &Path, features: Features) {
-        let is_same = match (&self.wanted, &wanted) {
-            (Some(before), Some(now)) => is_same(before, now),
-            (None, None) => true,
-            _ => false,
-        };
+        let is_same = self.wanted == wanted;
         // An earlier daemon may have left attached programs that are no longer wanted.
         let is_idle = self.follower.is_none() && wanted.is_none() && self.error.is_none();
         if is_same
@@ -84,12 +79,6 @@ impl Receiving {
         faults.extend(by_socket);
         faults
     }
-}
-
-fn is_same(one: &ReceiveAt, other: &ReceiveAt) -> bool {
-    Arc::ptr_eq(&one.maps, &other.maps)
-        && (one.address, &one.place, one.passes_unbelieved)
-            == (other.address, &other.place, other.passes_unbelieved)
 }
 
 /// The work of the thread that watches interfaces: it attaches and detaches the program that

@@ -185,16 +185,13 @@ pub async fn read_stored(
     StoredState {
         hosts,
         loads: if kinds.loads { Some(read_one(lists, state).await) } else { None },
-        overrides: if kinds.overrides { Some(read_overrides(lists, state).await) } else { None },
+        overrides: if kinds.overrides {
+            let file = read_one(lists, state).await;
+            Some(OverridesRead::of(file, overrides_aside(lists, state).await))
+        } else {
+            None
+        },
         overrides_aside: if kinds.overrides_aside { overrides_aside(lists, state).await.ok() } else { None },
-    }
-}
-
-async fn read_overrides(lists: &ListReader, state: &Path) -> OverridesRead {
-    let file = read_one(lists, state).await;
-    match overrides_aside(lists, state).await {
-        Ok(aside) => OverridesRead { file, aside },
-        Err(why) => OverridesRead { file: StoredRead::Unread(why), aside: Vec::new() },
     }
 }
 
@@ -217,14 +214,12 @@ async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Pa
         .unwrap_or_else(|no_answer| StoredRead::Unread(no_answer.to_string()))
 }
 
-/// Reads the names and directories of the files that an earlier daemon wrote for Envoy. If this
-/// record cannot be read, the result is empty, and none of the files is removed.
+/// Reads the names and directories of the files that an earlier daemon wrote for Envoy.
 pub async fn read_envoy_places(lists: &ListReader, state: &Path) -> Vec<EnvoyFile> {
     let path = envoy_places_path(state);
     let (disk, file) = (Arc::clone(&lists.files), path.clone());
     let read = move || disk.read_stored(&file, MAX_BYTES).ok();
-    let text = lists.io.run(&path, PATIENCE, read).await.ok().flatten();
-    text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    EnvoyFile::stored(lists.io.run(&path, PATIENCE, read).await.ok().flatten())
 }
 
 /// Runs `work`, which may block, on a separate thread.
