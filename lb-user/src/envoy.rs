@@ -107,8 +107,8 @@ pub fn render(service: &str, endpoints: &[EnvoyLbEndpoint]) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Whether a daemon may remove the service's file with this content; `None` if it cannot be read. If
-/// an operator has replaced the file, the operator's file is not removed.
+/// Whether a daemon may remove the service's file with this content; `None` if it cannot be read.
+/// If an operator has replaced the file, the operator's file is not removed.
 pub fn may_be_removed(service: &str, text: Option<&[u8]>) -> bool {
     text.is_none_or(|text| is_ours(service, text))
 }
