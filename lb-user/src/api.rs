@@ -37,11 +37,11 @@ pub use client::{
 pub use lb_host::socket::Bound;
 pub use rounds::Rounds;
 
-use crate::closing::{CloseOrder, DEFAULT_RATE, IDLE_TIMES, RATES};
+use crate::close_jobs::{CloseOrder, DEFAULT_RATE, IDLE_TIMES, RATES};
 use crate::facts::Facts;
 use crate::status;
 use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, pending, respond};
-use lb_view::closing::{CloseAnswer, CloseRefusal};
+use lb_view::close_result::{CloseAnswer, CloseRefusal};
 use lb_view::configured::Configured;
 use lb_view::coverage::Coverage;
 use lb_view::explanation::Explanation;

@@ -28,12 +28,12 @@
 //! - a new configuration (`reload`), the changes in it (`changes`), and the settings that it cannot
 //!   change (`fixed`);
 //! - one client (`client_task`) and the steps that make its maps match its plan
-//!   (`client_task/settling`), all clients (`clients`), clients that cannot be started
-//!   (`unstarted`), and clients that leave (`leaving`);
+//!   (`client_task/plan_steps`), all clients (`clients`), clients that cannot be started
+//!   (`unstarted`), and clients that leave (`leaving_clients`);
 //! - the start (`start`, `first_look`);
 //! - passes over the flow records (`flow_records`), jobs that close connections (`closing`), and
 //!   the network namespaces of clients (`namespaces`);
-//! - the backends that are probed (`probing`, through `network`), and the backends that report
+//! - the backends that are probed (`probe_targets`, through `network`), and the backends that report
 //!   (`register`);
 //! - weights that follow load (`client_task/control`), the file that stores the learnt weights
 //!   (`load_store`), and the overrides of operators (`overrides`);
@@ -79,17 +79,17 @@ mod clients;
 
 mod unstarted;
 
-mod leaving;
+mod leaving_clients;
 
 mod flow_records;
 
-mod closing;
+mod close_jobs;
 
 mod namespaces;
 
 mod network;
 
-mod probing;
+mod probe_targets;
 
 mod register;
 
@@ -111,7 +111,7 @@ use lb_config::discovery::DnsSettings;
 use lb_core::feed::{Progress, Version};
 use lb_discovery::{DiscoveryRequest, HostName, HostTable, Latest};
 use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
-use lb_view::closing::CloseAnswer;
+use lb_view::close_result::CloseAnswer;
 use tracing::warn;
 
 use self::addresses::Addresses;
@@ -120,12 +120,12 @@ pub use self::client_task::namespace::Search;
 pub use self::client_task::{ClientTask, ClientTaskError};
 use self::clients::Clients;
 pub use self::clock::{Clock, unix_seconds};
-use self::closing::ClosingJobs;
+use self::close_jobs::ClosingJobs;
 use self::envoy_files::EnvoyFiles;
 pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults, path as envoy_places_path};
 use self::flow_records::ReclaimPasses;
 pub use self::host_store::StoredHosts;
-pub use self::leaving::{Leaving, lock_other_versions};
+pub use self::leaving_clients::{Leaving, lock_other_versions};
 pub use self::list_reads::{ListInForce, ListPurpose, Reading};
 use self::load_store::LoadStore;
 pub use self::load_store::StoredLoads;
@@ -133,7 +133,7 @@ pub use self::namespaces::NamespaceSearch as NamespaceFound;
 pub use self::network::{Network, ReceiveAt};
 use self::overrides::Overrides;
 pub use self::overrides::{EarlierDrains, FROM_TABLES, StoredOverrides, drains_of_tables, lost_overrides};
-use self::probing::Probing;
+use self::probe_targets::Probing;
 use self::queries::Waiter;
 use self::reload::Reload;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
@@ -145,7 +145,7 @@ pub use self::state_files::{
 pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 use crate::api::ControllerQuery;
 use crate::assignments::Consumer;
-use crate::closing::{CloseJob, CloseOrder, CloseRequester};
+use crate::close_jobs::{CloseJob, CloseOrder, CloseRequester};
 use crate::config::Config;
 use crate::source::{Contents, ListSource, NoAnswer, SourceError, Stamp};
 

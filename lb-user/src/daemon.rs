@@ -32,7 +32,7 @@ mod files;
 
 mod network;
 
-mod receiving;
+mod receivers;
 
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 //! connection to one of two listeners. The daemon's own work needs a constant number, and a number
 //! for each client. `docs/reference/limits.md` has the arithmetic for operators.
 
-use crate::closing::{MAX_OPERATOR_JOBS, MAX_OWN_JOBS};
+use crate::close_jobs::{MAX_OPERATOR_JOBS, MAX_OWN_JOBS};
 use crate::probes::MAX_UNDER_WAY;
 use lb_view::text::counted;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

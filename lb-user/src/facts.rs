@@ -25,7 +25,7 @@ use lb_view::status::{
     DaemonStatus, InterfaceStatus, RebalanceStatus, Reclaim, SourceStatus, UnusedEndpoints,
 };
 
-use crate::closing::CloseCause;
+use crate::close_jobs::CloseCause;
 use crate::window::Lately;
 
 /// The state of the event loop at one moment.

@@ -41,7 +41,7 @@ pub mod backoff;
 
 pub mod reclaimed;
 
-pub mod closing;
+pub mod close_jobs;
 
 pub mod facts;
 

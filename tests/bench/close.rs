@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lb_view::closing::Closed;
+use lb_view::close_result::Closed;
 use rustix::fd::OwnedFd;
 use stage::probe::die_with_us;
 use stage::rpc::{self, Process};

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lb_view::closing::{CloseCounts, Closed};
+use lb_view::close_result::{CloseCounts, Closed};
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 use stage::daemon::{Beside, ChildGuard, failure, finish};

@@ -14,4 +14,4 @@ mod crowds;
 
 mod faults;
 
-mod rolling;
+mod rolling_restart;

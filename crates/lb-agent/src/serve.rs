@@ -36,11 +36,11 @@ pub mod registrations;
 
 mod checks;
 
-mod measuring;
+mod measurements;
 
 mod udp;
 
-mod responding;
+mod responders;
 
 mod lame_duck_store;
 
@@ -52,7 +52,7 @@ pub use verbs::list;
 
 mod reload;
 
-mod showing;
+mod summary;
 
 mod pages;
 
@@ -61,11 +61,11 @@ pub mod control;
 use checks::Checks;
 use event_loop::Server;
 use lame_duck_store::{LameDuckLists, LameDuckStore};
-use measuring::Measuring;
+use measurements::Measuring;
 use query::Query;
 use registrations::Registrations;
 use reload::ConfigReload;
-use responding::Responding;
+use responders::Responding;
 
 /// Events for the event loop, from other tasks and threads.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::dns::{ConnectionGuard, IN_FLIGHT, Lookup, Resolver};
 use crate::retry::Retry;
-use crate::running::SPREAD;
+use crate::runner::SPREAD;
 use crate::{Failure, ProviderContext};
 
 /// The shortest time until a name is queried again after an answer. A host has up to [`MAX_HOSTS`]

@@ -28,7 +28,7 @@ mod list;
 
 mod retry;
 
-mod running;
+mod runner;
 
 mod tls;
 
@@ -38,7 +38,7 @@ pub use self::hosts::{
 pub use self::kubernetes::{cluster_ip, objects};
 pub use self::list::{DiscoveredList, Listed, render, render_list};
 pub use self::retry::Retry;
-pub use self::running::{Again, DiscoveryRequest, Latest, ProviderContext, Queried, Running, spawn};
+pub use self::runner::{Again, DiscoveryRequest, Latest, ProviderContext, Queried, Running, spawn};
 pub use self::tls::date_of;
 
 use thiserror::Error;

@@ -9,7 +9,7 @@
 
 mod cookie;
 mod datagram;
-mod judging;
+mod judgement;
 mod siphash;
 
 use core::time::Duration;
@@ -17,7 +17,7 @@ use core::time::Duration;
 pub use cookie::{Cookies, EPOCH_NS, RequestSource};
 pub(crate) use datagram::is_of_one_host;
 pub use datagram::{Datagram, Kind, Malformed, Readiness, UNKNOWN};
-pub use judging::{Disbelieved, after, judge, lame_until_ns};
+pub use judgement::{Disbelieved, after, judge, lame_until_ns};
 pub use siphash::{Key, siphash};
 
 /// Size of a datagram in bytes, including its message authentication code (MAC).

@@ -16,7 +16,7 @@ pub mod listed;
 
 pub mod metrics;
 
-pub mod sampling;
+pub mod samples;
 
 pub mod unequal;
 

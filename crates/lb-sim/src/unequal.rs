@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::fleet::{Fleet, Sharing};
 use crate::metrics::interval::Interval;
 use crate::metrics::{Spread, float, raw_utilization};
-use crate::sampling::Skew;
+use crate::samples::Skew;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Inequality {

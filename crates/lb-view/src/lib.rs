@@ -36,6 +36,6 @@ pub mod configured;
 
 pub mod comparison;
 
-pub mod closing;
+pub mod close_result;
 
 pub mod text;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use lb_document::{in_units, parse_duration};
-use lb_view::closing::{CloseAnswer, Closed, ClosingRefused, SCHEMA};
+use lb_view::close_result::{CloseAnswer, Closed, ClosingRefused, SCHEMA};
 
 use super::overrides::{Interrupts, backend};
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, DaemonEnded, quoted};
-use crate::closing::{DEFAULT_RATE, IDLE_TIMES, RATES};
+use crate::close_jobs::{DEFAULT_RATE, IDLE_TIMES, RATES};
 use crate::config::Paths;
 use crate::error::CommandFailure;
 use crate::print;

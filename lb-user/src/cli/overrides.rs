@@ -1,11 +1,11 @@
 //! `socklb drain`, `undrain`, `weight` and `overrides`: operators set, end and list the overrides
 //! of this host.
 
-mod closing;
+mod close_drained;
 
 pub(super) mod stored;
 
-mod waiting;
+mod wait;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -24,14 +24,14 @@ use lb_view::overrides::{
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 
-use self::closing::CloseResult;
+use self::close_drained::CloseResult;
 use self::stored::WithoutDaemon;
-pub(super) use self::waiting::Interrupts;
-use self::waiting::WaitLimit;
+pub(super) use self::wait::Interrupts;
+use self::wait::WaitLimit;
 use super::close::{self, CloseOptions, Rate};
 use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, DaemonEnded, OverrideAction, quoted};
-use crate::closing::IDLE;
+use crate::close_jobs::IDLE;
 use crate::config::Paths;
 use crate::controller::unix_seconds;
 use crate::error::{CommandFailure, is_permission};
@@ -368,14 +368,13 @@ async fn close_and_wait(
     let mut is_complete = true;
     if options.close.is_some() {
         if let Some(after) = options.after {
-            let code =
-                waiting::wait(paths, &scopes, WaitLimit::After(after), json, &mut interrupts).await?.code;
+            let code = wait::wait(paths, &scopes, WaitLimit::After(after), json, &mut interrupts).await?.code;
             if ![0, DEGRADED].contains(&code) {
                 print::message("no connections are closed");
                 return Ok(code);
             }
         }
-        match closing::close(paths, options, &scopes, interrupts.next()).await? {
+        match close_drained::close(paths, options, &scopes, interrupts.next()).await? {
             CloseResult::Closed => {}
             CloseResult::Incomplete => is_complete = false,
             CloseResult::Early(code) => return Ok(code),
@@ -384,7 +383,7 @@ async fn close_and_wait(
     let mut code = 0;
     if options.wait {
         let waited =
-            waiting::wait(paths, &scopes, WaitLimit::Timeout(options.timeout), json, &mut interrupts).await?;
+            wait::wait(paths, &scopes, WaitLimit::Timeout(options.timeout), json, &mut interrupts).await?;
         code = waited.code;
         if let Some(last) = waited.last {
             overridden.overrides = last.overrides;

@@ -27,7 +27,7 @@
 //!   (`loss`), and idle connections that are closed so that pools spread over all backends again
 //!   (`rebalance`).
 
-mod settling;
+mod plan_steps;
 
 mod attachment;
 
@@ -73,7 +73,7 @@ use thiserror::Error;
 pub use self::attachment::Followed;
 pub use self::overrides::effects;
 use crate::backoff::Backoff;
-use crate::closing::CloseCause;
+use crate::close_jobs::CloseCause;
 use crate::config::ClientConfig;
 use crate::controller::{Clock, Environment};
 use crate::window::Window;

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::Controller;
 use super::client_task::{ClientTask, Followed};
-use super::leaving::{CannotLeave, Leaving};
+use super::leaving_clients::{CannotLeave, Leaving};
 use crate::backoff::Backoff;
 use crate::config::{ClientConfig, Config};
 

@@ -9,7 +9,7 @@ use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::SourceStatus;
 
 use super::clock::unix_seconds;
-use super::leaving::CannotLeave;
+use super::leaving_clients::CannotLeave;
 use super::{Controller, StoredFile, StoredOverrides};
 use crate::controller::client_task::{ClientTask, ServiceTask};
 use crate::descriptors;

@@ -14,7 +14,7 @@ use lb_core::slots::Identity;
 
 use super::Controller;
 use super::client_task::ClientTask;
-use super::probing::{Probing, name_of};
+use super::probe_targets::{Probing, name_of};
 use crate::config::{ProbeConfig, ProbeKind};
 use crate::probes::BETWEEN;
 

@@ -48,7 +48,7 @@ mod contract;
 
 mod envoy;
 
-mod closing;
+mod close_jobs;
 
 mod rebalance;
 

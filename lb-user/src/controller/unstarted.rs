@@ -11,7 +11,7 @@ use lb_core::limits::Limits;
 use lb_kernel::{DatapathError, Pins};
 use tracing::warn;
 
-use super::leaving::{Leaving, lock_other_versions};
+use super::leaving_clients::{Leaving, lock_other_versions};
 use super::list_reads::ListInForce;
 use super::{BackgroundWork, ClientTask, ClientTaskError, Controller, Environment};
 use crate::assignments::{self, AssignmentsByService};

@@ -11,7 +11,7 @@ use lb_kernel::Features;
 use lb_view::status;
 use tokio::sync::Notify;
 
-use super::receiving::Receiving;
+use super::receivers::Receiving;
 use crate::controller::{Network, ReceiveAt};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth, Probes};
 use crate::reports::{ReportExchanger, ReportSocket, ReportStore};

@@ -16,7 +16,7 @@ use super::lists::ListReader;
 use super::loader::Loader;
 use super::watches::Watches;
 use super::{Reread, files, opener};
-use crate::closing;
+use crate::close_jobs;
 use crate::controller::{
     BackgroundWork, EnvoyChanges, EnvoyFile, EnvoyResults, NamespaceFound, OverridesRead, Search, StateFiles,
     StoreFailures, StoredFile, StoredHosts, StoredKinds, StoredOverrides, StoredRead, StoredState,
@@ -119,7 +119,7 @@ impl Worker {
                 let close = move || {
                     let mut wait =
                         |time| runtime.block_on(async { timeout(time, requester.gone()).await.is_err() });
-                    let result = closing::run(&job, &mut wait);
+                    let result = close_jobs::run(&job, &mut wait);
                     WorkResult::FlowsClosed(job.order, result, requester)
                 };
                 beside(close).await

@@ -17,11 +17,11 @@ use tracing::{error, info, warn};
 use super::AgentEvent;
 use super::checks::Checks;
 use super::lame_duck_store::{LameDuckLists, LameDuckStore, Receipt};
-use super::measuring::Measuring;
+use super::measurements::Measuring;
 use super::query::{Query, Verb};
 use super::registrations::{RegistrationEnd, Registrations};
 use super::reload::ConfigReload;
-use super::responding::Responding;
+use super::responders::Responding;
 use super::udp::BoundSockets;
 use crate::config::AgentConfig;
 

@@ -272,7 +272,7 @@ async fn a_question_waits_for_changes_after_the_last_index() {
 async fn an_equal_answer_is_followed_by_a_pause() {
     let consul = &mut offline();
     let pause = Again::After(PAUSE_AFTER_EQUAL);
-    assert!(PAUSE_AFTER_EQUAL.mul_f64(0.9) >= Duration::from_secs(1), "running.rs varies the pause by 10 %");
+    assert!(PAUSE_AFTER_EQUAL.mul_f64(0.9) >= Duration::from_secs(1), "runner.rs varies the pause by 10 %");
     let (one, two) = (at("10.0.0.1"), at("10.0.0.2"));
     let script = [
         (1, &*one, Again::AtOnce),

@@ -8,7 +8,7 @@ use lb_core::subset::random::SplitMix64;
 
 use super::machine::PS_PER_US;
 use crate::metrics::float;
-use crate::sampling::normal;
+use crate::samples::normal;
 
 /// How much CPU time a request takes, on a core of speed 1.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -21,7 +21,7 @@ use super::values::{
     ActiveLimit, AlgorithmName, EjectionChoice, ErrorDecay, LoadChoice, OverflowName, PolicyName,
     ScenarioName, Seed, SlowStart, Span, Within,
 };
-use crate::sampling::Distribution;
+use crate::samples::Distribution;
 use demand::{ArrivalRate, BurstChoice, ClosedTable, CostChoice, SkewChoice};
 use machines::{AntagonistTable, QuotaTable, RestartCost, Speed};
 use operator::{ReweightTable, SwitchTable, UpgradeTable};

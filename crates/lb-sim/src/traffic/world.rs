@@ -18,9 +18,9 @@ mod jobs;
 
 mod requests;
 
-mod serving;
+mod machine_work;
 
-mod judging;
+mod connect_results;
 
 mod floor;
 
@@ -45,12 +45,12 @@ use super::machine::Machine;
 use super::queue::Queue;
 use super::scenario::{NewSize, Scenario, ScenarioRun};
 use super::tally::{JobCounts, LoadTotal, StepRow, Total, TrafficCounts};
+use connect_results::Judged;
 use floor::Floor;
 use jobs::SimulatedJob;
-use judging::Judged;
 use loads::LoadReports;
+use machine_work::SimulatedServer;
 use requests::{RequestRef, Requests};
-use serving::SimulatedServer;
 
 use crate::metrics::float;
 

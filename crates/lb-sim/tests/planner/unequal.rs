@@ -9,7 +9,7 @@ use lb_core::subset::Algorithm;
 use lb_core::subset::random::{SplitMix64, mix64, shuffle};
 use lb_sim::fleet::{Fleet, Sharing};
 use lb_sim::metrics::raw_utilization;
-use lb_sim::sampling::Skew;
+use lb_sim::samples::Skew;
 use lb_sim::unequal::{
     Inequality, UnequalLoads, WANTED_UTILIZATION, deviation, expected_utilization, guarantee, size_for,
 };

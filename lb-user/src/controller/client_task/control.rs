@@ -32,7 +32,7 @@ use super::errors::error_decay;
 use super::{ClientTask, ServiceTask};
 use crate::config::{ClientService, ProbeConfig};
 use crate::controller::Controller;
-use crate::controller::probing::{Probing, name_of};
+use crate::controller::probe_targets::{Probing, name_of};
 
 /// The [`Control`] of one service, with the counts that it needs.
 pub struct Controlled {

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use super::{ClientTask, ServiceTask};
 use crate::config::ProbeConfig;
 use crate::controller::Network;
-use crate::controller::probing::{ProbeCandidate, connect_target};
+use crate::controller::probe_targets::{ProbeCandidate, connect_target};
 use crate::probes::probed;
 use crate::status;
 use crate::window::Window;

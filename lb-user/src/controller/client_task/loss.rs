@@ -9,7 +9,7 @@ use lb_kernel::Datapath;
 use tracing::warn;
 
 use super::ClientTask;
-use crate::closing::{CloseOrder, DEFAULT_RATE, IDLE};
+use crate::close_jobs::{CloseOrder, DEFAULT_RATE, IDLE};
 use crate::config::ClientService;
 
 impl ClientTask {

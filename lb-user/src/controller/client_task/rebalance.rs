@@ -15,7 +15,7 @@ use lb_view::status::{RebalanceStatus, ShortBackend};
 
 use super::control::is_available;
 use super::{ClientTask, ServiceTask};
-use crate::closing::{CloseCause, CloseOrder, DEFAULT_RATE};
+use crate::close_jobs::{CloseCause, CloseOrder, DEFAULT_RATE};
 
 impl ClientTask {
     /// For each service with `rebalance`, compares the open flows to the members' shares. Returns

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lb_view::closing::{CloseAnswer, CloseCounts, CloseRefusal};
+use lb_view::close_result::{CloseAnswer, CloseCounts, CloseRefusal};
 use lb_view::text::{self, Style};
 
-use super::closing::{self, answer, is_close};
+use super::close_jobs::{self, answer, is_close};
 use super::stage::{BACKENDS, SECOND, Stage, address, script};
-use crate::closing::{CloseCause, CloseJob, CloseRequester};
+use crate::close_jobs::{CloseCause, CloseJob, CloseRequester};
 
 const REBALANCE: &str = "rebalance = { rate = \"100/s\", idle = \"7s\" }\nejection = \"off\"";
 /// `rebalance` with the default ejection.
@@ -57,7 +57,7 @@ fn add_a_backend(stage: &mut Stage) {
 fn jobs(stage: &Stage) -> Vec<CloseJob> {
     let is_ours =
         |requester: &CloseRequester| matches!(requester, CloseRequester::Daemon(CloseCause::Rebalance));
-    let jobs = closing::jobs(stage).filter(|(_, requester)| is_ours(requester));
+    let jobs = close_jobs::jobs(stage).filter(|(_, requester)| is_ours(requester));
     jobs.map(|(job, _)| job.clone()).collect()
 }
 

@@ -27,13 +27,13 @@ use lb_kernel::{Features, Kernel as _, Pass, Pins, ServiceView, SlotView, Suspec
 use lb_report::keys::{Keys, Numbered, ServiceKey};
 use lb_report::wire::{Datagram, Kind, Readiness, UNKNOWN};
 use lb_view::backend::BackendStatus;
-use lb_view::closing::CloseAnswer;
+use lb_view::close_result::CloseAnswer;
 use lb_view::explanation::Explanation;
 use lb_view::status::{ClientStatus, ServiceStatus, StatusDocument};
 use lb_view::text::Style;
 use tokio::sync::watch;
 
-use crate::closing::{CloseCause, CloseJob, CloseRequester};
+use crate::close_jobs::{CloseCause, CloseJob, CloseRequester};
 use crate::config::addresses::{self, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;

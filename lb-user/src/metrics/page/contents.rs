@@ -13,7 +13,7 @@ use lb_view::load::ServiceLoadStatus;
 use lb_view::status::SourceStatus;
 
 use super::{MetricsPage, SeriesValue, Sheet, seconds_of_ns, unix_time};
-use crate::closing::CloseCause;
+use crate::close_jobs::CloseCause;
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
 use crate::metrics::families as f;
 use crate::status;

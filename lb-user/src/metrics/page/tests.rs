@@ -18,7 +18,7 @@ use lb_kernel::{
 use super::super::collect::MapMetrics;
 use super::super::families::ALL;
 use super::*;
-use crate::closing::CloseCause;
+use crate::close_jobs::CloseCause;
 use crate::facts::{ClientFacts, Reloads, ReportCounts};
 use lb_view::backend::BackendHealth;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-use crate::sampling::Skew;
+use crate::samples::Skew;
 use crate::traffic::demand::{Bursts, Cost};
 use crate::traffic::machine::PS_PER_US;
 use crate::traffic::values::{Span, Within};

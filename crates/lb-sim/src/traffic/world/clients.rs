@@ -15,7 +15,7 @@ use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::requests::{RequestFailure, SimulatedRequest};
 use super::{Simulation, SimulationEvent};
-use crate::sampling::{self, Distribution};
+use crate::samples::{self, Distribution};
 use crate::traffic::assignments::JobAssignments;
 use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnections};
 use crate::traffic::document::{Closing, Traffic};
@@ -63,7 +63,7 @@ impl Simulation<'_> {
                 let Some(gap_us) = state.gap_us(index) else { break };
                 let first = match state.table.arrivals {
                     Distribution::Even => client.rng.below(gap_us),
-                    Distribution::Random => sampling::sample(Distribution::Random, gap_us, &mut client.rng),
+                    Distribution::Random => samples::sample(Distribution::Random, gap_us, &mut client.rng),
                 };
                 self.queue.push(state.due(self.now, first), SimulationEvent::Arrive(id));
             }

@@ -9,7 +9,7 @@
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use crate::metrics::float;
-use crate::sampling::unit;
+use crate::samples::unit;
 
 /// The same arrivals and costs, distributed by chance.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //! At the end of the run, checks that the counts are consistent. This module must not change the
 //! course of the run.
 
-use super::serving::SimulatedServer;
+use super::machine_work::SimulatedServer;
 use super::{SimulatedBackend, Simulation};
 use crate::metrics::{Spread, float};
 use crate::traffic::tally::{LoadTotal, StepRow, Total, Traces, WeightChanges, utilization_of};

@@ -13,7 +13,7 @@ use lb_common::pick::{How, Pick};
 use super::clients::number;
 use super::{SimulatedBackend, Simulation, SimulationEvent};
 use crate::metrics::float;
-use crate::sampling::{self, Distribution, unit};
+use crate::samples::{self, Distribution, unit};
 use crate::traffic::client::{LinkState, SimulatedClient, SlotBackend, SlotConnections};
 use crate::traffic::document::{FailMode, Traffic};
 
@@ -166,7 +166,7 @@ impl Simulation<'_> {
             let job = &world.jobs[client.job];
             if job.table.closed.is_none() {
                 let gap_us = job.gap_us(client.index).expect("the job of an arriving request has a rate");
-                let gap = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
+                let gap = samples::sample(job.table.arrivals, gap_us, &mut client.rng);
                 world.queue.push(job.due(world.now, gap.max(1)), SimulationEvent::Arrive(id));
             }
             world.begin(id, client, 1.0);
@@ -181,9 +181,9 @@ impl Simulation<'_> {
         // arrivals with the same lifetimes and costs.
         let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.rng));
         let wait = if table.cost.is_some() { table.wait.unwrap_or_default() } else { table.lasts };
-        let wait_us = sampling::sample(table.lives, wait.us, &mut client.rng);
+        let wait_us = samples::sample(table.lives, wait.us, &mut client.rng);
         let life = table.connection_life.unwrap_or_default();
-        let life_us = sampling::sample(table.lives, life.us, &mut client.lasting_rng);
+        let life_us = samples::sample(table.lives, life.us, &mut client.lasting_rng);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the lifetime")]
         let life_us = (float(life_us) * left) as u64;
         let gives_up_us = table.timeout.map_or(u64::MAX, |timeout| self.now + timeout.us);
@@ -347,7 +347,7 @@ impl Simulation<'_> {
         if open_until_us > self.now {
             self.requests.at(place).stage = RequestStage::Idle;
             self.with_client(id, |world, client| {
-                let pause_us = sampling::sample(lives, pause.us, &mut client.lasting_rng);
+                let pause_us = samples::sample(lives, pause.us, &mut client.lasting_rng);
                 world.queue.push(world.now + pause_us, SimulationEvent::Next(request));
             });
             return;
@@ -373,7 +373,7 @@ impl Simulation<'_> {
             let table = &world.jobs[job].table;
             let cost_ps = table.cost.map_or(0, |cost| cost.0.sample(&mut client.lasting_rng));
             let wait = table.wait.unwrap_or_default();
-            let wait_us = sampling::sample(table.lives, wait.us, &mut client.lasting_rng);
+            let wait_us = samples::sample(table.lives, wait.us, &mut client.lasting_rng);
             let next = world.requests.at(place);
             (next.cost_ps, next.wait_us, next.began_us) = (cost_ps, wait_us, world.now);
             world.note_arrival(job, cost_ps);
@@ -407,7 +407,7 @@ impl Simulation<'_> {
         self.with_client(id, |world, client| {
             let job = &world.jobs[client.job];
             let gap_us = job.gap_us(client.index).expect("a job with users has a mean pause");
-            let pause = sampling::sample(job.table.arrivals, gap_us, &mut client.rng);
+            let pause = samples::sample(job.table.arrivals, gap_us, &mut client.rng);
             world.queue.push(world.now + pause, SimulationEvent::Arrive(id));
         });
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lb_core::service::Protocol;
 use lb_http::peer::PeerCredentials;
 use lb_kernel::{CloseRequest, DatapathError, Fate, Fates, FlowSnapshot, ReclaimTarget, try_close};
-use lb_view::closing::{ClientClosed, CloseAnswer, CloseCounts, CloseRefusal, Closed, SCHEMA};
+use lb_view::close_result::{ClientClosed, CloseAnswer, CloseCounts, CloseRefusal, Closed, SCHEMA};
 use lb_view::filter::Filter;
 
 use crate::api::Reply;

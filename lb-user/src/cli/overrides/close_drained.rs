@@ -8,7 +8,7 @@ use lb_kernel::trust::Untrusted;
 use lb_view::overrides::OverrideScope;
 
 use super::DrainOptions;
-use super::waiting::{self, NOT_DRAINED, PAUSE};
+use super::wait::{self, NOT_DRAINED, PAUSE};
 use crate::cli::close::{self, NotClosed};
 use crate::config::Paths;
 use crate::error::is_permission;
@@ -52,7 +52,7 @@ pub async fn close(
             return Ok(CloseResult::Early(code));
         }
     };
-    let text = waiting::no_longer_drained(backend);
+    let text = wait::no_longer_drained(backend);
     print::message(format_args!("{text}; no more connections are closed"));
     Ok(CloseResult::Early(NOT_DRAINED))
 }
@@ -101,7 +101,7 @@ async fn drain_ends(paths: &Paths, scopes: &[OverrideScope]) -> Result<SocketAdd
 
 /// A backend that is no longer drained, if the daemon reports one.
 async fn ended(paths: &Paths, scopes: &[OverrideScope]) -> Result<Option<SocketAddr>> {
-    let (_, progress) = waiting::observe(paths, scopes).await?;
+    let (_, progress) = wait::observe(paths, scopes).await?;
     Ok(progress.and_then(|progress| progress.ended.first().copied()))
 }
 
@@ -116,7 +116,7 @@ mod tests {
     use axum::routing::{get, post};
     use axum::{Json, Router};
     use lb_http::{ContentCoding, pending};
-    use lb_view::closing::{CloseAnswer, CloseRefusal, Closed};
+    use lb_view::close_result::{CloseAnswer, CloseRefusal, Closed};
     use lb_view::overrides::{Override, OverrideKind, OverrideStatus, OverridesDocument, SCHEMA};
     use serde::Deserialize;
     use tokio::net::UnixListener;
@@ -200,7 +200,7 @@ mod tests {
                 None
             }
             Closes::Nothing => Some(CloseAnswer::Counted(Closed {
-                schema: lb_view::closing::SCHEMA,
+                schema: lb_view::close_result::SCHEMA,
                 service: "users".to_owned(),
                 backend,
                 dry_run: false,

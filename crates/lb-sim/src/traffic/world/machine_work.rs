@@ -6,7 +6,7 @@
 use lb_core::subset::random::{SplitMix64, mix64};
 
 use super::{Simulation, SimulationEvent};
-use crate::sampling::unit;
+use crate::samples::unit;
 use crate::traffic::document::machines::AntagonistTable;
 use crate::traffic::machine::Machine;
 

@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_http::peer::PeerCredentials;
-use lb_view::closing::{ClientClosed, CloseAnswer, CloseCounts, Closed, SCHEMA};
+use lb_view::close_result::{ClientClosed, CloseAnswer, CloseCounts, Closed, SCHEMA};
 use tokio::sync::oneshot::Receiver;
 
 use super::stage::{BACKENDS, Death, SECOND, Stage, address, script};
 use crate::api::{ControllerQuery, Reply};
-use crate::closing::{CloseCause, CloseJob, CloseOrder, CloseRequester};
+use crate::close_jobs::{CloseCause, CloseJob, CloseOrder, CloseRequester};
 use crate::controller::{BackgroundWork, Event};
 
 /// The answer of a job that has closed one connection and left `left` connections open.

@@ -33,7 +33,7 @@ use lb_view::text::counted;
 use tracing::{info, warn};
 
 use super::client_task::ClientTask;
-use super::leaving::Leaving;
+use super::leaving_clients::Leaving;
 use super::register::Register;
 use super::{Controller, Network, ReceiveAt};
 use crate::config::{ClientConfig, ProbeConfig, ProbeKind, ReportsConfig};

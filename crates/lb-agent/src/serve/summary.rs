@@ -11,7 +11,7 @@ use lb_report::answer::Refused;
 use lb_view::status::InterfaceStatus;
 
 use super::event_loop::Server;
-use super::responding::Responding;
+use super::responders::Responding;
 use crate::status::{self, AgentStatus, SCHEMA};
 
 impl Server {

@@ -9,12 +9,12 @@ use lb_core::rebalance::{ClosingOutcome, MIN_AGE};
 use lb_document::in_units;
 use lb_http::peer::PeerCredentials;
 use lb_kernel::ReclaimTarget;
-use lb_view::closing::{CloseAnswer, CloseRefusal, Closed};
+use lb_view::close_result::{CloseAnswer, CloseRefusal, Closed};
 use tracing::{info, warn};
 
 use super::{BackgroundWork, Controller};
 use crate::api::Reply;
-use crate::closing::{CloseCause, CloseJob, CloseOrder, CloseRequester, MAX_OPERATOR_JOBS, MAX_OWN_JOBS};
+use crate::close_jobs::{CloseCause, CloseJob, CloseOrder, CloseRequester, MAX_OPERATOR_JOBS, MAX_OWN_JOBS};
 use crate::controller::client_task::ClientTask;
 
 /// If a job has left connections open, only its requester may start the next job for the same
