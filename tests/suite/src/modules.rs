@@ -41,29 +41,6 @@ struct Module {
     alone: bool,
     #[serde(default)]
     strict: bool,
-    #[serde(default)]
-    moves: Moves,
-}
-
-/// Tests of the daemon's decisions, which could move to tests that need no kernel: a list of names,
-/// or all tests of the module.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Moves {
-    Some(Vec<String>),
-    All(All),
-}
-
-#[derive(Debug, Deserialize)]
-enum All {
-    #[serde(rename = "all")]
-    All,
-}
-
-impl Default for Moves {
-    fn default() -> Self {
-        Self::Some(Vec::new())
-    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -168,12 +145,8 @@ impl Modules {
         }
         for (name, module) in &self.0 {
             let is_there = |test: &&String| tests.contains(&format!("{name}::{test}"));
-            let moves = match &module.moves {
-                Moves::Some(moves) => moves.as_slice(),
-                Moves::All(All::All) => &[],
-            };
             let lists = [&module.smoke, &module.two_cpus, &module.serial];
-            let named = lists.into_iter().flatten().chain(module.tests.keys()).chain(moves);
+            let named = lists.into_iter().flatten().chain(module.tests.keys());
             faults.extend(named.filter(|test| !is_there(test)).map(|test| {
                 format!("tests/local/modules.toml names the test {name}::{test}, which does not exist")
             }));
@@ -192,15 +165,13 @@ mod tests {
     const TABLE: &str = r#"
         [faults]
         class = "E"
-        serial = ["a_small_memory_lock"]
+        serial = ["a_small_memory_lock", "a_configuration"]
         smoke = ["two_capabilities"]
         tests = { two_capabilities = "C" }
-        moves = ["a_configuration"]
 
         [many]
         class = "E"
         alone = true
-        moves = "all"
 
         [active]
         class = "B"
