@@ -629,6 +629,8 @@ pub fn directory_of(file: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -639,5 +641,27 @@ mod tests {
         file.as_file().set_len(MAX_BYTES + 1).unwrap();
         let error = read_whole(file.path()).unwrap_err().to_string();
         assert!(error.contains("is larger than 4 MiB"), "{error}");
+    }
+    /// Kubernetes mounts files in this way: a file is a link through a link to a directory, which
+    /// is replaced. If the clock was set back, a later content has an earlier time.
+    #[test]
+    fn a_stamp_changes_with_a_switched_link_and_an_earlier_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for version in ["v1", "v2"] {
+            fs::create_dir(at(version)).unwrap();
+            fs::write(at(version).join("users.toml"), "").unwrap();
+        }
+        symlink("v1", at("current")).unwrap();
+        symlink("current/users.toml", at("users.toml")).unwrap();
+        let before = Stamp::at(&at("users.toml"));
+        assert!(before.is_some() && before == Stamp::at(&at("v1/users.toml")));
+        symlink("v2", at("next")).unwrap();
+        fs::rename(at("next"), at("current")).unwrap();
+        let after = Stamp::at(&at("users.toml"));
+        assert!(after != before && after == Stamp::at(&at("v2/users.toml")));
+        let file = File::options().write(true).open(at("users.toml")).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+        assert_ne!(Stamp::at(&at("users.toml")), after);
     }
 }

@@ -281,26 +281,6 @@ fn inherited_uncovered_sockets_are_reported() {
     }
 }
 
-/// A process may have any name, even one that looks like a line of the doctor.
-#[test]
-fn control_characters_in_process_names_are_escaped() {
-    let fixture = Fixture::new();
-    let direct = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
-    // SAFETY: the descriptor is open while the test runs.
-    let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&direct)) };
-    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("make the socket inheritable");
-    // The kernel names a process after the file that it was started from.
-    let program = fixture.setup.folder.join("\x1b[2J\nok  x");
-    std::os::unix::fs::symlink("/usr/bin/sleep", &program).expect("link the program under another name");
-    let mut command = std::process::Command::new(program);
-    fixture.cgroup.enter(&mut command);
-    let _process = stage::daemon::ChildGuard::of(command.arg("60").spawn().expect("start a process"));
-    let output = fixture.setup.run(&["doctor", "--config", "socklb.toml"]);
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("of \\u{1b}[2J\\nok  x (pid"), "{text}");
-    assert!(!text.contains('\x1b') && !text.lines().any(|line| line.starts_with("ok  x")), "{text}");
-}
-
 /// Nearly full maps are reported before they are full.
 #[test]
 fn nearly_full_maps_are_reported() {

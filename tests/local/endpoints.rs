@@ -34,44 +34,6 @@ fn a_file_renamed_into_place_is_read() {
 }
 
 #[test]
-fn a_file_written_in_place_is_read() {
-    let fixture = Fixture::new();
-    fs::write(&fixture.file, endpoints(&[("127.0.0.1:8003", "")])).expect("write in place");
-    expect(&fixture, &["b3"]);
-}
-
-#[test]
-fn a_switched_symbolic_link_is_followed() {
-    let mut fixture = Fixture::without_daemon();
-    // Kubernetes mounts configuration in this way: the file is a link through a directory link that
-    // is replaced.
-    let folder = fixture.setup.folder.clone();
-    fs::create_dir(folder.join("v1")).expect("create a folder");
-    fs::create_dir(folder.join("v2")).expect("create a folder");
-    fs::write(folder.join("v1/users.toml"), endpoints(&[("127.0.0.1:8001", "")])).expect("write");
-    fs::write(folder.join("v2/users.toml"), endpoints(&[("127.0.0.1:8002", "")])).expect("write");
-    std::os::unix::fs::symlink("v1", folder.join("current")).expect("link");
-    fs::remove_file(&fixture.file).expect("remove");
-    std::os::unix::fs::symlink("current/users.toml", &fixture.file).expect("link");
-    fixture.start();
-    expect(&fixture, &["b1"]);
-    std::os::unix::fs::symlink("v2", folder.join("next")).expect("link");
-    fs::rename(folder.join("next"), folder.join("current")).expect("switch");
-    expect(&fixture, &["b2"]);
-}
-
-#[test]
-fn a_pipe_in_place_of_the_file_does_not_block_the_daemon() {
-    let fixture = Fixture::new();
-    fs::remove_file(&fixture.file).expect("remove the file");
-    let made = std::process::Command::new("mkfifo").arg(&fixture.file).status().expect("mkfifo");
-    assert!(made.success());
-    let error = || fixture.setup.source().error.unwrap_or_default();
-    eventually("the pipe is reported", error, |error| error.contains("not a regular file"));
-    assert_eq!(answering(&fixture).len(), 3);
-}
-
-#[test]
 fn files_of_a_relative_configuration_path_are_watched() {
     let mut fixture = Fixture::without_daemon();
     let mut command = fixture.setup.socklb(&["run", "--config", "socklb.toml"]);

@@ -27,31 +27,6 @@ fn check(output: &Output, code: i32, messages: &[&str]) {
 }
 
 #[test]
-fn a_configuration_is_refused_with_all_its_faults() {
-    let stage = Stage::new();
-    let setup = Setup::new(&stage, "a");
-    let text = "[[client]]\njob = \"web\"\ncgroup = \"a\"\nindex = 5\ncount = 5\n\n[[service]]\nname = \"users\"\n\
-                adress = \"10.96.0.10:80\"\nbackends = { static = [\"db!:80\"] }\n";
-    check(
-        &start(&setup, text),
-        1,
-        &["socklb.toml:4:", "index", "socklb.toml:9:", "adress", "socklb.toml:10:", "db!:80"],
-    );
-}
-
-#[test]
-fn a_path_outside_cgroup2_is_refused() {
-    let stage = Stage::new();
-    let setup = Setup::new(&stage, "a");
-    let cgroup = Cgroup::new();
-    let text = config(&cgroup, "{ static = [] }", "");
-    for (path, message) in [("../../../tmp", ".."), ("/tmp", "relative")] {
-        let text = text.replace(&cgroup.relative().display().to_string(), path);
-        check(&start(&setup, &text), 1, &["socklb.toml:3:", message]);
-    }
-}
-
-#[test]
 fn a_missing_bpffs_is_reported_with_its_mount_command() {
     let stage = Stage::new();
     let mut setup = Setup::new(&stage, "a");
@@ -314,17 +289,6 @@ fn maps_of_another_shape_are_not_adopted() {
         &["maps/cursors", &format!("this socklb (ABI {ABI_VERSION}) needs")],
     );
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "connects continue");
-}
-
-#[test]
-fn a_second_daemon_with_the_same_socket_is_refused() {
-    let fixture = Fixture::new();
-    let mut other = fixture.setup.clone();
-    other.pins = other.pins.with_file_name("other");
-    let path = fixture.setup.folder.join("socklb.toml");
-    let output = other.run(&["run", "--config", path.to_str().expect("the path is UTF-8")]);
-    check(&output, 1, &["run/socklb.sock", "another socklb process answers on this socket"]);
-    look(|| fixture.setup.status().daemon).matches("the first daemon still answers", Option::is_some);
 }
 
 #[test]

@@ -63,5 +63,9 @@ mod tests {
         assert_eq!(read(&open(&path).unwrap().0, 4).unwrap(), None);
         assert_eq!(open(folder.path()).unwrap_err().to_string(), "it is not a regular file");
         assert_eq!(open(&folder.path().join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        // A pipe without a writer would block a reader.
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(open(&pipe).unwrap_err().to_string(), "it is not a regular file");
     }
 }

@@ -93,3 +93,25 @@ impl Drop for Bound {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_of_another_process_is_refused_and_an_abandoned_one_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let bound = || bind(&run, "x.sock", None).map(drop).map_err(|error| error.to_string());
+        assert_eq!(bound(), Ok(()));
+        let path = run.join("x.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        let refused = "another socklb process answers on this socket: stop that process, or name another \
+                       directory with --run";
+        assert_eq!(bound(), Err(refused.to_owned()));
+        drop(other);
+        assert_eq!((bound(), path.exists()), (Ok(()), false));
+        std::fs::create_dir(&path).unwrap();
+        assert_eq!(bound(), Err("there is a file at this path that is not a socket".to_owned()));
+    }
+}
