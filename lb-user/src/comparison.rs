@@ -3,6 +3,7 @@
 //! start. The comparison changes nothing.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use lb_core::plan::entries_by_slot;
 use lb_kernel::Pins;
@@ -19,7 +20,7 @@ use crate::error::{CommandFailure, chain};
 use crate::{dry_run, status};
 
 /// The running configuration; without a daemon, only the part that the pinned maps contain.
-struct RunningState {
+pub struct RunningState {
     configured: Configured,
     /// Whether `configured` comes from the daemon and therefore contains all keys.
     is_whole: bool,
@@ -27,11 +28,16 @@ struct RunningState {
 }
 
 impl RunningState {
+    /// The configuration of a daemon, from its answers.
+    pub fn of_daemon(configured: Configured, status: StatusDocument) -> Self {
+        Self { configured, is_whole: true, status }
+    }
+
     fn find(paths: &Paths) -> Result<Self, CommandFailure> {
         let why = match api::query_daemon::<StatusDocument>(paths, "/v1/status")? {
             Answer::Given(status) => match api::query_daemon(paths, "/v1/configuration")? {
                 Answer::Given(configured @ Configured { schema: KEYS_SCHEMA, .. }) => {
-                    return Ok(Self { configured, is_whole: true, status });
+                    return Ok(Self::of_daemon(configured, status));
                 }
                 // A daemon of another version may have other names for keys.
                 Answer::Given(_) => {
@@ -79,20 +85,14 @@ impl RunningState {
 
     /// The changes that need a restart of the daemon. If the daemon has not sent its configuration
     /// keys, only the limits of the maps are checked.
-    fn unchangeable(&self, config: &Config, paths: &Paths) -> Vec<String> {
+    fn unchangeable(&self, config: &Config, pins: &Path) -> Vec<String> {
         if self.is_whole {
             let clients: Vec<&str> = self.configured.clients.keys().map(String::as_str).collect();
-            return fixed::unchangeable(
-                &self.configured.host,
-                &configured(config).host,
-                &paths.pins,
-                &clients,
-            );
+            return fixed::unchangeable(&self.configured.host, &configured(config).host, pins, &clients);
         }
         let pinned = config.clients.iter().filter(|client| self.status.client(&client.name).is_some());
-        let misfit = |client: &ClientConfig| {
-            lb_kernel::check_pins(&Pins::of(&paths.pins, &client.name), &config.limits)
-        };
+        let misfit =
+            |client: &ClientConfig| lb_kernel::check_pins(&Pins::of(pins, &client.name), &config.limits);
         pinned.filter_map(|client| misfit(client).err()).map(|error| chain(&error)).collect()
     }
 }
@@ -107,7 +107,19 @@ pub fn compare(
     by_service: &AssignmentsByService,
     paths: &Paths,
 ) -> Result<Comparison, CommandFailure> {
-    let running = RunningState::find(paths)?;
+    compare_with(&RunningState::find(paths)?, config, by_service, &paths.pins)
+}
+
+/// As [`compare`], with a running configuration that is known.
+///
+/// # Errors
+/// If a list of the new configuration does not fit its limits.
+pub fn compare_with(
+    running: &RunningState,
+    config: &Config,
+    by_service: &AssignmentsByService,
+    pins: &Path,
+) -> Result<Comparison, CommandFailure> {
     let wanted = configured(config);
     let mut clients = comparison::changes(&running.configured.clients, &wanted.clients);
     let mut services = comparison::changes(&running.configured.services, &wanted.services);
@@ -124,8 +136,8 @@ pub fn compare(
         clients,
         services,
         host: comparison::keys(&running.configured.host, &wanted.host),
-        shares: shares(&running, config, by_service)?,
-        unchangeable: running.unchangeable(config, paths),
+        shares: shares(running, config, by_service)?,
+        unchangeable: running.unchangeable(config, pins),
     })
 }
 

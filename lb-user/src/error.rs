@@ -10,6 +10,7 @@ use crate::source::SourceError;
 use lb_document::diagnostic::Diagnostics;
 pub use lb_document::diagnostic::chain;
 
+#[derive(Debug)]
 pub enum CommandFailure {
     /// Faults of files, shown with the lines that contain them.
     Faults(Diagnostics),

@@ -1,15 +1,23 @@
 //! Scripts of reloads: keys that change while flows are open, clients that are added and removed,
 //! and files on a file system that does not answer.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use lb_common::ending::Ending;
 use lb_fake::Connect;
+use lb_view::comparison::ChangeKind;
 
 use super::clients::{MORE, MORE_BACKEND};
 use super::stage::{
-    BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, SECOND, SEED, SERVICE, Stage, address, cgroup_path, list_of,
-    script,
+    BACKENDS, CONFIG, FAULTS_PER_MILLE, LIST, PINS, SECOND, SEED, SERVICE, Stage, address, cgroup_path,
+    list_of, script,
 };
+use crate::comparison::{self, RunningState};
+use crate::config::{self, Config, HostEnvironment};
+use crate::configured::configured;
 use crate::controller::{BackgroundWork, Event, Notice};
+use crate::dry_run;
 
 /// The configuration of another service, with these backends.
 fn more(backends: &str) -> String {
@@ -218,5 +226,73 @@ fn a_hung_file_system_delays_only_its_own_service() {
             Some(address("10.0.0.8:80")),
             "the list is followed again"
         );
+    });
+}
+
+/// `check --against-running` predicts the changes of a file.
+#[test]
+fn the_predicted_changes_of_a_file_are_its_real_changes() {
+    let [first, second, third] = BACKENDS;
+    let added = "10.0.0.4:80";
+    script("", |stage| {
+        stage.stop_faults();
+        stage.kernel.make_cgroup(&cgroup_path("batch"));
+        for _ in 0..3 {
+            stage.connect().expect("all backends accept connects");
+        }
+        let compared = |stage: &Stage, text: &str| {
+            let running = &stage.controller().config;
+            let parsed = config::parse(text, Path::new(CONFIG), &HostEnvironment).expect("the text is valid");
+            let (limits, paths) = (running.limits, running.paths.clone());
+            let wanted = Config { limits, paths, ..parsed };
+            let lists = dry_run::assignments(&wanted.clients, &[]).expect("the list is in the text");
+            let running = RunningState::of_daemon(configured(running), stage.status());
+            comparison::compare_with(&running, &wanted, &lists, Path::new(PINS)).expect("the list fits")
+        };
+        let lines = format!("policy = \"p2c\"\nbackends = {{ static = [\"{first}\", \"{added}\"] }}");
+        let before = stage.config_text();
+        stage.write_clients(&[("web", "web"), ("batch", "batch")]);
+        stage.write_config(&lines);
+        let text = stage.config_text();
+        stage.write_text(&before);
+        let predicted = compared(stage, &text);
+        let changes = predicted.clients.iter().chain(&predicted.services).map(|change| {
+            let keys: Vec<&str> = change.keys.iter().map(|change| change.key.as_str()).collect();
+            (change.name.as_str(), change.kind, keys.join(" "))
+        });
+        let expected = [
+            ("batch", ChangeKind::Added, String::new()),
+            (
+                "users",
+                ChangeKind::Changed,
+                format!("backends backends.{first} backends.{added} backends.file policy"),
+            ),
+        ];
+        assert_eq!(changes.collect::<Vec<_>>(), expected);
+        let backends =
+            &predicted.shares.iter().find(|shares| shares.client == "web").expect("it changes").backends;
+        let seen = backends.iter().map(|backend| (backend.address, backend.kind, backend.active));
+        let expected = [
+            (address(first), ChangeKind::Changed, 1),
+            (address(second), ChangeKind::Removed, 1),
+            (address(third), ChangeKind::Removed, 1),
+            (address(added), ChangeKind::Added, 0),
+        ];
+        assert_eq!(seen.collect::<Vec<_>>(), expected);
+        let with_metrics = compared(stage, &format!("{text}[metrics]\nlisten = \"127.0.0.1:9464\"\n"));
+        let restart =
+            "metrics.listen cannot change while the daemon runs; restart socklb to apply the new value";
+        assert_eq!((predicted.unchangeable, with_metrics.unchangeable), (vec![], vec![restart.to_owned()]));
+        // Connects may choose the new backend. The file itself is not read any more.
+        stage.write_list(&[added]);
+        stage.write_text(&text);
+        stage.dispatch(Event::Hangup);
+        stage.settle();
+        let after = backends.iter().filter_map(|backend| Some((backend.address, backend.after?)));
+        let shares = stage.service().backends.into_iter().filter(|backend| !backend.is_leaving());
+        let shares = shares.map(|backend| (backend.address, backend.share_wanted));
+        assert_eq!(shares.collect::<BTreeMap<_, _>>(), after.collect::<BTreeMap<_, _>>());
+        assert!(compared(stage, &text).is_empty());
+        assert_eq!(stage.logged("changed=\"clients added: batch; services changed: users (backends"), 1);
     });
 }

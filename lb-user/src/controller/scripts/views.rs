@@ -6,12 +6,15 @@ use std::net::SocketAddr;
 
 use lb_kernel::Kernel as _;
 use lb_view::backend::BackendStatus;
-use lb_view::status::ClientStatus;
+use lb_view::explanation::Explanation;
+use lb_view::filter::Filter;
+use lb_view::status::{ClientStatus, SortBy};
 use lb_view::text::{self, Style};
 
 use super::FOR_LONG;
-use super::stage::{BACKENDS, Stage, address, list_of, script};
-use crate::status;
+use super::stage::{BACKENDS, SECOND, Stage, address, list_of, script};
+use crate::explain::explain;
+use crate::{dry_run, status};
 
 impl Stage {
     /// The client `web` in the status that a command computes from the maps if no daemon answers.
@@ -263,5 +266,67 @@ fn p2c_spreads_open_flows_in_proportion_to_weights() {
         // the backend would have 40 of these.
         let part = 220 / 4;
         assert!(open(stage)[1].abs_diff(part) <= 9, "{:?}, share {part}", open(stage));
+    });
+}
+
+#[test]
+fn counts_that_do_not_add_up_are_a_fault_with_and_without_a_daemon() {
+    script("", |stage| {
+        stage.stop_faults();
+        assert_eq!((stage.dial(30), stage.degraded()), (0, vec![]));
+        let slot = stage.slot(address(BACKENDS[1])).at.slot.number() as usize;
+        stage.is_counted = false;
+        stage.kernel.change_backend(&stage.pins(), slot, |row| row.flows += 2);
+        stage.pass(30 * SECOND);
+        let fault = "client web, service users, backend 10.0.0.2:80: the counts of ended and active flows do not \
+                     add up: 2 flows too many";
+        let seen = stage.backend(BACKENDS[1]).unaccounted;
+        assert_eq!((stage.degraded(), seen), (vec![fault.to_owned()], -2));
+        stage.kill();
+        assert_eq!(stage.client_by_maps().services[0].backends[1].unaccounted, -2);
+    });
+}
+
+#[test]
+fn a_filtered_status_has_only_what_its_filter_names() {
+    script("", |stage| {
+        stage.stop_faults();
+        let busy = stage.connect().expect("all backends accept connects");
+        let shown = |filter: Filter, only_failing, by| {
+            let mut status = stage.status();
+            status.retain(&filter, only_failing);
+            status.sort(by);
+            let services = status.clients.into_iter().flat_map(|client| client.services);
+            services.flat_map(|service| service.backends).map(|backend| backend.address).collect::<Vec<_>>()
+        };
+        let all = BACKENDS.map(address);
+        let second = Filter { backend: Some(all[1]), ..Filter::default() };
+        assert_eq!(shown(second, false, SortBy::Address), [all[1]]);
+        let named = |client: &str, service: &str| Filter {
+            client: Some(client.to_owned()),
+            service: Some(service.to_owned()),
+            backend: None,
+        };
+        assert_eq!(shown(named("web", "users"), false, SortBy::Address), all);
+        assert_eq!(shown(named("web", "orders"), false, SortBy::Address), []);
+        assert_eq!(shown(named("batch", "users"), false, SortBy::Address), []);
+        assert_eq!(shown(Filter::default(), false, SortBy::Active)[0], busy);
+        assert_eq!(shown(Filter::default(), true, SortBy::Address), []);
+    });
+}
+
+/// `explain` prints the same without a daemon, from the configuration.
+#[test]
+fn a_daemon_and_its_configuration_explain_the_same() {
+    let list = format!("backends = {{ static = {BACKENDS:?} }}\n");
+    script(&format!("{list}subset = {{ algorithm = \"rocksteadier\", size = 2 }}"), |stage| {
+        stage.reconfigure("[[client]]\n", "[[client]]\nindex = 3\ncount = 10\n");
+        stage.stop_faults();
+        let config = &stage.controller().config;
+        let client = &config.clients[0];
+        let lists = dry_run::assignments(&config.clients, &[]).expect("the list is in the configuration");
+        let balancer = dry_run::balancer(config, client, &lists).expect("the list fits");
+        let explained = explain(client, &balancer, Some("users"), false, BTreeMap::new());
+        assert_eq!(explained, [Explanation { from_daemon: false, ..stage.explanation() }]);
     });
 }
