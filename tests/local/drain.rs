@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
-use lb_view::fault::FaultCode;
 use lb_view::overrides::{Overridden, OverridesDocument};
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
@@ -271,32 +270,6 @@ fn a_drain_survives_the_death_of_the_daemon() {
 }
 
 #[test]
-fn the_last_available_backend_is_drained_only_by_force() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    good(&fixture, &["drain", "users", ALL[1], ALL[2]]);
-    let (code, text) = run(&fixture, &["drain", "users", FIRST]);
-    assert!(
-        code == Some(1) && text.contains("web") && text.contains("--force"),
-        "exit code {code:?}: {text}"
-    );
-    assert_eq!(names(&mut probe), set(&["b1"]), "a refused drain changes nothing");
-    good(&fixture, &["drain", "users", FIRST, "--force"]);
-    settled(&fixture);
-    assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(libc::EHOSTUNREACH));
-    let is_there = |code: FaultCode| fixture.setup.status().faults.iter().any(|fault| fault.code == code);
-    eventually("the fault is shown", || is_there(FaultCode::OnlyDrained), |is_there| *is_there);
-    assert!(!is_there(FaultCode::NoUsableBackend), "one cause is reported as one fault");
-    let (code, text) = run(&fixture, &["status"]);
-    assert!(code == Some(3) && text.contains("3 drained by an operator"), "exit code {code:?}: {text}");
-    let metrics = fixture.setup.metrics();
-    assert!(metrics.contains("socklb_overrides{service=\"users\",kind=\"drain\"} 3"), "{metrics}");
-    good(&fixture, &["undrain", "users", FIRST]);
-    eventually("a backend serves", || probe.try_dial(SERVICE).is_ok(), |serves| *serves);
-    eventually("the fault ends", || is_there(FaultCode::OnlyDrained), |is_there| !is_there);
-}
-
-#[test]
 fn with_drain_fallback_drained_backends_serve_if_there_are_no_others() {
     let mut fixture = Fixture::without_daemon();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "health = { drain_fallback = true }");
@@ -307,27 +280,6 @@ fn with_drain_fallback_drained_backends_serve_if_there_are_no_others() {
     assert_eq!(names(&mut fixture.probe()), set(&["b1", "b2", "b3"]));
     let (code, text) = run(&fixture, &["status"]);
     assert!(code == Some(3) && text.contains("because `drain_fallback` is on"), "exit code {code:?}: {text}");
-}
-
-#[test]
-fn half_a_weight_gives_half_a_share() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let answer: Overridden = fixture.setup.document(&["weight", "users", FIRST, "50%"]);
-    let share = answer.overrides[0].clients[0].share;
-    assert!((share - 0.2).abs() < 0.002, "b1 has half a weight, and the sum of weights is 2.5: {answer:?}");
-    settled(&fixture);
-    let counts = probe.dial_many(SERVICE, 1_000);
-    assert!((190..=210).contains(&counts["b1"]), "{counts:?}");
-    let (_, text) = run(&fixture, &["status"]);
-    assert!(text.contains("1 (50 %)"), "{text}");
-    let text = good(&fixture, &["weight", "users", FIRST, "100%"]);
-    assert!(text.contains("has its whole weight again"), "{text}");
-    eventually(
-        "the shares are equal again",
-        || probe.dial_many(SERVICE, 300)["b1"],
-        |count| (90..=110).contains(count),
-    );
 }
 
 /// A file in the place of the directory prevents the daemon from storing overrides.

@@ -1,24 +1,18 @@
-//! TCP and HTTP probes: a backend that fails its probes gets no connects, even if no connect has
+//! TCP probes: a backend that fails its probes gets no connects, even if no connect has
 //! failed.
-
-use std::net::TcpListener;
 
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::namespace::another_network;
 use stage::{Backend, Probe, eventually, window};
 
-fn start(health: &str) -> Fixture {
-    start_with(health, "")
-}
-
-/// As [`start`], with more lines for the service.
-fn start_with(health: &str, lines: &str) -> Fixture {
+/// A running daemon with these keys of `health`, and more lines for the service.
+fn start(health: &str, lines: &str) -> Fixture {
     let mut fixture = prepare(health, lines);
     fixture.start();
     fixture
 }
 
-/// As [`start_with`], but without a running daemon.
+/// As [`start`], but without a running daemon.
 fn prepare(health: &str, lines: &str) -> Fixture {
     let fixture = Fixture::without_daemon();
     let fast = format!("interval = \"100ms\", timeout = \"{}\", rise = 2, fall = 2", window("1s"));
@@ -36,7 +30,7 @@ fn state(fixture: &Fixture, address: &str) -> String {
 #[test]
 fn a_backend_without_a_route_is_refusing() {
     // From here on, this thread is in the fixture's network namespace.
-    let fixture = start_with("probe = \"tcp\"", "ejection = \"off\"");
+    let fixture = start("probe = \"tcp\"", "ejection = \"off\"");
     let kinds = ["blackhole", "prohibit", "unreachable"];
     let network = |at: usize| format!("10.99.{at}.0/24");
     for (at, kind) in kinds.iter().enumerate() {
@@ -53,28 +47,6 @@ fn a_backend_without_a_route_is_refusing() {
         eventually("the backend is refusing", state, |state| state.as_deref() == Some("refusing"));
     }
     assert!(fixture.probe().dial_many(SERVICE, 60).keys().eq(["b1"]));
-}
-
-#[test]
-fn http_probes_decide_whether_backends_are_healthy() {
-    let fixture = start("probe = \"http\", port = 9001, path = \"/healthz\"");
-    let all = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"];
-    // Nothing listens at that port, so all backends are refusing, and all serve as the last resort.
-    for address in all {
-        eventually("the backend is refusing", || state(&fixture, address), |state| state == "refusing");
-    }
-    assert_eq!(fixture.probe().dial_many(SERVICE, 60).len(), 3);
-    let listener = TcpListener::bind("127.0.0.1:9001").expect("listen");
-    std::thread::spawn(move || {
-        use std::io::{Read as _, Write as _};
-        while let Ok((mut stream, _)) = listener.accept() {
-            let _ = stream.read(&mut [0; 1024]);
-            let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n");
-        }
-    });
-    for address in all {
-        eventually("the backend is healthy", || state(&fixture, address), |state| state == "healthy");
-    }
 }
 
 #[test]

@@ -88,6 +88,19 @@ fn all_backends_serve_if_all_refuse_connections() {
 }
 
 #[test]
+fn probes_of_another_port_decide_whether_backends_are_healthy() {
+    let probed = ["10.0.0.1:9001", "10.0.0.2:9001", "10.0.0.3:9001"];
+    script("health = { probe = \"http\", port = 9001, path = \"/healthz\" }\nejection = \"off\"", |stage| {
+        stage.find(&probed, false);
+        stage.settle();
+        assert_eq!((stage.wire.probed(), stage.dialled(60).len()), (probed.map(address).into(), 3));
+        stage.find(&probed[1..], true);
+        stage.settle();
+        assert_eq!(stage.dialled(60), [address(BACKENDS[1]), address(BACKENDS[2])].into());
+    });
+}
+
+#[test]
 fn only_members_and_the_next_endpoints_are_probed() {
     script("health = { probe = \"tcp\" }\nsubset = { algorithm = \"rocksteadier\", size = 2 }", |stage| {
         let ten: Vec<String> = (1..=10).map(|n| format!("10.0.1.{n}:80")).collect();

@@ -401,6 +401,9 @@ fn a_service_without_backends_refuses_connects_with_its_errno() {
             stage.configure(&format!("on_no_backend = \"{name}\""));
             assert_eq!(stage.connect(), Err(errno));
         }
+        stage.list_text(&with(["weight = 2", "weight = 2", "weight = 2"]));
+        stage.stop_faults();
+        assert_eq!((stage.dial(30), stage.sent.len()), (0, 3), "weights that are raised end the refusals");
     });
 }
 

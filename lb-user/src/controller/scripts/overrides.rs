@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_http::peer::PeerCredentials;
+use lb_view::fault::FaultCode;
 use lb_view::overrides::{ClientEffect, Overridden, Override, OverrideKind, OverrideStatus};
 use tokio::sync::oneshot;
 
@@ -706,6 +707,9 @@ fn the_last_available_backend_is_drained_only_by_force() {
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS[1..]), "several backends are one decision");
         stage.accepted(OverrideRequest { force: true, ..drain(&[MIDDLE, THIRD]) });
         assert_eq!(stage.dial(10), 10);
+        stage.stop_faults();
+        let codes: Vec<FaultCode> = stage.status().faults.iter().map(|fault| fault.code).collect();
+        assert_eq!(codes, [FaultCode::OnlyDrained], "one cause is one fault");
         stage.configure("health = { drain_fallback = true }");
         assert_eq!(stage.reached_backends(), addresses(&BACKENDS));
         stage.accepted(undrain(THIRD));
