@@ -31,10 +31,10 @@
 //!   (`client_task/plan_steps`), all clients (`clients`), clients that cannot be started
 //!   (`unstarted`), and clients that leave (`leaving_clients`);
 //! - the start (`start`, `first_look`);
-//! - passes over the flow records (`flow_records`), jobs that close connections (`closing`), and
+//! - passes over the flow records (`flow_records`), jobs that close connections (`close_jobs`), and
 //!   the network namespaces of clients (`namespaces`);
-//! - the backends that are probed (`probe_targets`, through `network`), and the backends that report
-//!   (`register`);
+//! - the backends that are probed (`probe_targets`, through `network`), and the backends that
+//!   report (`register`);
 //! - weights that follow load (`client_task/control`), the file that stores the learnt weights
 //!   (`load_store`), and the overrides of operators (`overrides`);
 //! - queries (`queries`), and the facts that answers are built from (`facts`).

@@ -152,7 +152,7 @@ impl Run {
 
 /// Runs all phases without a fault, to record the calls.
 fn explore(scene: &mut Scene) -> Result<()> {
-    scene.round().and_then(|()| scene.is_whole())?;
+    scene.round().and_then(|()| scene.await_whole())?;
     scene.stop(None)?;
     ensure!(scene.start(None)?.is_none(), "a start failed without a fault");
     Ok(())
@@ -165,7 +165,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
             scene.stop(None)?;
             if scene.start(Some(case.clone()))?.is_none() {
                 // The daemon may end because of the fault even after it answers.
-                let result = scene.is_whole();
+                let result = scene.await_whole();
                 if scene.reap()?.is_none() {
                     return result;
                 }
@@ -190,5 +190,5 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
             ensure!(again.is_none(), "the next start, without a fault, fails: {again:?}");
         }
     }
-    scene.is_whole()
+    scene.await_whole()
 }

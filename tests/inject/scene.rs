@@ -83,7 +83,7 @@ impl Scene {
         if let Some(last) = self.start(None)? {
             bail!("the first start failed: {last}");
         }
-        self.is_well()?;
+        self.await_no_fault()?;
         self.links = link_ids(&self.setup.pins_of("web"));
         ensure!(self.links.len() == 10, "expected ten links: {:?}", self.links);
         self.load.start_dialling(SERVICE);
@@ -231,8 +231,8 @@ impl Scene {
     ///
     /// # Errors
     /// If the wait takes too long, or if something was lost.
-    pub fn is_whole(&mut self) -> Result<()> {
-        self.is_well()?;
+    pub fn await_whole(&mut self) -> Result<()> {
+        self.await_no_fault()?;
         let links = link_ids(&self.setup.pins_of("web"));
         ensure!(links == self.links, "the links changed from {:?} to {links:?}", self.links);
         let counts = self.load.stop_dialling();
@@ -246,7 +246,7 @@ impl Scene {
         result
     }
 
-    fn is_well(&mut self) -> Result<()> {
+    fn await_no_fault(&mut self) -> Result<()> {
         let status = |setup: &Setup| {
             let output = setup.run(&["status"]);
             (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())

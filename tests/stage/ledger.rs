@@ -172,7 +172,7 @@ impl Ledger {
     }
 
     /// Counts the end of a held connection.
-    pub fn let_go(&mut self, service: &str, seen: Seen) {
+    pub fn end_one(&mut self, service: &str, seen: Seen) {
         let flows = self.service(service);
         flows.held -= 1;
         *flows.endings.entry(seen.ending()).or_default() += 1;
@@ -246,7 +246,7 @@ mod tests {
         ledger.ended("b", Seen::NotSent);
         let mut other = Ledger::default();
         other.hold("a");
-        other.let_go("a", Seen::Closed);
+        other.end_one("a", Seen::Closed);
         ledger.merge(other);
         let text = serde_json::to_string(&ledger).unwrap();
         assert_eq!(serde_json::from_str::<Ledger>(&text).unwrap(), ledger);

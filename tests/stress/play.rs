@@ -116,7 +116,7 @@ impl Worker {
     /// Closes all held connections.
     fn rest(&mut self) -> Ledger {
         while self.held.pop_front().is_some() {
-            self.ledger.let_go("held", Seen::Closed);
+            self.ledger.end_one("held", Seen::Closed);
         }
         self.proven_ledger()
     }
@@ -126,7 +126,7 @@ impl Worker {
     fn hold(&mut self) -> Result<()> {
         for _ in 0..self.held.len() / 2 {
             self.held.pop_front();
-            self.ledger.let_go("held", Seen::Closed);
+            self.ledger.end_one("held", Seen::Closed);
         }
         while self.held.len() < self.options.held as usize {
             self.held.push_back(socket::dial(Service::of("held"))?);

@@ -193,7 +193,7 @@ impl Probing {
 
     /// Sets the targets of connect probes, and returns the backends that are to be polled for
     /// reports.
-    fn aim(&mut self, wanted: Vec<ServiceProbes>) -> Targets {
+    fn set_targets(&mut self, wanted: Vec<ServiceProbes>) -> Targets {
         let mut targets = Targets::new();
         let mut names = BTreeSet::new();
         let mut connected = BTreeMap::new();
@@ -450,17 +450,17 @@ fn contested_fault(contested: &BTreeSet<Name>) -> Option<Fault> {
 impl Controller {
     /// Probes the backends that clients use now, and applies the results that are already known.
     pub fn probe_again(&mut self, now: Instant) {
-        self.aim(now);
+        self.update_targets(now);
         self.apply_probes(now);
     }
 
     /// Probes the backends that clients use now.
-    fn aim(&mut self, now: Instant) {
+    fn update_targets(&mut self, now: Instant) {
         let wanted: Vec<ServiceProbes> = self.clients.tasks.iter().flat_map(wanted_by).collect();
         let gone = if self.probing.has_done(&wanted) {
             Vec::new()
         } else {
-            let targets = self.probing.aim(wanted);
+            let targets = self.probing.set_targets(wanted);
             let address = self.config.reports.listen.unwrap_or(ReportsConfig::ANY);
             let kernel = &*self.environment.kernel;
             self.probing.open(&targets, address, kernel, &self.config.paths.pins);
@@ -470,12 +470,12 @@ impl Controller {
         self.probing.receive(&self.config.reports, may_poll);
         // This is needed even if the targets are unchanged, because a client task that was
         // reconfigured needs its ids again.
-        self.give_ids(now);
-        self.let_go(gone);
+        self.assign_ids(now);
+        self.remove_from_register(gone);
     }
 
     /// Passes the ids of reporting backends to the client tasks.
-    fn give_ids(&mut self, now: Instant) {
+    fn assign_ids(&mut self, now: Instant) {
         for client_task in &mut self.clients.tasks {
             client_task.take_report_ids(self.probing.ids.as_ref(), now);
         }
@@ -483,7 +483,7 @@ impl Controller {
     }
 
     /// Removes these backends from the register, if no map `backends` can contain their ids.
-    fn let_go(&mut self, gone: Vec<Name>) {
+    fn remove_from_register(&mut self, gone: Vec<Name>) {
         // These ids may still be in the map of a client that is not running, and in the map of a
         // leaving client that still begins flows.
         let has_rows = !self.clients.unstarted.is_empty()
@@ -631,7 +631,7 @@ mod tests {
 
     /// The polled backends: port, key ids and interval.
     fn aimed(probing: &mut Probing, wanted: Vec<ServiceProbes>) -> Vec<(u16, Vec<u16>, Duration)> {
-        let targets = probing.aim(wanted);
+        let targets = probing.set_targets(wanted);
         let target_names = targets.into_values().map(|target| {
             let keys = target.keys.all().iter().map(|key| key.id).collect();
             (target.name.address.port(), keys, target.interval)
