@@ -122,6 +122,11 @@ impl SourceError {
         }
     }
 
+    /// Whether there is no list to read: the server's answer has no list, or there is no answer.
+    pub const fn is_without_list(&self) -> bool {
+        matches!(self, Self::Empty { .. } | Self::Failed { .. } | Self::NoAnswerYet(_))
+    }
+
     /// The host names of the list, if the fault is that some of them have no answer yet.
     pub fn unanswered(&self) -> Option<&BTreeSet<HostName>> {
         match self {

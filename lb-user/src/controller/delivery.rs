@@ -44,11 +44,7 @@ impl Controller {
             watched.take_notes(service, &contents.notes);
             watched.take_pending(service, contents.pending.clone(), now);
         }
-        watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
-        if let Some(result) = &result {
-            let error = result.as_ref().err().map(|error| crate::error::chain(error));
-            watched.remote.note_read(error.as_deref());
-        }
+        watched.note_read(version, result.as_ref().map(|result| result.as_ref().err()));
         let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = watched.feed.read(now, begun, version, result);
         self.carry_out(service, effect, now);

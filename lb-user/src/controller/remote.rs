@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lb_config::discovery::{OnEmpty, OnStale, RemoteRules};
+use lb_core::feed::Version;
 use lb_discovery::{DiscoveryRequest, Finding, HostName, HostTable, Latest};
 use lb_view::status::RemoteStatus;
 use tracing::{info, warn};
@@ -16,7 +17,8 @@ use tracing::{info, warn};
 use super::clock::unix_seconds;
 use super::sources::WatchedSource;
 use super::{Controller, Effect, addresses};
-use crate::source::{Guard, PendingRemovals, Suspension};
+use crate::error::chain;
+use crate::source::{Guard, PendingRemovals, SourceError, Stamp, Suspension};
 
 /// How long a server's answers must be without endpoints before `on_empty = "refuse"` takes effect.
 /// A rolling restart usually starts new endpoints within this time.
@@ -134,16 +136,30 @@ impl RemoteState {
         self.invalid.as_ref().filter(|invalid| !is_list || invalid.number == self.latest.number)
     }
 
-    /// Stores whether the answer that was read is a valid list.
-    pub fn note_read(&mut self, error: Option<&str>) {
+    /// Stores whether the answer that was read is a valid list. Without a list in the answer,
+    /// nothing changes.
+    fn note_read(&mut self, error: Option<&SourceError>) {
         // While a list is suspended, the answer itself is not read.
-        if self.suspension.is_some() || !matches!(self.latest.finding, Some(Finding::List(_))) {
+        if self.suspension.is_some() || error.is_some_and(SourceError::is_without_list) {
             return;
         }
         let (number, ended) = (self.number_read, self.ended.take());
-        self.invalid = error.map(|why| InvalidAnswer { number, suspension: ended, why: why.to_owned() });
+        self.invalid = error.map(|why| InvalidAnswer { number, suspension: ended, why: chain(why) });
         if error.is_none() && number == self.latest.number {
             self.valid_at = self.latest.confirmed;
+        }
+    }
+
+    /// The state for another source with the same query: the rules or the service have changed, so
+    /// the answer must be read again.
+    pub fn of_same_query(self) -> Self {
+        let Self { latest, queried_since, valid_at, suspension, .. } = self;
+        Self {
+            valid_at: valid_at.or(latest.confirmed),
+            queried_since,
+            ended: suspension,
+            latest,
+            ..Self::default()
         }
     }
 
@@ -194,6 +210,20 @@ impl RemoteState {
 }
 
 impl WatchedSource {
+    /// Stores the version of the list that was read, and whether a server's list is valid. `error`
+    /// is `None` if the list was not read because its version was known.
+    pub fn note_read(&mut self, version: Version<Stamp>, error: Option<Option<&SourceError>>) {
+        let number = version.stamp.map_or(0, Stamp::number);
+        // A newer answer may have been read while a configuration was loaded.
+        if self.source.wanted().is_none() || number < self.remote.number_read {
+            return;
+        }
+        self.remote.number_read = number;
+        if let Some(error) = error {
+            self.remote.note_read(error);
+        }
+    }
+
     /// The list with which the server's next answer is compared.
     pub fn guard(&self) -> Option<Guard> {
         // The list in use during a suspension is not the server's, so the server's next answer is

@@ -134,11 +134,18 @@ impl Controller {
         let Reading { service, source, version, mut result, instead, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
         let is_same_source = before.as_ref().is_some_and(|before| before.source == source);
+        let is_same_query = before
+            .as_ref()
+            .is_some_and(|before| source.wanted().is_some() && before.source.wanted() == source.wanted());
         let (before, notes, remote, hosts) = match before {
             Some(WatchedSource { feed, notes, remote, hosts, .. }) => (Some(feed), notes, remote, hosts),
             None => Default::default(),
         };
-        let (remote, hosts) = if is_same_source { (remote, hosts) } else { Default::default() };
+        let (remote, hosts) = match () {
+            () if is_same_source => (remote, hosts),
+            () if is_same_query => (remote.of_same_query(), Arc::default()),
+            () => Default::default(),
+        };
         let feed = Feed::default();
         let watched = WatchedSource {
             source,
@@ -155,13 +162,13 @@ impl Controller {
         } else if let Ok(contents) = &mut result {
             contents.table = Arc::default();
         }
+        let watched = self.sources.watched.get_mut(&service).expect("the service was just inserted");
+        watched.note_read(version, Some(result.as_ref().err()));
         let result = result.map_err(SourceError::into_failure);
         let read =
             result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.pending.clone()));
         let (feed, reloaded) = Feed::reload(before, is_same_source, now, begun, version, result);
-        let watched = self.sources.watched.get_mut(&service).expect("the service was just inserted");
         watched.feed = feed;
-        watched.remote.number_read = version.stamp.map_or(0, Stamp::number);
         if let Some((notes, pending)) = read {
             watched.take_notes(&service, &notes);
             watched.take_pending(&service, pending, now);

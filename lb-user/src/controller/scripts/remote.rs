@@ -218,6 +218,47 @@ fn an_invalid_answer_confirms_no_list() {
 }
 
 #[test]
+fn a_first_list_after_a_start_or_reload_that_is_refused_confirms_no_list() {
+    let keys = "stale_after = \"10m\", on_stale = \"refuse\"";
+    let narrow = format!("{keys}, allow = [\"10.0.1.0/24\"]");
+    // The first list of the source is refused after a start, a reload, or an edit of `allow`.
+    for case in ["start", "reload", "allow"] {
+        script(&dns(keys), |stage| {
+            stage.answer(&BACKENDS);
+            stage.stop_faults();
+            let why = match case {
+                "start" => {
+                    stage.answer(&["10.0.0.1:0"]);
+                    stage.start(&BACKENDS);
+                    "10.0.0.1:0"
+                }
+                "reload" => {
+                    stage.answer(&["10.0.0.1:0"]);
+                    stage.configure(&dns(keys));
+                    "10.0.0.1:0"
+                }
+                _ => {
+                    stage.configure(&dns(&narrow));
+                    "10.0.0.1:80 is not allowed"
+                }
+            };
+            assert_eq!(stage.used(), BACKENDS);
+            let error = stage.error();
+            assert!(error.contains(why) && error.ends_with("; the list in force stays"), "{case}: {error}");
+            for _ in 0..12 {
+                stage.answer(if case == "allow" { &BACKENDS } else { &["10.0.0.1:0"] });
+                stage.pass(MINUTE);
+            }
+            assert!(stage.used().is_empty(), "{case}: no list was confirmed for 10 minutes");
+            stage.configure(&dns(keys));
+            stage.answer(&BACKENDS);
+            stage.pass(MINUTE);
+            assert_eq!((stage.used(), stage.error()), (BACKENDS.map(str::to_owned).into(), String::new()));
+        });
+    }
+}
+
+#[test]
 fn with_max_shrink_off_every_removal_takes_effect_at_once() {
     script(&dns("max_shrink = \"off\""), |stage| {
         stage.answer(&BACKENDS);
