@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -320,6 +320,11 @@ impl ListSource {
         self.rules().map_or(!hosts.is_empty(), |rules| rules.limits_shrink)
     }
 
+    /// Whether `allow` of the list contains this address.
+    pub fn allows(&self, ip: IpAddr) -> bool {
+        self.rules().is_some_and(|rules| rules.allows(ip))
+    }
+
     /// The query for the list's server; `None` if the list does not come from a server.
     pub fn wanted(&self) -> Option<DiscoveryRequest> {
         match &self.origin {
@@ -416,7 +421,7 @@ impl ListSource {
             ListOrigin::Static(_) | ListOrigin::Remote(_) => None,
         };
         let is_ipv6 = self.service.is_ipv6();
-        let addresses = hosts.map(|hosts| hosts.addresses(is_ipv6)).unwrap_or_default();
+        let addresses = hosts.map(|hosts| hosts.addresses(is_ipv6, |ip| self.allows(ip))).unwrap_or_default();
         let (service, services) = (Some(self.service), &*self.services);
         let reading = ListContext { path, port_name, service, services, hosts: &addresses };
         let named = |names: BTreeSet<String>| -> Arc<BTreeSet<HostName>> {

@@ -49,6 +49,11 @@ pub struct RemoteRules {
 }
 
 impl RemoteRules {
+    /// Whether `allow` contains this address.
+    pub fn allows(&self, ip: IpAddr) -> bool {
+        self.allow.as_ref().is_some_and(|allow| allow.iter().any(|network| network.contains(&ip)))
+    }
+
     /// The reason why no endpoint may have this address; `None` if the address is allowed.
     pub fn refusal(&self, ip: IpAddr) -> Option<String> {
         match &self.allow {
@@ -71,6 +76,16 @@ pub fn refusal(ip: IpAddr) -> Option<&'static str> {
         Some("it is a link-local address")
     } else {
         None
+    }
+}
+
+/// The reason why no host name may have this address, unless `allow` of a list contains the
+/// address; `None` if the address is allowed.
+pub fn host_refusal(ip: IpAddr) -> Option<&'static str> {
+    match ip {
+        _ if ip.is_multicast() => Some("it is a multicast address"),
+        _ if ip.is_unspecified() => Some("it is the unspecified address"),
+        _ => refusal(ip),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Resolves the host names in lists, all of them in one task.
 //!
 //! A name is queried once, even if several lists contain it. A name retains the addresses of its
-//! last answer with addresses, so an empty or missing answer removes no address. If an earlier
-//! daemon has stored addresses of a name, they are used until the name's first answer with
+//! last answer with addresses, so an empty, missing or refused answer removes no address. If an
+//! earlier daemon has stored addresses of a name, they are used until the name's first answer with
 //! addresses. At most [`IN_FLIGHT`] queries are in flight, so that the queries of other providers
 //! are sent between them.
 
@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use lb_config::discovery::DnsSettings;
+use lb_config::discovery::{self, DnsSettings};
 use lb_config::endpoints::{HostAddresses, MAX_HOSTS};
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinSet};
@@ -57,8 +57,11 @@ pub struct HostState {
     pub stored: Option<SystemTime>,
     /// When the last query ended; `None` before the end of the first one.
     pub answered: Option<Instant>,
-    /// Why the last query returned no addresses; `None` if the query returned addresses.
+    /// Why the last query returned no usable addresses; `None` if the query returned addresses.
     pub missing: Option<MissingAddresses>,
+    /// The addresses in the last answer with addresses, if one of them is not allowed; else empty.
+    /// Only a list whose `allow` contains all of them uses them.
+    pub refused: Arc<[IpAddr]>,
 }
 
 /// The reason why a host name does not resolve, and when this began.
@@ -66,6 +69,8 @@ pub struct HostState {
 pub struct MissingAddresses {
     pub why: Arc<str>,
     pub since: Instant,
+    /// Whether the last answer has an address that is not allowed.
+    pub is_refusal: bool,
 }
 
 impl HostState {
@@ -73,6 +78,47 @@ impl HostState {
     /// has ended.
     pub fn is_known(&self) -> bool {
         self.answered.is_some() || !self.addresses.is_empty()
+    }
+
+    /// Applies the result of a query: addresses, or the reason why there are none. If one of the
+    /// addresses is not allowed, the name retains its last addresses, so that no wrong answer
+    /// replaces them.
+    pub fn take(&mut self, result: Result<BTreeSet<IpAddr>, String>, now: Instant) {
+        self.answered = Some(now);
+        let refusal = |ips: &BTreeSet<IpAddr>| {
+            let (ip, why) = ips.iter().find_map(|ip| Some((*ip, discovery::host_refusal(*ip)?)))?;
+            Some(format!("{ip} is not allowed: {why}"))
+        };
+        let (why, is_refusal) = match result {
+            // The set is sorted, so that answers with the same addresses are equal.
+            Ok(addresses) => match refusal(&addresses) {
+                None => {
+                    (self.stored, self.missing, self.refused) = Default::default();
+                    if !self.addresses.iter().eq(&addresses) {
+                        self.addresses = addresses.into_iter().collect();
+                    }
+                    return;
+                }
+                Some(why) => {
+                    self.refused = addresses.into_iter().collect();
+                    (why, true)
+                }
+            },
+            Err(why) => (why, false),
+        };
+        let since = self.missing.as_ref().map_or(now, |before| before.since);
+        self.missing = Some(MissingAddresses { why: why.into(), since, is_refusal });
+    }
+
+    /// Whether a list uses the refused addresses: `allows` decides for each address.
+    fn is_overruled(&self, allows: &impl Fn(IpAddr) -> bool) -> bool {
+        !self.refused.is_empty() && self.refused.iter().all(|ip| allows(*ip))
+    }
+
+    /// Why the name does not resolve, for a list that allows the addresses for which `allows` is
+    /// true; `None` if the name resolves.
+    pub fn missing_for(&self, allows: impl Fn(IpAddr) -> bool) -> Option<&MissingAddresses> {
+        self.missing.as_ref().filter(|missing| !missing.is_refusal || !self.is_overruled(&allows))
     }
 }
 
@@ -84,11 +130,15 @@ pub type StoredAddresses = BTreeMap<HostName, (Arc<[IpAddr]>, SystemTime)>;
 pub struct HostTable(pub BTreeMap<HostName, HostState>);
 
 impl HostTable {
-    /// The addresses of all names of one address family.
-    pub fn addresses(&self, is_ipv6: bool) -> HostAddresses {
+    /// The addresses of all names of one address family. Addresses that are otherwise refused are
+    /// included if `allows` is true for all addresses of the name.
+    pub fn addresses(&self, is_ipv6: bool, allows: impl Fn(IpAddr) -> bool) -> HostAddresses {
         let of_family = self.0.iter().filter(|(host, _)| host.is_ipv6 == is_ipv6);
-        let found = of_family.filter(|(_, state)| !state.addresses.is_empty());
-        found.map(|(host, state)| (Arc::clone(&host.name), Arc::clone(&state.addresses))).collect()
+        let found = of_family.map(|(host, state)| {
+            let addresses = if state.is_overruled(&allows) { &state.refused } else { &state.addresses };
+            (Arc::clone(&host.name), Arc::clone(addresses))
+        });
+        found.filter(|(_, addresses)| !addresses.is_empty()).collect()
     }
 
     /// Whether the table contains this name, and [`HostState::is_known`] is true for it.
@@ -178,31 +228,20 @@ impl Schedule {
             }
             answer => Ok(answer),
         });
-        let (delay, missing) = match found {
+        let (delay, result) = match found {
             Ok(Lookup::Records(records)) => {
                 retry.answered();
-                state.stored = None;
-                // Sorted, so that answers with the same addresses are equal.
-                let addresses: BTreeSet<IpAddr> = records.records.into_iter().collect();
-                let addresses: Arc<[IpAddr]> = addresses.into_iter().collect();
-                if state.addresses != addresses {
-                    state.addresses = addresses;
-                }
-                (later(records.ttl.clamp(MIN_TTL, MAX_TTL), draw), None)
+                let delay = later(records.ttl.clamp(MIN_TTL, MAX_TTL), draw);
+                (delay, Ok(records.records.into_iter().collect()))
             }
             Ok(Lookup::Empty { why }) => {
                 retry.answered();
-                (later(MIN_TTL, draw), Some(why))
+                (later(MIN_TTL, draw), Err(why))
             }
-            Err(failure) => (retry.failed(draw), Some(failure.to_string())),
+            Err(failure) => (retry.failed(draw), Err(failure.to_string())),
         };
         *due = Some(now + delay);
-        state.answered = Some(now);
-        state.missing = missing.map(|why| {
-            let before = state.missing.take();
-            let since = before.map_or(now, |before| before.since);
-            MissingAddresses { why: why.into(), since }
-        });
+        state.take(result, now);
     }
 
     fn table(&self) -> Arc<HostTable> {

@@ -69,7 +69,7 @@ impl WatchedSource {
     pub fn status(&self, client: &str, table: &HostTable, now: Instant, wall: SystemTime) -> SourceStatus {
         let age = |since: Instant| now.saturating_duration_since(since).as_secs();
         let error = self.feed.error_of(client).map(str::to_owned);
-        let error = error.or_else(|| unresolved(&self.hosts, table, now, wall));
+        let error = error.or_else(|| unresolved(&self.source, &self.hosts, table, now, wall));
         let status = SourceStatus {
             file: self.source.file().map(Path::to_owned),
             good_for_s: self.feed.good_since().map(age),

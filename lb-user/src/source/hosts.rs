@@ -5,6 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lb_discovery::{HostName, HostTable};
 
+use super::ListSource;
+
 /// The maximum number of host names that a text lists.
 const SHOWN: usize = 4;
 
@@ -14,6 +16,7 @@ const REASON: usize = 200;
 /// Lists which of these names do not resolve, for how long, and why; `None` if all names resolve.
 /// `wall` is the wall-clock time at `now`.
 pub fn unresolved(
+    source: &ListSource,
     hosts: &BTreeSet<HostName>,
     table: &HostTable,
     now: Instant,
@@ -21,7 +24,7 @@ pub fn unresolved(
 ) -> Option<String> {
     let missing = |host: &HostName| {
         let state = table.0.get(host)?;
-        let missing = state.missing.as_ref()?;
+        let missing = state.missing_for(|ip| source.allows(ip))?;
         let age = short(now.saturating_duration_since(missing.since));
         let why: String = missing.why.chars().take(REASON).collect();
         let left = match state.stored {

@@ -71,6 +71,40 @@ fn an_answer_without_addresses_retains_the_last_ones_and_notes_since_when() {
 }
 
 #[test]
+fn an_answer_with_an_address_that_is_not_allowed_retains_the_last_ones() {
+    let now = Instant::now();
+    let ips = |ips: &[&str]| -> Arc<[IpAddr]> { ips.iter().map(|ip| ip.parse().unwrap()).collect() };
+    for (refused, why) in [
+        ("127.0.0.1", "127.0.0.1 is not allowed: it is a loopback address"),
+        ("169.254.1.1", "169.254.1.1 is not allowed: it is a link-local address"),
+        ("224.0.0.1", "224.0.0.1 is not allowed: it is a multicast address"),
+        ("0.0.0.0", "0.0.0.0 is not allowed: it is the unspecified address"),
+    ] {
+        let mut schedule = schedule(&["a"], now);
+        schedule.answered(&host("a"), records(&["10.0.0.1"], 60), now, 0.5);
+        let at = now + Duration::from_secs(1);
+        schedule.answered(&host("a"), records(&[refused, "200.0.0.2"], 60), at, 0.5);
+        let table = schedule.table();
+        let expected = HostState {
+            addresses: ips(&["10.0.0.1"]),
+            stored: None,
+            answered: Some(at),
+            missing: Some(MissingAddresses { why: why.into(), since: at, is_refusal: true }),
+            refused: table.0[&host("a")].refused.clone(),
+        };
+        assert_eq!(table.0[&host("a")], expected);
+        assert_eq!(table.addresses(false, |_| false)["a"], ips(&["10.0.0.1"]));
+        // A list whose `allow` contains the addresses uses them.
+        assert_eq!(table.addresses(false, |_| true)["a"].len(), 2);
+        assert_eq!(table.0[&host("a")].missing_for(|_| true), None);
+        schedule.answered(&host("a"), failed(), at, 0.5);
+        assert_eq!(schedule.table().addresses(false, |_| false)["a"], ips(&["10.0.0.1"]));
+        schedule.answered(&host("a"), records(&["10.0.0.3"], 60), at, 0.5);
+        assert_eq!(schedule.table().addresses(false, |_| true)["a"], ips(&["10.0.0.3"]));
+    }
+}
+
+#[test]
 fn failed_questions_are_repeated_with_growing_pauses_and_never_earlier() {
     let mut now = Instant::now();
     let mut schedule = schedule(&["a", "b"], now);

@@ -32,6 +32,14 @@ impl Stage {
         names.map(|name| name.expect("a host has a name").to_owned()).collect()
     }
 
+    /// The addresses in the file of addresses, in the order of the names.
+    fn stored_addresses(&self) -> Vec<serde_json::Value> {
+        let text = self.disk.content(FILE).expect("the file exists");
+        let file: serde_json::Value = serde_json::from_slice(&text).expect("the file is JSON");
+        let hosts = file["hosts"].as_array().expect("the file has a list");
+        hosts.iter().map(|host| host["addresses"].clone()).collect()
+    }
+
     /// The age of the stored addresses of `b.example` in minutes, according to the fault.
     fn minutes_stored(&self) -> u32 {
         let fault = self.fault();
@@ -169,28 +177,51 @@ fn a_list_takes_effect_only_when_every_host_name_has_an_answer() {
 }
 
 #[test]
-fn an_address_of_a_host_name_that_is_not_allowed_leaves_the_list_in_force() {
+fn an_address_of_a_host_name_that_is_not_allowed_replaces_no_address_and_stops_no_edit() {
     for (ip, why) in [
-        ("127.0.0.1", "127.0.0.1:80 is not allowed: it is a loopback address (an address of b.example)"),
-        (
-            "169.254.1.1",
-            "169.254.1.1:80 is not allowed: it is a link-local address (an address of b.example)",
-        ),
-        ("224.0.0.1", "4:11: 224.0.0.1:80 cannot be connected to: a multicast address"),
-        ("0.0.0.0", "4:11: 0.0.0.0:80 cannot be connected to: the unspecified address"),
-        ("10.96.0.10", "4:11: 10.96.0.10:80 is the address of a service"),
+        ("127.0.0.1", "127.0.0.1 is not allowed: it is a loopback address"),
+        ("169.254.1.1", "169.254.1.1 is not allowed: it is a link-local address"),
+        ("224.0.0.1", "224.0.0.1 is not allowed: it is a multicast address"),
+        ("0.0.0.0", "0.0.0.0 is not allowed: it is the unspecified address"),
     ] {
         script("", |stage| {
             stage.use_names();
+            let stored = stage.stored_addresses();
             stage.name("b.example", &[ip]);
-            stage.pass(MINUTE);
-            assert_eq!(stage.dialled_backends(), BACKENDS);
-            assert!(stage.fault().contains(why), "{}", stage.fault());
+            stage.pass(2 * MINUTE);
+            let fault = |why| {
+                format!(
+                    "1 of 2 host names do not resolve: b.example for 2 min ({why}; its addresses remain in use)"
+                )
+            };
+            assert_eq!(
+                (stage.dialled_backends(), stage.fault()),
+                (BACKENDS.map(str::to_owned).into(), fault(why))
+            );
+            stage.lose_name("b.example", "SERVFAIL");
+            assert_eq!(stage.fault(), fault("SERVFAIL"));
+            stage.expect("10.0.0.9:80");
+            stage.list_text(&list_of(&LATER));
+            stage.pass(Duration::from_secs(1));
+            assert_eq!(stage.dialled_backends(), LATER_BACKENDS);
+            assert_eq!(stage.stored_addresses(), stored);
             stage.name("b.example", &["10.0.0.4"]);
             stage.pass(MINUTE);
-            assert_eq!(stage.dialled_backends(), ["10.0.0.1:80", "10.0.0.3:80", "10.0.0.4:80"]);
+            assert_eq!(
+                stage.dialled_backends(),
+                ["10.0.0.1:80", "10.0.0.3:80", "10.0.0.4:80", "10.0.0.9:80"]
+            );
+            assert_eq!(stage.fault(), "");
         });
     }
+    script("", |stage| {
+        stage.use_names();
+        stage.name("b.example", &["10.96.0.10"]);
+        stage.pass(MINUTE);
+        assert_eq!(stage.dialled_backends(), BACKENDS);
+        let why = "4:11: 10.96.0.10:80 is the address of a service";
+        assert!(stage.fault().contains(why), "{}", stage.fault());
+    });
     // The list itself may contain a loopback address.
     script("", |stage| {
         stage.name("b.example", &["10.0.0.2"]);

@@ -18,8 +18,7 @@ use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
 use lb_core::service::Protocol;
 use lb_discovery::{
-    DiscoveredList, DiscoveryRequest, Failure, Finding, HostName, HostTable, Latest, MissingAddresses,
-    StoredAddresses,
+    DiscoveredList, DiscoveryRequest, Failure, Finding, HostName, HostTable, Latest, StoredAddresses,
 };
 use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeKernel};
 use lb_host::store::StoreError;
@@ -254,17 +253,8 @@ impl ServersState {
             let nothing = Some(Err("NXDOMAIN".to_owned()));
             let answer = self.named.get(&*host.name).unwrap_or(&nothing);
             let Some(answer) = answer else { continue };
-            state.answered = Some(self.now);
-            state.missing = match answer {
-                Ok(addresses) => {
-                    (state.addresses, state.stored) = (addresses.as_slice().into(), None);
-                    None
-                }
-                Err(why) => {
-                    let since = state.missing.as_ref().map_or(self.now, |missing| missing.since);
-                    Some(MissingAddresses { why: why.as_str().into(), since })
-                }
-            };
+            let answer = answer.clone().map(|addresses| addresses.into_iter().collect());
+            state.take(answer, self.now);
         }
         self.hosts.send_replace(Arc::new(table));
     }
