@@ -43,6 +43,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use self::status::Shown;
+use crate::config::addresses::WithState;
 use crate::config::{self, Config, HostEnvironment, Paths, ProcessEnvironment};
 use crate::error::CommandFailure;
 use lb_view::filter::Filter;
@@ -101,7 +102,8 @@ fn read_config_in(files: &PathOptions, env: &dyn ProcessEnvironment) -> Result<C
     // Relative paths in the file start at the file's directory. The path of the file is made
     // absolute, because paths in the file are later compared with absolute paths that the kernel
     // reports.
-    let mut config = config::read(&std::path::absolute(files.file())?, env)?;
+    let env = WithState { env, state: files.state.as_deref() };
+    let mut config = config::read(&std::path::absolute(files.file())?, &env)?;
     config.paths = files.over(config.paths)?;
     Ok(config)
 }
@@ -116,4 +118,30 @@ fn paths_of(files: &PathOptions) -> Result<Paths, CommandFailure> {
         None => config::read_paths(files.file()).unwrap_or_default(),
     };
     Ok(files.over(paths)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::addresses;
+
+    #[test]
+    fn stored_addresses_of_services_are_read_below_the_state_directory_of_the_command_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("socklb.toml");
+        let text = "[[client]]\njob = 'j'\ncgroup = 'c'\n[[service]]\nname = 's'\n\
+                    address = { kubernetes = 'shop/users' }\nbackends = { static = [] }\n\
+                    [kubernetes]\nserver = 'http://127.0.0.1:1'\n[paths]\nstate = '/nonexistent'\n";
+        std::fs::write(&file, text).unwrap();
+        let address = "10.96.0.10:80".parse().unwrap();
+        let known = [("kubernetes shop/users cluster IP tcp".to_owned(), address)].into();
+        let stored = addresses::path(folder.path());
+        crate::source::last_good::save(&stored, &addresses::render(&known)).unwrap();
+        let read = |state: Option<&std::path::Path>| {
+            let state = state.map(std::path::Path::to_owned);
+            let files = PathOptions { config: Some(file.clone()), pins: None, run: None, state };
+            read_config(&files).unwrap().lookups[0].address
+        };
+        assert_eq!((read(None), read(Some(folder.path()))), (None, Some(address)));
+    }
 }

@@ -1,18 +1,20 @@
 //! Reads every file and queries every server in a configuration, for commands that run without the
 //! daemon.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
-use lb_config::discovery::DnsSettings;
+use lb_config::discovery::{DnsSettings, IpFamily};
 use lb_config::endpoints::MAX_HOSTS;
 use lb_discovery::{DiscoveryRequest, Finding, HostTable, Hosts, Latest, ProviderContext, date_of, spawn};
 use lb_view::source::CheckedSource;
 use tokio::task::JoinSet;
 
-use crate::config::{AddressLookup, ClusterIpOrigin, Config};
+use crate::config::addresses::{KnownAddresses, WithAddresses};
+use crate::config::{self, AddressLookup, ClusterIpOrigin, Config, HostEnvironment};
 use crate::controller;
 use crate::error::chain;
 use crate::source::{self, ListSource, SourceError, read_whole};
@@ -20,13 +22,14 @@ use crate::source::{self, ListSource, SourceError, read_whole};
 /// How long a command waits for a server's answer. The provider's own time limits are shorter.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Checks the sources of all services at the same time. Returns the results in the order of the
-/// services' names.
+/// Checks the sources of all services: first the services' addresses, because the lists of services
+/// without an address are not part of a configuration, and then all lists at the same time. Returns
+/// the results in the order of the services' names.
 ///
 /// # Errors
-/// If the kernel refuses a thread or a descriptor.
+/// If the kernel refuses a thread or a descriptor, or the configuration cannot be read again.
 pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
-    check_all(controller::sources(config), config)
+    check_all(config, false)
 }
 
 /// Like [`check`], but returns only the results that depend on servers: lists and addresses from
@@ -35,57 +38,109 @@ pub fn check(config: &Config) -> Result<Vec<CheckedSource>> {
 /// # Errors
 /// The errors of [`check`].
 pub fn check_servers(config: &Config) -> Result<Vec<CheckedSource>> {
-    let sources = controller::sources(config);
-    let local = sources.iter().filter(|(_, source)| source.wanted().is_none());
-    let local: BTreeMap<String, String> =
-        local.map(|(service, source)| (service.clone(), source.origin.to_string())).collect();
-    let mut checked = check_all(sources, config)?;
-    checked.retain(|one| one.host_names > 0 || local.get(&one.service) != Some(&one.origin));
-    Ok(checked)
+    check_all(config, true)
 }
 
-fn check_all(
-    sources: BTreeMap<String, ListSource>,
-    Config { lookups, dns, .. }: &Config,
-) -> Result<Vec<CheckedSource>> {
+fn check_all(config: &Config, is_only_servers: bool) -> Result<Vec<CheckedSource>> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a thread")?;
     let mut checked = runtime.block_on(async {
         let shared = Arc::new(ProviderContext::default());
-        let hosts = Arc::new(Hosts::new(&shared, &Arc::default()));
         let mut checks = JoinSet::new();
-        for AddressLookup { service, origin, .. } in lookups.iter().cloned() {
+        for AddressLookup { service, origin, .. } in config.lookups.iter().cloned() {
             checks.spawn(check_address(service, origin, Arc::clone(&shared)));
         }
-        for (service, source) in sources {
-            let resolving = (Arc::clone(&hosts), dns.clone());
-            checks.spawn(check_one(service, source, Arc::clone(&shared), resolving));
+        let (mut checked, mut known) = (Vec::new(), KnownAddresses::new());
+        for (one, address) in checks.join_all().await {
+            known.extend(address.map(|address| (one.origin.clone(), address)));
+            checked.push(one);
         }
-        checks.join_all().await
-    });
+        let (config, unknown) = complete(config, known)?;
+        let hosts = Arc::new(Hosts::new(&shared, &Arc::default()));
+        let mut checks = JoinSet::new();
+        for (service, source) in controller::sources(&config) {
+            let (is_local, shared) = (source.wanted().is_none(), Arc::clone(&shared));
+            let is_unknown = unknown.contains(&service);
+            let resolving = (Arc::clone(&hosts), config.dns.clone());
+            checks.spawn(async move {
+                let mut one = check_one(service, source, shared, resolving).await;
+                if is_unknown {
+                    let note = "the address of the service is not known; the list was checked without it";
+                    one.notes.push(note.to_owned());
+                }
+                (is_local, one)
+            });
+        }
+        let lists = checks.join_all().await.into_iter();
+        checked.extend(
+            lists
+                .filter(|(is_local, one)| !is_only_servers || !is_local || one.host_names > 0)
+                .map(|(_, one)| one),
+        );
+        anyhow::Ok(checked)
+    })?;
     // A file system that does not answer must not delay the end of the command.
     runtime.shutdown_background();
-    checked.sort_by(|a, b| a.service.cmp(&b.service));
+    checked.sort_by(|a, b| (&a.service, a.endpoints).cmp(&(&b.service, b.endpoints)));
     Ok(checked)
 }
 
-/// Queries the server of a service's address.
+/// The configuration with the services' addresses that servers have sent (`known`), or else with
+/// the stored addresses. A service without either gets an address that stands for any address, so
+/// that its list can be checked; the second value contains the names of these services.
+fn complete(config: &Config, mut known: KnownAddresses) -> Result<(Config, BTreeSet<String>)> {
+    let mut unknown = BTreeSet::new();
+    for lookup in &config.lookups {
+        let origin = lookup.origin.to_string();
+        if let Some(address) = lookup.address.filter(|_| !known.contains_key(&origin)) {
+            known.insert(origin, address);
+        }
+    }
+    let is_equal = |lookup: &AddressLookup| {
+        lookup.address.is_some() && lookup.address == known.get(&lookup.origin.to_string()).copied()
+    };
+    if config.lookups.iter().all(is_equal) {
+        return Ok((config.clone(), unknown));
+    }
+    let read = |known: &KnownAddresses| {
+        let read = config::read(&config.path, &WithAddresses { env: &HostEnvironment, known });
+        read.map(|read| Config { paths: config.paths.clone(), ..read })
+    };
+    let mut read_now = read(&known)?;
+    // Another service may have the address that a server has sent.
+    for (port, lookup) in (1..).zip(&read_now.lookups).filter(|(_, lookup)| lookup.address.is_none()) {
+        // RFC 5737, RFC 3849: addresses for documentation, which are never in use.
+        let ip: IpAddr = match lookup.origin.family {
+            Some(IpFamily::Ipv6) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+            Some(IpFamily::Ipv4) | None => Ipv4Addr::new(192, 0, 2, 1).into(),
+        };
+        known.insert(lookup.origin.to_string(), SocketAddr::new(ip, port));
+        unknown.insert(lookup.service.clone());
+    }
+    if !unknown.is_empty() {
+        read_now = read(&known)?;
+    }
+    Ok((read_now, unknown))
+}
+
+/// Queries the server of a service's address. Also returns the address.
 async fn check_address(
     service: String,
     origin: ClusterIpOrigin,
     shared: Arc<ProviderContext>,
-) -> CheckedSource {
+) -> (CheckedSource, Option<SocketAddr>) {
     let began = tokio::time::Instant::now();
     let place = origin.to_string();
     let running = spawn(DiscoveryRequest::Address(origin), &shared, Arc::default());
     let latest = answer(&mut running.latest.clone(), 1).await;
     let finding = latest.as_ref().and_then(|latest| latest.finding.as_ref());
     let mut notes: Vec<String> = expiry(latest.as_ref()).into_iter().collect();
+    let address = finding.and_then(controller::address);
     let error = match finding {
         Some(Finding::Empty { why }) => Some(why.clone()),
         Some(Finding::Failed(failure)) => Some(failure.to_string()),
         None => Some("no answer".to_owned()),
-        Some(finding @ Finding::List(_)) => match controller::address(finding) {
+        Some(Finding::List(_)) => match address {
             Some(address) => {
                 notes.insert(0, format!("the address of the service is {address}"));
                 None
@@ -95,7 +150,17 @@ async fn check_address(
     };
     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     let (host_names, unresolved) = (0, None);
-    CheckedSource { service, origin: place, endpoints: None, error, notes, host_names, unresolved, took_ms }
+    let checked = CheckedSource {
+        service,
+        origin: place,
+        endpoints: None,
+        error,
+        notes,
+        host_names,
+        unresolved,
+        took_ms,
+    };
+    (checked, address)
 }
 
 async fn check_one(
@@ -235,7 +300,7 @@ async fn answer(answers: &mut tokio::sync::watch::Receiver<Latest>, count: u64) 
 
 #[cfg(test)]
 mod tests {
-    use std::net::{SocketAddr, UdpSocket};
+    use std::net::UdpSocket;
 
     use super::*;
     use crate::config::tests::good;
@@ -290,5 +355,31 @@ mod tests {
         assert!(why.contains("none of its 1 host names resolves"), "{why}");
         assert!(!why.starts_with(&checked[1].origin), "{why}: the caller prints the origin before this text");
         assert_eq!(check(&config).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn the_list_of_a_service_without_a_known_address_is_checked() {
+        let folder = tempfile::tempdir().unwrap();
+        let (list, file) = (folder.path().join("users.toml"), folder.path().join("socklb.toml"));
+        std::fs::write(&list, "[[endpoint]]\naddress = \"10.0.0.1:80\"\n").unwrap();
+        // Nothing listens on port 1.
+        let text = format!(
+            "[[client]]\njob = 'web'\ncgroup = 'web'\n[[service]]\nname = 'users'\n\
+             address = {{ kubernetes = 'shop/users' }}\nbackends = {{ file = {list:?} }}\n\
+             [kubernetes]\nserver = 'http://127.0.0.1:1'\n[paths]\nstate = {:?}\n",
+            folder.path()
+        );
+        std::fs::write(&file, text).unwrap();
+        let check = || {
+            let checked = check(&config::read(&file, &HostEnvironment).unwrap()).unwrap();
+            let facts = |one: &CheckedSource| (one.error.is_some(), one.endpoints, one.notes.clone());
+            checked.iter().map(facts).collect::<Vec<_>>()
+        };
+        let note = "the address of the service is not known; the list was checked without it".to_owned();
+        assert_eq!(check(), [(true, None, vec![]), (false, Some(1), vec![note])]);
+        let known = [("kubernetes shop/users cluster IP tcp".to_owned(), "10.96.0.10:80".parse().unwrap())];
+        let stored = config::addresses::path(folder.path());
+        source::last_good::save(&stored, &config::addresses::render(&known.into())).unwrap();
+        assert_eq!(check(), [(true, None, vec![]), (false, Some(1), vec![])]);
     }
 }

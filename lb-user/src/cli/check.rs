@@ -15,6 +15,7 @@ use lb_core::service::{Accounting, Service};
 use super::{PathOptions, paths_of};
 use crate::assignments::AssignmentsByService;
 use crate::comparison;
+use crate::config::addresses::WithState;
 use crate::config::{
     self, ClientConfig, Config, ConfigFileError, EndpointSource, HostEnvironment, ListFile, NamedFile,
 };
@@ -80,7 +81,8 @@ pub fn run(
             }
         }
     };
-    let config = match config::read_with(&path, &HostEnvironment, look) {
+    let env = WithState { env: &HostEnvironment, state: files.state.as_deref() };
+    let config = match config::read_with(&path, &env, look) {
         Ok(config) => Some(config),
         Err(ConfigFileError::Faulty(faults)) => {
             faulty.insert(0, faults);

@@ -45,6 +45,31 @@ pub fn read(state: &Path) -> Result<KnownAddresses, SourceError> {
     last_good::read_at_most(&path(state), MAX_BYTES).map(|text| parse(&text))
 }
 
+/// An environment that reads stored addresses below this state directory, if it is `Some`, instead
+/// of below the directory that the configuration names.
+pub struct WithState<'a> {
+    pub env: &'a dyn ProcessEnvironment,
+    pub state: Option<&'a Path>,
+}
+
+impl ProcessEnvironment for WithState<'_> {
+    fn variable(&self, name: &str) -> Option<String> {
+        self.env.variable(name)
+    }
+
+    fn host_name(&self) -> Option<String> {
+        self.env.host_name()
+    }
+
+    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+        self.env.service_keys(path)
+    }
+
+    fn service_address(&self, origin: &ClusterIpOrigin, state: &Path) -> Option<SocketAddr> {
+        self.env.service_address(origin, self.state.unwrap_or(state))
+    }
+}
+
 /// An environment that returns these addresses instead of the stored addresses.
 pub struct WithAddresses<'a> {
     pub env: &'a dyn ProcessEnvironment,
