@@ -26,6 +26,9 @@ pub struct Addresses {
     /// Keyed by service name: the earliest expiry of the certificates for the connection to the
     /// server that sends the service's address.
     expiries: BTreeMap<String, SystemTime>,
+    /// Keyed by service name: the address in the last answer that is not used because it is an
+    /// endpoint, and the service with this endpoint.
+    endpoints: BTreeMap<String, (SocketAddr, String)>,
 }
 
 /// The query for a service's address.
@@ -65,6 +68,9 @@ impl Addresses {
         if let Some((address, other)) = taken {
             return Some(format!("{origin} is {address}, which is the address of service {other}; {next}"));
         }
+        if let Some((address, other)) = self.endpoints.get(&lookup.service) {
+            return Some(format!("{origin} is {address}, which is an endpoint of service {other}; {next}"));
+        }
         if let Some(known) = known.filter(|known| Some(**known) != *in_force) {
             return Some(format!(
                 "{origin} is now {known}, which takes effect at the next reload of the configuration; {next}"
@@ -77,7 +83,7 @@ impl Addresses {
             None if in_force.is_some() => return None,
             None => format!("{origin}: no answer yet"),
         };
-        Some(format!("the server has not sent the service's address: {why}; {next}"))
+        Some(format!("no usable address from the server: {why}; {next}"))
     }
 }
 
@@ -88,6 +94,7 @@ impl Controller {
         let mut is_new = false;
         self.addresses.answers.clear();
         self.addresses.expiries.clear();
+        self.addresses.endpoints.clear();
         for lookup in &self.config.lookups {
             let wanted = wanted(lookup);
             let Some((_, latest)) = answers.iter().find(|(answered, _)| *answered == wanted) else {
@@ -96,6 +103,14 @@ impl Controller {
             self.addresses.answers.push((wanted, latest.clone()));
             self.addresses.expiries.extend(latest.expires.map(|expires| (lookup.service.clone(), expires)));
             let Some(address) = latest.finding.as_ref().and_then(address) else { continue };
+            // No endpoint may have the address of a service. With such an address, the list would
+            // be refused, and connects would fail.
+            if lookup.address != Some(address)
+                && let Some(other) = self.sources.service_with(address)
+            {
+                self.addresses.endpoints.insert(lookup.service.clone(), (address, other.to_owned()));
+                continue;
+            }
             let before = self.addresses.known.insert(lookup.origin.to_string(), address);
             if before != Some(address) {
                 let service = &lookup.service;

@@ -5,6 +5,7 @@
 //! assignments run outside of the event loop, which then applies the results together (`delivery`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -54,6 +55,17 @@ pub struct WatchedSource {
     pub lacks_hosts: bool,
     /// Whether the newest list was read with outdated addresses of host names.
     pub has_outdated_hosts: bool,
+}
+
+impl Sources {
+    /// The name of a service whose newest list has an endpoint with this address.
+    pub fn service_with(&self, address: SocketAddr) -> Option<&str> {
+        let watched = self.watched.iter();
+        let newest =
+            watched.filter_map(|(service, watched)| Some((service, &watched.feed.newest()?.assignments)));
+        let mut lists = newest.chain(&self.statics);
+        lists.find(|(_, list)| list.list().get(address).is_some()).map(|(service, _)| service.as_str())
+    }
 }
 
 impl WatchedSource {

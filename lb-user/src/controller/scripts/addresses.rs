@@ -57,8 +57,8 @@ fn a_service_is_balanced_once_its_address_is_known() {
     let fault = stage.address_fault().expect("a fault reports the unknown address");
     assert_eq!(
         fault,
-        "service users: the server has not sent the service's address: 10.0.0.53:53: no answer; its connects \
-         are not balanced"
+        "service users: no usable address from the server: 10.0.0.53:53: no answer; its connects are not \
+         balanced"
     );
     assert_eq!(stage.stored(), "");
     stage.answer_address(SERVICE);
@@ -110,6 +110,35 @@ fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
     assert_eq!(stage.used_at("10.96.0.11:80"), BACKENDS);
     assert!(stage.stored().contains("10.96.0.11:80"));
     assert_eq!(stage.address_fault(), None);
+}
+
+#[test]
+fn an_address_that_is_an_endpoint_changes_nothing() {
+    let (_, without_list) = LINES.split_once('\n').expect("the list is the first line");
+    for lines in [LINES, without_list] {
+        let mut stage = Stage::new(lines);
+        stage.look_up();
+        stage.start(&BACKENDS);
+        stage.answer_address(SERVICE);
+        stage.settle();
+        stage.answer_address("10.0.0.2:80");
+        stage.settle();
+        assert_eq!(stage.used_at(SERVICE), BACKENDS, "the earlier address stays");
+        let fault = stage.address_fault().expect("a fault reports the refused address");
+        assert_eq!(
+            fault,
+            "service users: kubernetes shop/users cluster IP tcp is 10.0.0.2:80, which is an endpoint of service users; \
+             10.96.0.10:80 stays the service's address"
+        );
+        assert!(stage.stored().contains(SERVICE));
+        stage.is_counted = false;
+        stage.answer_address("10.96.0.11:80");
+        stage.settle();
+        assert_eq!(
+            (stage.used_at("10.96.0.11:80"), stage.address_fault()),
+            (BACKENDS.map(str::to_owned).into(), None)
+        );
+    }
 }
 
 #[test]
