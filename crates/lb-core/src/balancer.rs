@@ -538,6 +538,13 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         self.services[position].list.as_ref().map_or(0, |in_use| in_use.schedule.len())
     }
 
+    /// Whether the service at a position has no list, but a table of an earlier balancer, which
+    /// stays in force until the first list.
+    pub fn has_adopted_table(&self, position: usize) -> bool {
+        let ServiceState { list, index, .. } = &self.services[position];
+        list.is_none() && self.adopted.services.get(index).is_some_and(|plan| !plan.schedule.is_empty())
+    }
+
     /// The slot of a backend of the service at a position.
     pub fn slot(&self, position: usize, address: SocketAddr) -> Option<BackendRef> {
         self.slots.get(Identity { service: self.services[position].index, address })

@@ -191,7 +191,11 @@ impl Controller {
                 }
             }
             Some(watched) => {
-                watched.status(&client_task.client.name, &self.sources.hosts.table, now, self.wall)
+                let position = client_task.position(name);
+                let has_adopted_table =
+                    position.is_some_and(|position| client_task.balancer().has_adopted_table(position));
+                let table = &self.sources.hosts.table;
+                watched.status(&client_task.client.name, has_adopted_table, table, now, self.wall)
             }
         };
         let source = |(name, service): (&str, &ServiceTask)| {

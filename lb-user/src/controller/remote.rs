@@ -52,6 +52,14 @@ pub struct RemoteState {
     pub number_read: u64,
 }
 
+/// What connects of a client use until the next list of a source.
+pub enum PresentList {
+    InForce,
+    /// The tables that an earlier daemon has left in the kernel.
+    OfEarlierRun,
+    None,
+}
+
 /// An answer that is not a valid list. It does not confirm the earlier list, and does not end a
 /// suspension.
 struct InvalidAnswer {
@@ -103,15 +111,18 @@ impl RemoteState {
 
     /// Why the server's last answer is not a valid list; `None` if it is a valid list, or if there
     /// is no answer yet.
-    pub fn trouble(&self, now: Instant, has_list: bool) -> Option<String> {
+    pub fn trouble(&self, now: Instant, present: &PresentList) -> Option<String> {
         let age = |since: Option<Instant>| {
             let age = since.map(|since| now.saturating_duration_since(since));
             let minutes = age.map_or(0, |age| age.as_secs() / 60);
             if minutes == 0 { String::new() } else { format!(" for {minutes} min") }
         };
         let next = match self.suspension {
-            None if has_list => "the list in force stays",
-            None => "no list is in force",
+            None => match present {
+                PresentList::InForce => "the list in force stays",
+                PresentList::OfEarlierRun => "the tables of an earlier run stay in force",
+                PresentList::None => "no list is in force",
+            },
             Some(Suspension::Refuse) => "connects fail",
             Some(Suspension::Pass) => "connects go to the service's own address",
         };

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::hosts::HostNames;
 use super::list_reads::{ListPurpose, Reading};
-use super::remote::{RemoteState, Shrink};
+use super::remote::{PresentList, RemoteState, Shrink};
 use super::state_files::FilesToStore;
 use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments, AssignmentsByService};
@@ -78,7 +78,15 @@ impl WatchedSource {
     }
 
     /// The state of the source, with the error that concerns this client.
-    pub fn status(&self, client: &str, table: &HostTable, now: Instant, wall: SystemTime) -> SourceStatus {
+    /// `has_adopted_table`: whether the client uses a table of an earlier daemon.
+    pub fn status(
+        &self,
+        client: &str,
+        has_adopted_table: bool,
+        table: &HostTable,
+        now: Instant,
+        wall: SystemTime,
+    ) -> SourceStatus {
         let age = |since: Instant| now.saturating_duration_since(since).as_secs();
         let error = self.feed.error_of(client).map(str::to_owned);
         let error = error.or_else(|| unresolved(&self.source, &self.hosts, table, now, wall));
@@ -96,9 +104,14 @@ impl WatchedSource {
             return SourceStatus { error: status.error.or_else(deferred), ..status };
         }
         let latest = &self.remote.latest;
+        let present = match () {
+            () if self.feed.newest().is_some() => PresentList::InForce,
+            () if has_adopted_table => PresentList::OfEarlierRun,
+            () => PresentList::None,
+        };
         SourceStatus {
             good_for_s: self.remote.confirmed().map(age),
-            error: self.remote.trouble(now, self.feed.newest().is_some()).or(status.error),
+            error: self.remote.trouble(now, &present).or(status.error),
             failures: latest.failures.max(status.failures),
             remote: Some(self.remote.status(self.source.origin.to_string(), now)),
             ..status

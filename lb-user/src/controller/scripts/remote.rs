@@ -338,6 +338,25 @@ fn a_restart_uses_the_stored_list_while_the_server_is_down() {
 }
 
 #[test]
+fn without_a_stored_list_the_tables_of_an_earlier_run_stay_in_force() {
+    script(DNS, |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        stage.fail_query();
+        stage.kill();
+        stage.disk.remove("/var/lib/socklb/last-good/users.json");
+        stage.start(&BACKENDS);
+        assert_eq!(stage.used(), BACKENDS);
+        assert_eq!(
+            stage.error(),
+            "no list so far: 10.0.0.53:53: no answer; the tables of an earlier run stay in force"
+        );
+        stage.answer(&BACKENDS);
+        assert_eq!((stage.used(), stage.error()), (BACKENDS.map(str::to_owned).into(), String::new()));
+    });
+}
+
+#[test]
 fn a_reload_from_a_file_to_a_server_retains_the_list_until_the_server_answers() {
     script("", |stage| {
         stage.stop_faults();
