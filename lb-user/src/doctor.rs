@@ -92,8 +92,17 @@ fn servers(diagnosis: &mut Diagnosis, config: &Config) {
         Ok(checked) => checked,
         Err(error) => return diagnosis.add("lists", Severity::Warning, format!("{error:#}"), None),
     };
-    for CheckedSource { service, origin, endpoints, error, notes, host_names: _, unresolved, took_ms } in
-        checked
+    for CheckedSource {
+        service,
+        origin,
+        endpoints,
+        error,
+        notes,
+        expired,
+        host_names: _,
+        unresolved,
+        took_ms,
+    } in checked
     {
         let place = format!("{service}: {origin}");
         match error {
@@ -103,8 +112,8 @@ fn servers(diagnosis: &mut Diagnosis, config: &Config) {
                 diagnosis.ok("lists", format!("{place}: {}in {took_ms} ms", endpoints.unwrap_or_default()));
             }
         }
-        if let Some(unresolved) = unresolved {
-            diagnosis.add("lists", Severity::Warning, format!("{place}: {unresolved}"), None);
+        for warning in expired.into_iter().chain(unresolved) {
+            diagnosis.add("lists", Severity::Warning, format!("{place}: {warning}"), None);
         }
         for note in notes {
             diagnosis.add("lists", Severity::Note, format!("{place}: {note}"), None);

@@ -94,6 +94,9 @@ pub enum SourceError {
     NoAnswer(#[from] NoAnswer),
     #[error(transparent)]
     Invalid(#[from] Diagnostics),
+    /// The faults of a text that no operator can see: the positions of the faults have no meaning.
+    #[error("{}: {}", place.display(), faults.without_positions())]
+    InvalidAnswer { place: PathBuf, faults: Diagnostics },
 }
 
 impl SourceError {
@@ -118,7 +121,8 @@ impl SourceError {
             | Self::Unresolved { .. }
             | Self::TooManyHosts { .. }
             | Self::Untrusted(_)
-            | Self::Invalid(_) => ReadFailure::Faulty(text),
+            | Self::Invalid(_)
+            | Self::InvalidAnswer { .. } => ReadFailure::Faulty(text),
         }
     }
 
@@ -433,12 +437,15 @@ impl ListSource {
             // if a fault does not depend on addresses.
             let bare = ListContext { hosts: &NO_HOSTS, ..reading };
             let names = endpoints::parse(&text, &bare).map(|parsed| parsed.hosts);
-            at_hosts(&names.map(named).unwrap_or_default(), faults.into())
+            at_hosts(&names.map(named).unwrap_or_default(), self.invalid(path, faults))
         })?;
         let Parsed { list, hosts: names, resolved, notes } = parsed;
         let names = named(names);
         let checked = hosts.map_or(Ok(()), |hosts| self.check_hosts(&names, &list, hosts));
-        let checked = checked.and_then(|()| Ok(endpoints::check_indexes(&list, self.needs_indexes, path)?));
+        let checked = checked.and_then(|()| {
+            let checked = endpoints::check_indexes(&list, self.needs_indexes, path);
+            checked.map_err(|faults| self.invalid(path, faults))
+        });
         checked
             .and_then(|()| self.check_addresses(&list, &resolved))
             .map_err(|error| at_hosts(&names, error))?;
@@ -452,6 +459,14 @@ impl ListSource {
             text,
             pending: None,
         })
+    }
+
+    /// The error for the faults of the text at `path`.
+    fn invalid(&self, path: &Path, faults: Diagnostics) -> SourceError {
+        if self.file().is_some() || path == self.last_good {
+            return faults.into();
+        }
+        SourceError::InvalidAnswer { place: self.place(), faults }
     }
 
     /// Refuses a list without any endpoint. Also refuses a list with host names that have no answer

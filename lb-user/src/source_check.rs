@@ -134,7 +134,8 @@ async fn check_address(
     let running = spawn(DiscoveryRequest::Address(origin), &shared, Arc::default());
     let latest = answer(&mut running.latest.clone(), 1).await;
     let finding = latest.as_ref().and_then(|latest| latest.finding.as_ref());
-    let mut notes: Vec<String> = expiry(latest.as_ref()).into_iter().collect();
+    let mut notes = Vec::new();
+    let expired = expiry(latest.as_ref(), SystemTime::now(), &mut notes);
     let address = finding.and_then(controller::address);
     let error = match finding {
         Some(Finding::Empty { why }) => Some(why.clone()),
@@ -156,6 +157,7 @@ async fn check_address(
         endpoints: None,
         error,
         notes,
+        expired,
         host_names,
         unresolved,
         took_ms,
@@ -172,8 +174,8 @@ async fn check_one(
     let origin = source.origin.to_string();
     let began = tokio::time::Instant::now();
     let mut again = Duration::ZERO;
-    let (text, notes) = match source.wanted() {
-        None => (read(&source).await, Vec::new()),
+    let (text, notes, expired) = match source.wanted() {
+        None => (read(&source).await, Vec::new(), None),
         Some(wanted) => query(wanted, &shared, &mut again).await,
     };
     let mut checked = CheckedSource {
@@ -182,6 +184,7 @@ async fn check_one(
         endpoints: None,
         error: None,
         notes,
+        expired,
         host_names: 0,
         unresolved: None,
         took_ms: 0,
@@ -261,17 +264,23 @@ async fn query(
     wanted: DiscoveryRequest,
     shared: &Arc<ProviderContext>,
     again: &mut Duration,
-) -> (Result<Vec<u8>, String>, Vec<String>) {
+) -> (Result<Vec<u8>, String>, Vec<String>, Option<String>) {
     let running = spawn(wanted, shared, Arc::default());
     let mut answers = running.latest.clone();
     let first = answer(&mut answers, 1).await;
-    let (list, mut notes) = match first.as_ref().map(|latest| latest.finding.as_ref()) {
-        Some(Some(Finding::List(list))) => (list.clone(), list.notes.clone()),
-        Some(Some(Finding::Empty { why })) => return (Err(format!("empty answer ({why})")), Vec::new()),
-        Some(Some(Finding::Failed(failure))) => return (Err(failure.to_string()), Vec::new()),
-        Some(None) | None => return (Err("no answer".to_owned()), Vec::new()),
+    let mut notes = Vec::new();
+    let expired = expiry(first.as_ref(), SystemTime::now(), &mut notes);
+    let list = match first.as_ref().and_then(|latest| latest.finding.as_ref()) {
+        Some(Finding::List(list)) => Ok(list.clone()),
+        Some(Finding::Empty { why }) => Err(format!("empty answer ({why})")),
+        Some(Finding::Failed(failure)) => Err(failure.to_string()),
+        None => Err("no answer".to_owned()),
     };
-    notes.extend(expiry(first.as_ref()));
+    let list = match list {
+        Ok(list) => list,
+        Err(error) => return (Err(error), Vec::new(), expired),
+    };
+    notes.splice(0..0, list.notes.iter().cloned());
     let first_answer = tokio::time::Instant::now();
     running.refresh();
     if let Some(second) = answer(&mut answers, 2).await
@@ -283,13 +292,19 @@ async fn query(
         );
     }
     *again = first_answer.elapsed();
-    (Ok(list.text.to_vec()), notes)
+    (Ok(list.text.to_vec()), notes, expired)
 }
 
-/// A note on the first certificate that expires.
-fn expiry(latest: Option<&Latest>) -> Option<String> {
-    let since_epoch = latest?.expires?.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Some(format!("the earliest expiry of a certificate is on {}", date_of(since_epoch)))
+/// Describes the first certificate that expires: returns the text if the certificate has expired at
+/// `now`, and otherwise adds it to `notes`.
+fn expiry(latest: Option<&Latest>, now: SystemTime, notes: &mut Vec<String>) -> Option<String> {
+    let expires = latest?.expires?;
+    let date = date_of(expires.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+    if expires <= now {
+        return Some(format!("a certificate for this connection expired on {date}"));
+    }
+    notes.push(format!("the earliest expiry of a certificate is on {date}"));
+    None
 }
 
 /// Waits until the server has answered this number of queries.
@@ -381,5 +396,19 @@ mod tests {
         let stored = config::addresses::path(folder.path());
         source::last_good::save(&stored, &config::addresses::render(&known.into())).unwrap();
         assert_eq!(check(), [(true, None, vec![]), (false, Some(1), vec![])]);
+    }
+
+    #[test]
+    fn an_expired_certificate_is_a_warning_and_a_later_expiry_is_a_note() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let latest = Latest { expires: Some(at(1_800_000_000)), ..Latest::default() };
+        let mut notes = Vec::new();
+        assert_eq!(expiry(Some(&latest), at(1_799_999_999), &mut notes), None);
+        assert_eq!(notes, ["the earliest expiry of a certificate is on 2027-01-15T08:00:00Z"]);
+        notes.clear();
+        let expired = expiry(Some(&latest), at(1_800_000_000), &mut notes);
+        let text = "a certificate for this connection expired on 2027-01-15T08:00:00Z";
+        assert_eq!((expired.as_deref(), notes.len()), (Some(text), 0));
+        assert_eq!(expiry(None, at(0), &mut notes), None);
     }
 }

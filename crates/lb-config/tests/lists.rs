@@ -750,7 +750,12 @@ fn a_file_that_is_not_a_list_is_refused_with_a_correction() {
         ),
         (
             &of_consul("\"Address\":\"10.0.0.1\",\"Port\":-1"),
-            "1:2: an instance has the port -1 (write 1 to 65535)".to_owned(),
+            "1:52: an instance has the port -1 (write 1 to 65535)".to_owned(),
+        ),
+        (
+            "{\"cluster_name\":\"users\",\"endpoints\":[{\"lb_endpoints\":[{\"endpoint\":{\"address\":\n\
+             {\"socket_address\":{\"address\":\"10.0.0.1\",\n\"port_value\":65536}}}}]}]}",
+            "3:14: port_value is 65536 (write 1 to 65535)".to_owned(),
         ),
         (
             &of_consul("\"Address\":\"10.0.0.1\",\"Port\":1,\"Meta\":{\"socklb_index\":\"x\"}"),

@@ -133,7 +133,13 @@ impl Consul {
         if answer.status != StatusCode::OK {
             let refusal = answer.refusal().await;
             let Failure::Refused(why) = refusal else { return Err(refusal) };
-            return Err(Failure::Refused(format!("{why} ({})", rights(service))));
+            let rights = rights(service);
+            let token = self.origin.settings.token.as_deref();
+            let token = token.map_or_else(
+                || "no token is configured".to_owned(),
+                |path| format!("the token is in {}", path.display()),
+            );
+            return Err(Failure::Refused(format!("{why} ({rights}; {token})")));
         }
         let question = answer.question.clone();
         let index = usable_index(&answer.headers, service).map_err(|failure| failure.at(&question))?;

@@ -284,6 +284,11 @@ impl AsyncRead for Explained {
                 let why = explain(error, &self.settings);
                 io::Error::new(io::ErrorKind::PermissionDenied, format!("TLS: {why}"))
             }
+            // The text of rustls contains the address of a page for programmers.
+            None if error.kind() == io::ErrorKind::UnexpectedEof => io::Error::new(
+                error.kind(),
+                "TLS: the server has closed the connection without an end of data",
+            ),
             None => error,
         })
     }

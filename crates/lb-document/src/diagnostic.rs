@@ -42,6 +42,20 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
+    /// The faults, one per line, without paths and positions: for a text that no operator can see.
+    pub fn without_positions(&self) -> impl Display {
+        fmt::from_fn(move |f| {
+            for (position, fault) in self.list.iter().enumerate() {
+                f.write_str(if position == 0 { "" } else { "\n" })?;
+                fault.write_message(f)?;
+            }
+            match self.left_off {
+                0 => Ok(()),
+                more => write!(f, "\nand {more} more"),
+            }
+        })
+    }
+
     /// The faults for a terminal. The text of each fault has several lines, including the source
     /// line and a caret.
     pub fn terminal(&self, colour: bool) -> impl Display {
@@ -75,15 +89,20 @@ impl Error for Diagnostics {}
 
 impl Display for Diagnostic {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}: {}", self.shown_path(), self.line, self.column, self.message)?;
+        write!(f, "{}:{}:{}: ", self.shown_path(), self.line, self.column)?;
+        self.write_message(f)
+    }
+}
+
+impl Diagnostic {
+    fn write_message(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
         match &self.help {
             Some(help) => write!(f, " ({help})"),
             None => Ok(()),
         }
     }
-}
 
-impl Diagnostic {
     fn shown_path(&self) -> String {
         escaped(&self.path.to_string_lossy()).into_owned()
     }

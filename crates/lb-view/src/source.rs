@@ -28,6 +28,9 @@ pub struct CheckedSource {
     pub error: Option<String>,
     /// Facts that an operator may not expect, each with the reason.
     pub notes: Vec<String>,
+    /// Which certificate has expired, and when; `None` if none has expired.
+    #[serde(default)]
+    pub expired: Option<String>,
     /// The number of host names in the list.
     #[serde(default)]
     pub host_names: u64,
@@ -41,13 +44,15 @@ pub struct CheckedSource {
 impl CheckedSource {
     /// The result for people: a line, and a line for each note.
     pub fn describe(&self) -> String {
-        let Self { service, origin, endpoints, error, notes, host_names: _, unresolved, took_ms } = self;
+        let Self { service, origin, endpoints, error, notes, expired, host_names: _, unresolved, took_ms } =
+            self;
         let result = match (error, endpoints) {
             (Some(error), _) => error.clone(),
             (None, Some(endpoints)) => format!("ok, {} in {took_ms} ms", counted(*endpoints, "endpoint")),
             (None, None) => format!("ok in {took_ms} ms"),
         };
         let notes: String = notes.iter().chain(unresolved).map(|note| format!("  note: {note}\n")).collect();
-        format!("{service}: {origin}: {result}\n{notes}")
+        let expired = expired.iter().map(|expired| format!("  warning: {expired}\n")).collect::<String>();
+        format!("{service}: {origin}: {result}\n{expired}{notes}")
     }
 }

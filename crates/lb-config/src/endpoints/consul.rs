@@ -10,6 +10,7 @@
 //! address and port, so one host could prevent all changes of the list.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::Path;
 
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
@@ -51,8 +52,8 @@ struct ConsulService<'t> {
     service: Option<String>,
     #[serde(borrow)]
     address: Option<&'t RawValue>,
-    #[serde(default)]
-    port: i64,
+    #[serde(borrow)]
+    port: Option<&'t RawValue>,
     #[serde(borrow)]
     meta: Option<ServiceMeta<'t>>,
     weights: Option<ConsulWeights>,
@@ -165,9 +166,12 @@ impl InstanceReader<'_> {
         };
         let address = value.of_key("address", raw);
         let span = address.span();
+        let port = service.port.map(|raw| value.of_key("Port", raw));
+        let port_span = port.map_or_else(|| value.span(), |port| port.span());
+        let port: i64 = port.map_or(Some(0), |port| port.read_any(report))?;
         let target = match self.wanted {
-            Some((_, is_ipv6)) => Some(self.usable(&address, service.port, is_ipv6, report)?),
-            None => target_in_file(value, &address, service.port, report),
+            Some((_, is_ipv6)) => Some(self.usable(&address, port, is_ipv6, report)?),
+            None => target_in_file(port_span, &address, port, report),
         };
         let checks = checks.unwrap_or_default();
         let is_any = |status: &str| checks.iter().any(|check| check.status == status);
@@ -255,7 +259,7 @@ impl InstanceReader<'_> {
 }
 
 fn target_in_file(
-    instance: &JsonValue<'_>,
+    port_span: Range<usize>,
     address: &JsonValue<'_>,
     port: i64,
     report: &mut DiagnosticCollector<'_>,
@@ -264,7 +268,7 @@ fn target_in_file(
     let target = address.target_at(number.unwrap_or(0), report);
     if number.is_err() {
         let message = format!("an instance has the port {port}");
-        report.add(instance.span(), message, "write 1 to 65535".to_owned());
+        report.add(port_span, message, "write 1 to 65535".to_owned());
         return None;
     }
     target

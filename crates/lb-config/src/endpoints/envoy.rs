@@ -86,9 +86,13 @@ struct EnvoyAddress<'t> {
 struct SocketAddress<'t> {
     #[serde(borrow)]
     address: Option<&'t RawValue>,
-    #[serde(default, alias = "portValue", deserialize_with = "number")]
-    port_value: Option<u32>,
+    #[serde(borrow, alias = "portValue")]
+    port_value: Option<&'t RawValue>,
 }
+
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct PortValue(#[serde(deserialize_with = "number")] Option<u32>);
 
 #[derive(Deserialize)]
 #[serde(expecting = "metadata")]
@@ -236,13 +240,21 @@ fn endpoint(
 ) -> Option<(ListEntry, u32)> {
     let LbEndpoint { endpoint, health_status, load_balancing_weight, metadata } = value.read(report)?;
     let address = endpoint.and_then(|endpoint| endpoint.address).and_then(|address| address.socket_address);
-    let Some(SocketAddress { address: Some(raw), port_value: Some(port) }) = address else {
+    let (raw, port) = match address {
+        Some(SocketAddress { address: Some(raw), port_value: Some(port) }) => {
+            let port = value.of_key("port_value", port);
+            let PortValue(number) = port.read_any(report)?;
+            (Some(raw), number.map(|number| (number, port.span())))
+        }
+        Some(_) | None => (None, None),
+    };
+    let (Some(raw), Some((port, port_span))) = (raw, port) else {
         let help = "write \"socket_address\": {\"address\": \"10.0.0.1\", \"port_value\": 8080}".to_owned();
         report.add_absent(value.span(), "an endpoint has no socket_address with a port_value", help);
         return None;
     };
     let Ok(port) = u16::try_from(port) else {
-        report.add(value.span(), format!("port_value is {port}"), "write 1 to 65535".to_owned());
+        report.add(port_span, format!("port_value is {port}"), "write 1 to 65535".to_owned());
         return None;
     };
     let address = value.of_key("address", raw);

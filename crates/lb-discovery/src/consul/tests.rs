@@ -226,6 +226,17 @@ async fn an_unusable_token_is_a_failure_that_names_the_file() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_refusal_names_the_file_of_the_token() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "wrong").unwrap();
+    let mut consul = consul("10.0.0.9:8500".parse().unwrap(), None, Some(file.path()));
+    let (queried, _) = query(&mut consul, answer("403 Forbidden", "", "ACL not found")).await;
+    let Finding::Failed(failure) = queried.finding else { panic!() };
+    let expected = format!("; the token is in {})", file.path().display());
+    assert!(failure.to_string().ends_with(&expected), "{failure}");
+}
+
 #[tokio::test]
 async fn consul_is_queried_over_tls_if_there_are_settings_for_it() {
     let authority = tls::authority();
@@ -354,7 +365,9 @@ async fn an_answer_that_may_be_old_or_incomplete_is_a_failure() {
         (
             "403 No",
             "x-consul-index: 9\r\n",
-            Failure::Refused(format!("{at}403 Forbidden: \"ACL not found\" ({rights})")),
+            Failure::Refused(format!(
+                "{at}403 Forbidden: \"ACL not found\" ({rights}; no token is configured)"
+            )),
         ),
         ("429 No", "", Failure::Unreachable(format!("{at}429 Too Many Requests: \"ACL not found\""))),
         ("500 No", "", Failure::Unreachable(format!("{at}500 Internal Server Error: \"ACL not found\""))),

@@ -36,7 +36,7 @@ struct Spec {
 struct ServicePort {
     name: Option<String>,
     protocol: Option<String>,
-    port: u16,
+    port: i64,
 }
 
 /// Reads the address from the JSON text of a Service. The text of the returned list is only this
@@ -97,7 +97,9 @@ pub fn finding(text: &str, version: &str, wanted: &ClusterIpOrigin) -> Result<Fi
             )));
         }
     };
-    let address = std::net::SocketAddr::new(ip, port.port).to_string();
+    let number = u16::try_from(port.port)
+        .map_err(|_| refuse(format!("has the port {}, which is not 1 to 65535", port.port)))?;
+    let address = std::net::SocketAddr::new(ip, number).to_string();
     found_address(&address)
         .map_err(|why| refuse(format!("has an address that cannot be balanced: {why}")))?;
     let version = version.to_owned();
@@ -179,7 +181,7 @@ mod tests {
             ),
             (
                 json!({ "clusterIP": "10.96.0.10", "ports": [{ "port": 65_536 }] }),
-                "the Service: invalid value",
+                "Service shop/users has the port 65536, which is not 1 to 65535",
             ),
             (json!(7), "the Service: invalid type"),
         ];

@@ -185,6 +185,21 @@ async fn a_server_with_the_right_name_and_ca_is_trusted() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_cut_is_a_failure_without_the_address_of_a_page() {
+    let (ca, folder) = (authority(), Folder::new());
+    let mut tls = Tls::new(&folder.trust(&ca));
+    let acceptor = acceptor(&signed(&ca, &["10.0.0.9"], 2090), None, BOTH);
+    let (client, server) = duplex(1 << 14);
+    // The server closes the connection without ending TLS.
+    let serve = tokio::spawn(async move { acceptor.accept(server).await.map(drop) });
+    let mut stream = tls.connect(Box::new(client), "10.0.0.9", "10.0.0.9:6443").await.unwrap();
+    serve.await.unwrap().unwrap();
+    let error = stream.read_u8().await.unwrap_err();
+    let text = "TLS: the server has closed the connection without an end of data";
+    assert_eq!((error.kind(), &*error.to_string()), (io::ErrorKind::UnexpectedEof, text));
+}
+
+#[tokio::test]
 async fn a_server_that_cannot_be_trusted_is_refused_with_file_and_reason() {
     let ca = authority();
     let folder = Folder::new();

@@ -119,6 +119,12 @@ fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
             assert!(stage.error().contains("dns users.example.com port 80"), "{}", stage.error());
             assert_eq!(stage.used(), BACKENDS);
         }
+        stage.answer(&["10.0.0.1:0"]);
+        assert_eq!(
+            stage.error(),
+            "dns users.example.com port 80: 10.0.0.1:0 cannot be connected to: port 0 (write 1 to 65535); the list in force \
+             stays"
+        );
         stage.answer(&["10.0.0.1:80", "10.0.1.1:80"]);
         assert_eq!(
             stage.error(),
