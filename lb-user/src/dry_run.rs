@@ -95,7 +95,7 @@ pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
 #[error("client {client}, service {service}")]
 pub struct DoesNotFit {
     client: String,
-    service: String,
+    pub service: String,
     pub address: SocketAddr,
     /// The limit that the list exceeds.
     #[source]

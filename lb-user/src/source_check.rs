@@ -9,15 +9,20 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, Result};
 use lb_config::discovery::{DnsSettings, IpFamily};
 use lb_config::endpoints::MAX_HOSTS;
-use lb_discovery::{DiscoveryRequest, Finding, HostTable, Hosts, Latest, ProviderContext, date_of, spawn};
+use lb_core::endpoint::EndpointList;
+use lb_discovery::{
+    DiscoveryRequest, Finding, HostName, HostTable, Hosts, Latest, ProviderContext, date_of, spawn,
+};
 use lb_view::source::CheckedSource;
 use tokio::task::JoinSet;
 
+use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::addresses::{KnownAddresses, WithAddresses};
 use crate::config::{self, AddressLookup, ClusterIpOrigin, Config, HostEnvironment};
 use crate::controller;
-use crate::error::chain;
-use crate::source::{self, ListSource, SourceError, read_whole};
+use crate::dry_run::{self, DoesNotFit};
+use crate::error::{CommandFailure, chain};
+use crate::source::{self, Contents, ListSource, SourceError, read_whole};
 
 /// How long a command waits for a server's answer. The provider's own time limits are shorter.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -63,26 +68,88 @@ fn check_all(config: &Config, is_only_servers: bool) -> Result<Vec<CheckedSource
             let is_unknown = unknown.contains(&service);
             let resolving = (Arc::clone(&hosts), config.dns.clone());
             checks.spawn(async move {
-                let mut one = check_one(service, source, shared, resolving).await;
+                let (mut checked, contents) = check_one(service, source, shared, resolving).await;
                 if is_unknown {
                     let note = "the address of the service is not known; the list was checked without it";
-                    one.notes.push(note.to_owned());
+                    checked.notes.push(note.to_owned());
                 }
-                (is_local, one)
+                CheckedList { checked, contents, is_local }
             });
         }
-        let lists = checks.join_all().await.into_iter();
-        checked.extend(
-            lists
-                .filter(|(is_local, one)| !is_only_servers || !is_local || one.host_names > 0)
-                .map(|(_, one)| one),
-        );
+        let mut lists = checks.join_all().await;
+        lists.sort_by(|a, b| a.checked.service.cmp(&b.checked.service));
+        refuse_too_many_hosts(&mut lists);
+        refuse_misfits(&config, &mut lists)?;
+        let is_shown = |list: &CheckedList| !is_only_servers || !list.is_local || list.checked.host_names > 0;
+        checked.extend(lists.into_iter().filter(is_shown).map(|list| list.checked));
         anyhow::Ok(checked)
     })?;
     // A file system that does not answer must not delay the end of the command.
     runtime.shutdown_background();
     checked.sort_by(|a, b| (&a.service, a.endpoints).cmp(&(&b.service, b.endpoints)));
     Ok(checked)
+}
+
+/// The result for a list.
+struct CheckedList {
+    checked: CheckedSource,
+    /// `None` if the list cannot be used.
+    contents: Option<Contents>,
+    /// Whether the list comes from a file or from the configuration.
+    is_local: bool,
+}
+
+impl CheckedList {
+    fn refuse(&mut self, error: String) {
+        (self.checked.error, self.checked.endpoints, self.contents) = (Some(error), None, None);
+    }
+}
+
+/// Refuses each list whose host names would exceed the limit for all lists together.
+fn refuse_too_many_hosts(lists: &mut [CheckedList]) {
+    let mut all = BTreeSet::new();
+    for list in lists {
+        let Some(contents) = &list.contents else { continue };
+        let more: BTreeSet<HostName> = all.union(&contents.hosts).cloned().collect();
+        if more.len() > MAX_HOSTS {
+            let (place, own) = (list.checked.origin.clone().into(), contents.hosts.len());
+            let error = chain(&SourceError::TooManyHosts { place, own, all: more.len() });
+            list.refuse(without_origin(&list.checked.origin, error));
+        } else {
+            all = more;
+        }
+    }
+}
+
+/// Refuses the first list of each client that does not fit the limits of the client's maps.
+fn refuse_misfits(config: &Config, lists: &mut [CheckedList]) -> Result<()> {
+    let mut by_service = assignments::statics(&config.clients, &AssignmentsByService::new());
+    for list in &mut *lists {
+        let service = &list.checked.service;
+        let mut assignments = match &list.contents {
+            Some(contents) => contents.assignments.clone(),
+            None => Assignments::new(EndpointList::default()),
+        };
+        assignments.complete(&assignments::consumers(&config.clients, service));
+        by_service.insert(service.clone(), assignments);
+    }
+    for client in &config.clients {
+        let Err(CommandFailure::Other(error)) = dry_run::balancer(config, client, &by_service) else {
+            continue;
+        };
+        let Some(misfit) = error.downcast_ref::<DoesNotFit>() else { return Err(error) };
+        if let Some(list) = lists.iter_mut().find(|list| list.checked.service == misfit.service) {
+            list.refuse(chain(misfit));
+        }
+    }
+    Ok(())
+}
+
+/// The error without the list's origin at its beginning, because [`CheckedSource`] contains the
+/// origin.
+fn without_origin(origin: &str, error: String) -> String {
+    let without = error.strip_prefix(&format!("{origin}: ")).map(str::to_owned);
+    without.unwrap_or(error)
 }
 
 /// The configuration with the services' addresses that servers have sent (`known`), or else with
@@ -170,7 +237,7 @@ async fn check_one(
     source: ListSource,
     shared: Arc<ProviderContext>,
     (hosts, dns): (Arc<Hosts>, DnsSettings),
-) -> CheckedSource {
+) -> (CheckedSource, Option<Contents>) {
     let origin = source.origin.to_string();
     let began = tokio::time::Instant::now();
     let mut again = Duration::ZERO;
@@ -193,18 +260,19 @@ async fn check_one(
         Ok(text) => parse(&source, text, &hosts, &dns, &mut checked).await,
         Err(error) => Err(error),
     };
-    match result {
-        Ok(endpoints) => checked.endpoints = Some(endpoints),
-        // The errors of a server's list begin with the list's origin, which `checked` already
-        // contains.
-        Err(error) => {
-            let without = error.strip_prefix(&format!("{}: ", checked.origin)).map(str::to_owned);
-            checked.error = Some(without.unwrap_or(error));
+    let contents = match result {
+        Ok(contents) => {
+            checked.endpoints = Some(contents.assignments.list().as_slice().len() as u64);
+            Some(contents)
         }
-    }
+        Err(error) => {
+            checked.error = Some(without_origin(&checked.origin, error));
+            None
+        }
+    };
     let took = began.elapsed().saturating_sub(again);
     checked.took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-    checked
+    (checked, contents)
 }
 
 /// Reads the text of a list from a file or from the configuration.
@@ -220,15 +288,14 @@ async fn read(source: &ListSource) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Returns the number of endpoints in a list. Resolves the list's host names, and adds the result
-/// to `checked`.
+/// Returns the content of a list. Resolves the list's host names, and adds the result to `checked`.
 async fn parse(
     source: &ListSource,
     text: Vec<u8>,
     hosts: &Hosts,
     dns: &DnsSettings,
     checked: &mut CheckedSource,
-) -> Result<u64, String> {
+) -> Result<Contents, String> {
     let place = source.place();
     let mut parsed = source.parse(&place, text.clone(), Some(&hosts.table()));
     let unanswered = parsed.as_ref().err().and_then(SourceError::unanswered).cloned();
@@ -254,7 +321,7 @@ async fn parse(
     checked.unresolved = source::hosts::unresolved(source, &names, &table, now, SystemTime::now());
     let contents = parsed.map_err(|error| chain(&error))?;
     checked.notes.extend(contents.notes.iter().cloned());
-    Ok(contents.assignments.list().as_slice().len() as u64)
+    Ok(contents)
 }
 
 /// Queries a server twice, because some servers answer with a part of their list. Returns the text
@@ -316,9 +383,15 @@ async fn answer(answers: &mut tokio::sync::watch::Receiver<Latest>, count: u64) 
 #[cfg(test)]
 mod tests {
     use std::net::UdpSocket;
+    use std::path::Path;
+
+    use lb_config::ListFile;
+    use lb_core::service::{Service, Subset};
+    use lb_discovery::HostState;
 
     use super::*;
     use crate::config::tests::good;
+    use crate::source::ListOrigin;
 
     /// Answers every query with NXDOMAIN until the test ends.
     fn without_names() -> (SocketAddr, Arc<UdpSocket>) {
@@ -410,5 +483,60 @@ mod tests {
         let text = "a certificate for this connection expired on 2027-01-15T08:00:00Z";
         assert_eq!((expired.as_deref(), notes.len()), (Some(text), 0));
         assert_eq!(expiry(None, at(0), &mut notes), None);
+    }
+
+    #[test]
+    fn a_list_that_does_not_fit_the_limits_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("users.json");
+        let address = |n: u32| format!("{}:80", Ipv4Addr::from(0x0a00_0000 + n));
+        let targets: Vec<String> = (1..=5_000).map(address).collect();
+        std::fs::write(&path, serde_json::to_string(&targets).unwrap()).unwrap();
+        let text = format!(
+            "[[client]]\njob = \"web\"\ncgroup = \"web\"\n[[service]]\nname = \"users\"\naddress = \"10.96.0.1:80\"\n\
+             backends = {{ file = {path:?} }}\nsubset = \"all\"\n"
+        );
+        let [one] = &check(&good(&text)).unwrap()[..] else { panic!("there is one list") };
+        let error = one.error.as_deref().unwrap();
+        assert!(error.starts_with("client web, service users: "), "{error}");
+        assert_eq!(one.endpoints, None);
+    }
+
+    #[test]
+    fn lists_that_together_have_too_many_host_names_are_refused() {
+        let service = Service::new("users", "10.96.0.10:80".parse().unwrap(), Subset::All, 0);
+        let file = |name: &str| ListFile { path: name.into(), port_name: None };
+        let list = |name: &str, from: usize| {
+            let source = ListSource::new(&service, ListOrigin::File(file(name)), &[], Path::new("/"));
+            let names = (from..from + MAX_HOSTS / 2 + 1).map(|n| format!("n{n}.example"));
+            let targets: Vec<String> =
+                names.clone().map(|name| format!("{name}:80")).chain(["10.9.0.1:80".to_owned()]).collect();
+            let answered = Some(std::time::Instant::now());
+            let state = |name: String| {
+                let host = HostName { name: name.into(), is_ipv6: false };
+                (host, HostState { answered, ..HostState::default() })
+            };
+            let table = HostTable(names.map(state).collect());
+            let text = serde_json::to_vec(&targets).unwrap();
+            let contents = source.parse(Path::new(name), text, Some(&table)).unwrap();
+            let checked = CheckedSource {
+                service: name.to_owned(),
+                origin: source.origin.to_string(),
+                endpoints: Some(1),
+                error: None,
+                notes: Vec::new(),
+                expired: None,
+                host_names: contents.hosts.len() as u64,
+                unresolved: None,
+                took_ms: 0,
+            };
+            CheckedList { checked, contents: Some(contents), is_local: true }
+        };
+        // The first and the third list have the same names.
+        let mut lists = [list("a.json", 0), list("b.json", MAX_HOSTS), list("c.json", 0)];
+        refuse_too_many_hosts(&mut lists);
+        let errors = lists.map(|list| list.checked.error);
+        let error = "the list has 513 host names, and all lists of this host have 1026, but at most 1024 are resolved";
+        assert_eq!(errors, [None, Some(error.to_owned()), None]);
     }
 }

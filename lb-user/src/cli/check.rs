@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use lb_config::endpoints::MAX_HOSTS;
 use lb_core::balancer::{Balancer, UnusableList};
 use lb_core::control::Law;
 use lb_core::membership::Membership;
@@ -24,7 +25,7 @@ use crate::dry_run::{self, DoesNotFit, list_sources};
 use crate::error::CommandFailure;
 use crate::print;
 use crate::probe_cost;
-use crate::source::{self, SourceError};
+use crate::source::{self, ListSource, SourceError};
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics};
 use lb_document::did_you_mean;
 use lb_view::explanation::TaskEvenness;
@@ -98,6 +99,7 @@ pub fn run(
     // The lists in the endpoint files must fit the limits in `[limits]`.
     let lists = with_previews(&config, previews)?;
     let sources = list_sources(&lists);
+    check_hosts(&sources)?;
     let by_service = dry_run::assignments(&lists.clients, &sources)?;
     let mut balancers = Vec::new();
     for client in &config.clients {
@@ -143,6 +145,21 @@ pub fn run(
     }
     print::text(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses lists that together have more host names than the daemon resolves. The names in lists
+/// from servers are not known here.
+fn check_hosts(sources: &[ListSource]) -> Result<(), CommandFailure> {
+    let mut hosts = BTreeSet::new();
+    for source in sources {
+        let Some(Ok(list)) = source.read(None) else { continue };
+        hosts.extend(list.hosts.iter().cloned());
+        if hosts.len() > MAX_HOSTS {
+            let (place, own, all) = (source.place(), list.hosts.len(), hosts.len());
+            return Err(anyhow::Error::new(SourceError::TooManyHosts { place, own, all }).into());
+        }
+    }
+    Ok(())
 }
 
 /// The endpoint file of a service: the file of the last preview for the service; without a preview,
@@ -266,4 +283,37 @@ fn notes(config: &Config, by_service: &AssignmentsByService) -> Vec<String> {
         }
     }
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn more_host_names_than_the_daemon_resolves_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (list, file) = (folder.path().join("users.toml"), folder.path().join("socklb.toml"));
+        let text = format!(
+            "[[client]]\njob = 'web'\ncgroup = 'web'\n[[service]]\nname = 'users'\naddress = '10.96.0.10:80'\n\
+             backends = {{ file = {list:?} }}\n[paths]\nstate = {:?}\n",
+            folder.path()
+        );
+        std::fs::write(&file, text).unwrap();
+        let files = PathOptions { config: Some(file), pins: None, run: None, state: None };
+        for (count, is_refused) in [(MAX_HOSTS, false), (MAX_HOSTS + 1, true)] {
+            let mut names = String::new();
+            for n in 0..count {
+                writeln!(names, "[[endpoint]]\naddress = \"n{n}.example:80\"").unwrap();
+            }
+            std::fs::write(&list, names).unwrap();
+            let error = run(None, None, &[], &files).err().map(|failure| failure.to_string());
+            let text = format!(
+                "{}: the list has 1025 host names, and all lists of this host have 1025, but at most 1024 are resolved",
+                list.display()
+            );
+            assert_eq!(error, is_refused.then_some(text));
+        }
+    }
 }
