@@ -371,6 +371,19 @@ fn conditions_decide_the_state_of_a_pod() {
 }
 
 #[test]
+fn an_endpoint_that_another_slice_lists_as_ready_is_not_counted_as_left_out() {
+    let down = |address: &str| pod(address, &json!({ "ready": false }));
+    let ready = slice("a", &json!([pod("10.0.0.1", &json!({}))]));
+    let moved = slice("b", &json!([down("10.0.0.1"), down("10.0.0.2"), down("10.0.0.3")]));
+    let again = slice("c", &json!([down("10.0.0.2")]));
+    for slices in [[&ready, &moved, &again], [&again, &moved, &ready]] {
+        let list = json!({ "kind": "List", "apiVersion": "v1", "items": slices }).to_string();
+        let parsed = read(&list, "users").unwrap();
+        assert_eq!(parsed.notes, ["left out: 10.0.0.2:80 and 1 more: not ready"]);
+    }
+}
+
+#[test]
 fn only_slices_use_the_port_name() {
     let note = "`port_name` \"http\" has no effect: only EndpointSlices name ports";
     let texts = [

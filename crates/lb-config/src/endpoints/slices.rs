@@ -210,6 +210,8 @@ struct EndpointSliceReader<'a> {
     /// The host names of endpoints without the numbers at their ends.
     stems: BTreeSet<String>,
     entries: Vec<ListEntry>,
+    /// The addresses that a slice lists as not ready. Another slice may list them as ready.
+    not_ready: Vec<ListedAddress>,
     left_out: LeftOut,
 }
 
@@ -222,12 +224,21 @@ impl<'a> EndpointSliceReader<'a> {
             service: OneService::default(),
             stems: BTreeSet::new(),
             entries: Vec::new(),
+            not_ready: Vec::new(),
             left_out: LeftOut::default(),
         }
     }
 
     fn finish(self, notes: &mut Vec<String>) -> Vec<ListEntry> {
-        let Self { stems, entries, left_out, .. } = self;
+        let Self { stems, entries, not_ready, mut left_out, .. } = self;
+        let used: BTreeSet<&ListedAddress> =
+            entries.iter().filter_map(|entry| entry.target.as_ref()).collect();
+        let mut counted = BTreeSet::new();
+        for target in &not_ready {
+            if !used.contains(target) && counted.insert(target) {
+                left_out.add("not ready", target);
+            }
+        }
         left_out.add_notes(notes);
         let mut entries = merge(entries, notes);
         let numbers: BTreeSet<u32> = entries.iter().filter_map(|entry| entry.index.number()).collect();
@@ -348,7 +359,7 @@ impl<'a> EndpointSliceReader<'a> {
             ListedAddress::Address(SocketAddr::new(first.ip(report)?, port))
         };
         let Some(state) = conditions.unwrap_or_default().state() else {
-            self.left_out.add("not ready", target);
+            self.not_ready.push(target);
             return None;
         };
         let span = first.span();
