@@ -112,6 +112,8 @@ pub struct Feed<S, L, T = Instant> {
     good_since: Option<T>,
     /// Why the file cannot be used; `None` if it can be used.
     fault: Option<String>,
+    /// When the file could first not be used, since it was last usable.
+    fault_since: Option<T>,
     /// Whether `failures` includes a refusal of the version that was read last.
     is_refusal_counted: bool,
     failures: u64,
@@ -129,6 +131,7 @@ impl<S, L, T> Default for Feed<S, L, T> {
             refused_by: BTreeMap::new(),
             good_since: None,
             fault: None,
+            fault_since: None,
             is_refusal_counted: false,
             failures: 0,
         }
@@ -163,7 +166,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
                 }
                 was_bad.then_some(FeedAction::GoodAgain)
             }
-            Err(fault) => self.fail(fault, is_another),
+            Err(fault) => self.fail(now, fault, is_another),
         }
     }
 
@@ -171,12 +174,14 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         self.is_refusal_counted &= !is_another;
         self.refused_by.clear();
         self.good_since = Some(now);
+        self.fault_since = None;
         self.fault.take().is_some()
     }
 
     /// Notes that the file system does not answer. Until the file system answers again, only the
     /// first call is reported and counted.
-    pub fn mark_hung(&mut self, fault: String) -> Option<FeedAction<L>> {
+    pub fn mark_hung(&mut self, now: T, fault: String) -> Option<FeedAction<L>> {
+        self.fault_since.get_or_insert(now);
         let is_new = self.progress.mark_hung();
         is_new.then(|| {
             self.failures += 1;
@@ -188,9 +193,10 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
 
     /// Notes that the file cannot be used. A fault is logged once, and counted once per version of
     /// the file.
-    fn fail(&mut self, fault: ReadFailure, is_another: bool) -> Option<FeedAction<L>> {
+    fn fail(&mut self, now: T, fault: ReadFailure, is_another: bool) -> Option<FeedAction<L>> {
+        self.fault_since.get_or_insert(now);
         let (fault, is_another) = match fault {
-            ReadFailure::Hung(fault) => return self.mark_hung(fault),
+            ReadFailure::Hung(fault) => return self.mark_hung(now, fault),
             // Repeated attempts are counted as one fault.
             ReadFailure::Unread(fault) => {
                 self.progress.found_nothing();
@@ -278,7 +284,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
                 Reloaded { effect: Some(FeedAction::Deliver(list)), retained: None, wants_last_good: false }
             }
             Err(fault) => {
-                let effect = feed.fail(fault, is_another);
+                let effect = feed.fail(now, fault, is_another);
                 Reloaded { effect, wants_last_good: newest.is_none(), retained: newest }
             }
         };
@@ -309,6 +315,11 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
     /// Why the file's contents are not in force at a client; `None` if they are.
     pub fn error_of(&self, client: &str) -> Option<&str> {
         self.refused_by.get(client).or(self.fault.as_ref()).map(String::as_str)
+    }
+
+    /// Since when the file cannot be used; `None` if it can be used.
+    pub fn fault_since(&self) -> Option<T> {
+        self.fault_since
     }
 
     /// The time of the last file read with a usable result; `None` if there was none.

@@ -472,7 +472,8 @@ pub struct RemoteStatus {
     pub endpoints: Option<u64>,
     /// The number of different answers of the server since the daemon started.
     pub lists: u64,
-    /// Seconds until the next query; `None` while a query is under way.
+    /// Seconds until the next query; `None` while a query is under way. The query may wait for a
+    /// change.
     pub next_s: Option<u64>,
     /// The number of seconds for which the server has answered that there are no endpoints; `None`
     /// if its last answer was a list.
@@ -498,7 +499,14 @@ impl RemoteStatus {
             endpoints.map_or_else(String::new, |endpoints| format!(", {}", counted(endpoints, "endpoint")));
         let confirmed = confirmed_s
             .map_or_else(|| ", not confirmed".to_owned(), |seconds| format!(", confirmed {seconds} s ago"));
-        let next = next_s.map_or_else(String::new, |seconds| format!(", next query in {seconds} s"));
+        let next = match next_s {
+            Some(seconds) => format!(", next query in {seconds} s"),
+            // A DNS server answers at once; the other servers delay their answers.
+            None if self.endpoints.is_some() && !origin.starts_with("dns ") => {
+                ", waits for a change".to_owned()
+            }
+            None => String::new(),
+        };
         format!("from {origin}{version}{endpoints}{confirmed}{next}")
     }
 }
@@ -626,5 +634,28 @@ mod tests {
         assert_eq!(order(SortBy::Flows), [9, 3, 1, 5]);
         assert_eq!(order(SortBy::Failed), [9, 3, 1, 5]);
         assert_eq!(order(SortBy::Latency), [9, 1, 3, 5]);
+    }
+
+    #[test]
+    fn the_line_of_a_server_shows_whether_a_query_waits_for_a_change() {
+        let remote = RemoteStatus {
+            origin: "consul users".to_owned(),
+            version: "7".to_owned(),
+            endpoints: Some(3),
+            lists: 1,
+            next_s: None,
+            empty_s: None,
+            pending_removals: 0,
+            suspension: None,
+            certificate_expiry_s: None,
+        };
+        let text = "from consul users, version 7, 3 endpoints, confirmed 4 s ago";
+        assert_eq!(remote.describe(Some(4)), format!("{text}, waits for a change"));
+        let next = RemoteStatus { next_s: Some(2), ..remote.clone() };
+        assert_eq!(next.describe(Some(4)), format!("{text}, next query in 2 s"));
+        let dns = RemoteStatus { origin: "dns users.example.com port 80".to_owned(), ..remote.clone() };
+        assert!(dns.describe(Some(4)).ends_with("confirmed 4 s ago"));
+        let unanswered = RemoteStatus { endpoints: None, version: String::new(), ..remote };
+        assert_eq!(unanswered.describe(None), "from consul users, not confirmed");
     }
 }

@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use super::Controller;
 use crate::config::AddressLookup;
 use crate::config::addresses::{self, KnownAddresses};
+use crate::source::hosts::lasting;
 
 #[derive(Default)]
 pub struct Addresses {
@@ -26,6 +27,8 @@ pub struct Addresses {
     /// Keyed by service name: the earliest expiry of the certificates for the connection to the
     /// server that sends the service's address.
     expiries: BTreeMap<String, SystemTime>,
+    /// Keyed by service name: since when the server's answers have no usable address.
+    without_address: BTreeMap<String, Instant>,
     /// Keyed by service name: the address in the last answer that is not used because it is an
     /// endpoint, and the service with this endpoint.
     endpoints: BTreeMap<String, (SocketAddr, String)>,
@@ -58,7 +61,7 @@ impl Addresses {
 
     /// Why a service's address from its server is missing or not in use; `None` if there is no
     /// fault.
-    fn trouble(&self, lookup: &AddressLookup) -> Option<String> {
+    fn trouble(&self, lookup: &AddressLookup, now: Instant) -> Option<String> {
         let AddressLookup { origin, address: in_force, taken, .. } = lookup;
         let known = self.known.get(&origin.to_string());
         let next = match in_force {
@@ -83,7 +86,8 @@ impl Addresses {
             None if in_force.is_some() => return None,
             None => format!("{origin}: no answer yet"),
         };
-        Some(format!("no usable address from the server: {why}; {next}"))
+        let since = lasting(self.without_address.get(&lookup.service).copied(), now);
+        Some(format!("no usable address from the server{since}: {why}; {next}"))
     }
 }
 
@@ -102,7 +106,11 @@ impl Controller {
             };
             self.addresses.answers.push((wanted, latest.clone()));
             self.addresses.expiries.extend(latest.expires.map(|expires| (lookup.service.clone(), expires)));
-            let Some(address) = latest.finding.as_ref().and_then(address) else { continue };
+            let Some(address) = latest.finding.as_ref().and_then(address) else {
+                self.addresses.without_address.entry(lookup.service.clone()).or_insert(now);
+                continue;
+            };
+            self.addresses.without_address.remove(&lookup.service);
             // No endpoint may have the address of a service. With such an address, the list would
             // be refused, and connects would fail.
             if lookup.address != Some(address)
@@ -145,10 +153,10 @@ impl Controller {
     }
 
     /// The faults of service addresses.
-    pub fn address_faults(&self) -> impl Iterator<Item = Fault> {
-        self.config.lookups.iter().filter_map(|lookup| {
+    pub fn address_faults(&self, now: Instant) -> impl Iterator<Item = Fault> {
+        self.config.lookups.iter().filter_map(move |lookup| {
             let subject = Subject { service: Some(lookup.service.clone()), ..Subject::host() };
-            let text = self.addresses.trouble(lookup)?;
+            let text = self.addresses.trouble(lookup, now)?;
             Some(Fault { code: FaultCode::ServiceAddress, subject, text })
         })
     }

@@ -44,7 +44,7 @@ impl Controller {
             watched.take_notes(service, &contents.notes);
             watched.take_pending(service, contents.pending.clone(), now);
         }
-        watched.note_read(version, result.as_ref().map(|result| result.as_ref().err()));
+        watched.note_read(version, result.as_ref().map(|result| result.as_ref().err()), now);
         let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = watched.feed.read(now, begun, version, result);
         self.carry_out(service, effect, now);

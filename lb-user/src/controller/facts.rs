@@ -47,7 +47,7 @@ impl Controller {
             },
             reports: self.probing.counts(),
             interfaces: self.probing.network().interfaces(),
-            faults: self.faults(),
+            faults: self.faults(now),
             clients: self
                 .clients
                 .tasks
@@ -97,7 +97,7 @@ impl Controller {
     }
 
     /// The faults that cannot be determined from the maps.
-    fn faults(&self) -> Vec<Fault> {
+    fn faults(&self, now: Instant) -> Vec<Fault> {
         let mut faults = Vec::new();
         for client_task in &self.clients.tasks {
             let mut add = |code, text| faults.push(Fault::of_client(code, &client_task.client.name, text));
@@ -148,7 +148,7 @@ impl Controller {
         for text in &self.reload.unchangeable {
             of_host(FaultCode::RestartNeeded, text.clone());
         }
-        faults.extend(self.address_faults());
+        faults.extend(self.address_faults(now));
         faults.extend(self.envoy_files.fault());
         faults.extend(self.overrides_fault());
         let lost = self.overrides.lost();

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lb_config::discovery::{OnEmpty, OnStale, RemoteRules};
+use lb_config::discovery::{OnEmpty, OnStale, Origin, RemoteRules};
 use lb_core::feed::Version;
 use lb_discovery::{DiscoveryRequest, Finding, HostName, HostTable, Latest};
 use lb_view::status::RemoteStatus;
@@ -18,7 +18,8 @@ use super::clock::unix_seconds;
 use super::sources::WatchedSource;
 use super::{Controller, Effect, addresses};
 use crate::error::chain;
-use crate::source::{Guard, PendingRemovals, SourceError, Stamp, Suspension};
+use crate::source::hosts::lasting;
+use crate::source::{Guard, ListOrigin, PendingRemovals, SourceError, Stamp, Suspension};
 
 /// How long a server's answers must be without endpoints before `on_empty = "refuse"` takes effect.
 /// A rolling restart usually starts new endpoints within this time.
@@ -32,6 +33,8 @@ pub const SHRINK_AFTER: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub struct RemoteState {
     pub latest: Latest,
+    /// The version and the number of endpoints of the newest list that the server has sent.
+    newest: Option<(String, usize)>,
     /// When the server was first queried. The age of a list that the server has not confirmed yet
     /// is measured from this time.
     queried_since: Option<Instant>,
@@ -67,6 +70,8 @@ struct InvalidAnswer {
     number: u64,
     suspension: Option<Suspension>,
     why: String,
+    /// When the first of the invalid answers was read, since the last valid one.
+    since: Instant,
 }
 
 /// Removals that the server has not repeated yet.
@@ -112,11 +117,6 @@ impl RemoteState {
     /// Why the server's last answer is not a valid list; `None` if it is a valid list, or if there
     /// is no answer yet.
     pub fn trouble(&self, now: Instant, present: &PresentList) -> Option<String> {
-        let age = |since: Option<Instant>| {
-            let age = since.map(|since| now.saturating_duration_since(since));
-            let minutes = age.map_or(0, |age| age.as_secs() / 60);
-            if minutes == 0 { String::new() } else { format!(" for {minutes} min") }
-        };
         let next = match self.suspension {
             None => match present {
                 PresentList::InForce => "the list in force stays",
@@ -127,13 +127,17 @@ impl RemoteState {
             Some(Suspension::Pass) => "connects go to the service's own address",
         };
         match self.latest.finding.as_ref()? {
-            Finding::List(_) => self.invalid().map(|invalid| format!("{}; {next}", invalid.why)),
+            Finding::List(_) => self.invalid().map(|invalid| {
+                let since = lasting(Some(invalid.since), now);
+                let since = if since.is_empty() { since } else { format!(" ({})", since.trim_start()) };
+                format!("{}{since}; {next}", invalid.why)
+            }),
             Finding::Empty { why } => {
-                Some(format!("empty answer ({why}){}; {next}", age(self.latest.empty_since)))
+                Some(format!("empty answer ({why}){}; {next}", lasting(self.latest.empty_since, now)))
             }
             Finding::Failed(failure) => {
                 let confirmed = match self.latest.confirmed {
-                    Some(_) => format!("no list{}", age(self.latest.confirmed)),
+                    Some(_) => format!("no list{}", lasting(self.latest.confirmed, now)),
                     None => "no list so far".to_owned(),
                 };
                 Some(format!("{confirmed}: {failure}; {next}"))
@@ -149,13 +153,14 @@ impl RemoteState {
 
     /// Stores whether the answer that was read is a valid list. Without a list in the answer,
     /// nothing changes.
-    fn note_read(&mut self, error: Option<&SourceError>) {
+    fn note_read(&mut self, error: Option<&SourceError>, now: Instant) {
         // While a list is suspended, the answer itself is not read.
         if self.suspension.is_some() || error.is_some_and(SourceError::is_without_list) {
             return;
         }
         let (number, ended) = (self.number_read, self.ended.take());
-        self.invalid = error.map(|why| InvalidAnswer { number, suspension: ended, why: chain(why) });
+        let since = self.invalid.as_ref().map_or(now, |invalid| invalid.since);
+        self.invalid = error.map(|why| InvalidAnswer { number, suspension: ended, why: chain(why), since });
         if error.is_none() && number == self.latest.number {
             self.valid_at = self.latest.confirmed;
         }
@@ -164,29 +169,31 @@ impl RemoteState {
     /// The state for another source with the same query: the rules or the service have changed, so
     /// the answer must be read again.
     pub fn of_same_query(self) -> Self {
-        let Self { latest, queried_since, valid_at, suspension, .. } = self;
+        let Self { latest, newest, queried_since, valid_at, suspension, .. } = self;
         Self {
             valid_at: valid_at.or(latest.confirmed),
             queried_since,
             ended: suspension,
             latest,
+            newest,
             ..Self::default()
         }
     }
 
     /// The state of the server, as `status` shows it.
-    pub fn status(&self, origin: String, now: Instant) -> RemoteStatus {
-        let list = match &self.latest.finding {
-            Some(Finding::List(list)) => Some(list),
-            Some(Finding::Empty { .. } | Finding::Failed(_)) | None => None,
-        };
+    pub fn status(&self, origin: &ListOrigin, now: Instant) -> RemoteStatus {
+        let list = self.newest.as_ref();
+        let is_dns = matches!(origin, ListOrigin::Remote(remote) if matches!(remote.origin, Origin::Dns(_)));
+        // A failed query is repeated, and the server then answers at once.
+        let waits = !is_dns && !matches!(self.latest.finding, Some(Finding::Failed(_)));
+        let next = self.latest.next.filter(|next| !waits || *next > now);
         let seconds = |duration: Duration| duration.as_secs();
         RemoteStatus {
-            origin,
-            version: list.map(|list| list.version.clone()).unwrap_or_default(),
-            endpoints: list.map(|list| list.endpoints as u64),
+            origin: origin.to_string(),
+            version: list.map(|(version, _)| version.clone()).unwrap_or_default(),
+            endpoints: list.map(|(_, endpoints)| *endpoints as u64),
             lists: self.latest.number,
-            next_s: self.latest.next.map(|next| seconds(next.saturating_duration_since(now))),
+            next_s: next.map(|next| seconds(next.saturating_duration_since(now))),
             empty_s: self.latest.empty_since.map(|since| seconds(now.saturating_duration_since(since))),
             pending_removals: self.shrink.as_ref().map_or(0, |shrink| shrink.pending.removed.len() as u64),
             suspension: self.suspension.map(|suspension| suspension.name().to_owned()),
@@ -223,7 +230,7 @@ impl RemoteState {
 impl WatchedSource {
     /// Stores the version of the list that was read, and whether a server's list is valid. `error`
     /// is `None` if the list was not read because its version was known.
-    pub fn note_read(&mut self, version: Version<Stamp>, error: Option<Option<&SourceError>>) {
+    pub fn note_read(&mut self, version: Version<Stamp>, error: Option<Option<&SourceError>>, now: Instant) {
         let number = version.stamp.map_or(0, Stamp::number);
         // A newer answer may have been read while a configuration was loaded.
         if self.source.wanted().is_none() || number < self.remote.number_read {
@@ -231,7 +238,7 @@ impl WatchedSource {
         }
         self.remote.number_read = number;
         if let Some(error) = error {
-            self.remote.note_read(error);
+            self.remote.note_read(error, now);
         }
     }
 
@@ -287,8 +294,11 @@ impl Controller {
             }
             let remote = &mut watched.remote;
             remote.latest = latest.clone();
-            // An unchanged answer is not read again, so `note_read` is not called. The list is
-            // still valid.
+            if let Some(Finding::List(list)) = &latest.finding {
+                remote.newest = Some((list.version.clone(), list.endpoints));
+            }
+            // An unchanged answer is not read again, so `note_read` is not called. The list is still
+            // valid.
             if remote.number_read == latest.number && remote.suspension.is_none() && remote.invalid.is_none()
             {
                 remote.valid_at = latest.confirmed;

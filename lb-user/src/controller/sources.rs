@@ -22,7 +22,7 @@ use super::state_files::FilesToStore;
 use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::{ClientConfig, Config};
-use crate::source::hosts::unresolved;
+use crate::source::hosts::{lasting, unresolved};
 use crate::source::{Contents, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, directory_of};
 
 /// The endpoint sources of all services.
@@ -88,7 +88,11 @@ impl WatchedSource {
         wall: SystemTime,
     ) -> SourceStatus {
         let age = |since: Instant| now.saturating_duration_since(since).as_secs();
-        let error = self.feed.error_of(client).map(str::to_owned);
+        let since = lasting(self.feed.fault_since(), now);
+        let error = self.feed.error_of(client).map(|error| match &*since {
+            "" => error.to_owned(),
+            since => format!("{error} ({})", since.trim_start()),
+        });
         let error = error.or_else(|| unresolved(&self.source, &self.hosts, table, now, wall));
         let status = SourceStatus {
             file: self.source.file().map(Path::to_owned),
@@ -113,7 +117,7 @@ impl WatchedSource {
             good_for_s: self.remote.confirmed().map(age),
             error: self.remote.trouble(now, &present).or(status.error),
             failures: latest.failures.max(status.failures),
-            remote: Some(self.remote.status(self.source.origin.to_string(), now)),
+            remote: Some(self.remote.status(&self.source.origin, now)),
             ..status
         }
     }
@@ -188,7 +192,7 @@ impl Controller {
             contents.table = Arc::default();
         }
         let watched = self.sources.watched.get_mut(&service).expect("the service was just inserted");
-        watched.note_read(version, Some(result.as_ref().err()));
+        watched.note_read(version, Some(result.as_ref().err()), now);
         let result = result.map_err(SourceError::into_failure);
         let read =
             result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.pending.clone()));
@@ -278,7 +282,7 @@ impl Controller {
                 }
             }
             Err(no_answer) => {
-                let effect = file.feed.mark_hung(no_answer.to_string());
+                let effect = file.feed.mark_hung(now, no_answer.to_string());
                 self.carry_out(service, effect, now);
             }
         }

@@ -146,7 +146,7 @@ families! {
     SOURCE_ERROR = gauge("socklb_source_error", SERVICE,
         "1 if the service's newest list could not be read or was rejected, and an older list stays in force, else 0.");
     SOURCE_ENDPOINTS = gauge("socklb_source_endpoints", SERVICE,
-        "Endpoints of the newest list that the server has sent; missing for a file, and while the server sends no list.");
+        "Endpoints of the newest list that the server has sent; missing for a file, and before the first list.");
     SOURCE_EMPTY = gauge("socklb_source_empty", SERVICE,
         "1 if the server answers that there are no endpoints, else 0; always 0 for a file.");
     SOURCE_PENDING = gauge("socklb_source_pending_removals", SERVICE,

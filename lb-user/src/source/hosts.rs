@@ -48,6 +48,13 @@ pub fn unresolved(
     (!texts.is_empty()).then(|| format!("{count}: {shown}{more}"))
 }
 
+/// How long a condition has lasted, as text: " for 24 s"; empty if it began less than a second ago,
+/// or if it does not exist.
+pub fn lasting(since: Option<Instant>, now: Instant) -> String {
+    let age = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+    if age < Duration::from_secs(1) { String::new() } else { format!(" for {}", short(age)) }
+}
+
 /// An age as text, in one unit.
 fn short(age: Duration) -> String {
     match age.as_secs() {

@@ -57,7 +57,7 @@ fn a_service_is_balanced_once_its_address_is_known() {
     let fault = stage.address_fault().expect("a fault reports the unknown address");
     assert_eq!(
         fault,
-        "service users: no usable address from the server: 10.0.0.53:53: no answer; its connects are not \
+        "service users: no usable address from the server for 1 s: 10.0.0.53:53: no answer; its connects are not \
          balanced"
     );
     assert_eq!(stage.stored(), "");

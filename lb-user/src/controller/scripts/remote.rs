@@ -108,6 +108,30 @@ fn without_a_list_the_fault_of_a_query_states_that_no_list_is_in_force() {
 }
 
 #[test]
+fn during_a_fault_the_number_of_endpoints_of_the_newest_list_stays() {
+    script(DNS, |stage| {
+        stage.answer(&BACKENDS);
+        stage.fail_query();
+        assert_eq!(stage.remote().endpoints, Some(3));
+        stage.pass(Duration::from_secs(24));
+        assert_eq!(stage.error(), "no list for 24 s: 10.0.0.53:53: no answer; the list in force stays");
+        stage.pass(3 * MINUTE);
+        assert_eq!(stage.error(), "no list for 3 min: 10.0.0.53:53: no answer; the list in force stays");
+        stage.answer_nothing();
+        assert_eq!(stage.remote().endpoints, Some(3));
+    });
+}
+
+#[test]
+fn a_query_of_consul_that_is_under_way_waits_for_a_change() {
+    script("backends = { consul = \"users\" }", |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        assert!(stage.remote().describe(Some(0)).ends_with(", waits for a change"));
+    });
+}
+
+#[test]
 fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
     script(&dns("allow = [\"10.0.0.0/24\"]"), |stage| {
         stage.answer(&BACKENDS);
@@ -128,7 +152,7 @@ fn a_list_that_is_faulty_or_not_allowed_leaves_the_list_in_force() {
         stage.answer(&["10.0.0.1:80", "10.0.1.1:80"]);
         assert_eq!(
             stage.error(),
-            "dns users.example.com port 80: 10.0.1.1:80 is not allowed: it is outside allow = [\"10.0.0.0/24\"]; the list in force stays"
+            "dns users.example.com port 80: 10.0.1.1:80 is not allowed: it is outside allow = [\"10.0.0.0/24\"] (for 1 s); the list in force stays"
         );
         // An answer with an address that is not allowed does not confirm the list.
         stage.pass(2 * MINUTE);
@@ -245,7 +269,7 @@ fn a_first_list_after_a_start_or_reload_that_is_refused_confirms_no_list() {
                 }
                 _ => {
                     stage.configure(&dns(&narrow));
-                    "10.0.0.1:80 is not allowed"
+                    "is not allowed: it is outside allow"
                 }
             };
             assert_eq!(stage.used(), BACKENDS);
