@@ -140,7 +140,7 @@ mod tests {
         let read = |state: Option<&std::path::Path>| {
             let state = state.map(std::path::Path::to_owned);
             let files = PathOptions { config: Some(file.clone()), pins: None, run: None, state };
-            read_config(&files).unwrap().lookups[0].address
+            read_config(&files).unwrap_or_else(|failure| panic!("{failure}")).lookups[0].address
         };
         assert_eq!((read(None), read(Some(folder.path()))), (None, Some(address)));
     }

@@ -278,9 +278,14 @@ impl Used {
         serial: Option<u32>,
     ) -> Finding {
         let mut endpoints: BTreeMap<SocketAddr, Listed> = BTreeMap::new();
+        let mut summed: BTreeSet<SocketAddr> = BTreeSet::new();
         for Srv { weight, port, target, .. } in &self.records {
             for ip in addresses.get(target.as_str()).into_iter().copied().flatten() {
-                let endpoint = endpoints.entry(SocketAddr::new(*ip, *port));
+                let address = SocketAddr::new(*ip, *port);
+                if endpoints.contains_key(&address) {
+                    summed.insert(address);
+                }
+                let endpoint = endpoints.entry(address);
                 let endpoint = endpoint.or_insert_with(|| Listed { weight: 0, ..Listed::default() });
                 endpoint.weight = endpoint.weight.saturating_add((*weight).max(1));
             }
@@ -294,6 +299,13 @@ impl Used {
                 "unused: {count} SRV record{} with a priority value above {lowest}",
                 plural(count)
             ));
+        }
+        if let Some(first) = summed.first() {
+            let more = match summed.len() - 1 {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            notes.push(format!("in several SRV records: {first}{more}: the weights are added"));
         }
         notes.extend(note("without addresses, left out", &left_out));
         notes.extend(note("with earlier addresses", &kept));

@@ -170,8 +170,9 @@ fn weights_of_equal_addresses_add_up_but_a_repeated_record_counts_once() {
         "_users._tcp.example.com 60 SRV 0 60000 81 b.example.com",
     ];
     let added = ["a.example.com 60 A 10.0.0.1", "b.example.com 60 A 10.0.0.1", "b.example.com 60 A 10.0.0.1"];
-    let (list, _) = endpoints(&read(&Reply::srv(&records, &added), &srv()));
+    let (list, notes) = endpoints(&read(&Reply::srv(&records, &added), &srv()));
     assert_eq!(list, ["10.0.0.1:80 17", "10.0.0.1:81 65535"]);
+    assert_eq!(notes, ["in several SRV records: 10.0.0.1:80 and 1 more: the weights are added"]);
 }
 
 #[test]
