@@ -48,7 +48,7 @@ use json::JsonDocument;
 use crate::discovery::dns_name;
 
 pub use consul::read_instances;
-pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS};
+pub use hosts::{HostAddresses, MAX_HOSTS, NO_HOSTS, WITHOUT_ADDRESSES};
 pub use json::not_json;
 pub use slices::{SlicesError, read_slices};
 
@@ -147,7 +147,7 @@ pub fn target(text: &str) -> Result<ListedAddress, Refusal> {
         .map_err(|NotAnAddress { why, help }| (format!("{} {why}", quote(text)), Some(help)))
 }
 
-const LOCALHOST: &str = "is a name of this host itself, which DNS servers do not resolve";
+pub(crate) const LOCALHOST: &str = "is a name of this host itself, which DNS servers do not resolve";
 
 /// The name in lower case, if the text is a host name. The last label of a host name is not a
 /// number (RFC 1123 section 2.1), so a mistyped IP address is not read as a host name.
@@ -158,7 +158,7 @@ fn host_name(text: &str) -> Option<String> {
 }
 
 /// Whether a name resolves to the loopback addresses (RFC 6761 section 6.3).
-fn is_localhost(name: &str) -> bool {
+pub(crate) fn is_localhost(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
 }
 

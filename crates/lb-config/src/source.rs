@@ -136,6 +136,11 @@ fn read_dns(
 ) -> Option<DnsOrigin> {
     let item = DNS.item(table, report)?;
     let name = DNS.kind.read(&item, report)?;
+    if endpoints::is_localhost(&name) {
+        let help = "write { static = [\"127.0.0.1:8080\"] }, with the right port".to_owned();
+        report.add(item.span(), format!("`dns` {} {}", quote(&name), endpoints::LOCALHOST), help);
+        return None;
+    }
     let port = match PORT.item(table, report) {
         Some(port) => Some(u16::try_from(Number(1..=65_535).read(&port, report)?).ok()?),
         None => None,
@@ -299,6 +304,14 @@ mod tests {
             ],
         );
     }
+    #[test]
+    fn a_name_of_this_host_itself_is_no_dns_name() {
+        let text = "name = 's'\naddress = '10.96.0.10:80'\nbackends = { dns = 'localhost', port = 80 }";
+        let fault = "7:20: `dns` \"localhost\" is a name of this host itself, which DNS servers do not resolve (write { static = \
+                     [\"127.0.0.1:8080\"] }, with the right port)";
+        check(&with_service(text), &[fault]);
+    }
+
     #[test]
     fn a_dns_name_has_srv_records_or_a_port() {
         let backends =

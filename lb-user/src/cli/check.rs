@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lb_config::endpoints::MAX_HOSTS;
+use lb_config::endpoints::{MAX_HOSTS, WITHOUT_ADDRESSES};
 use lb_core::balancer::{Balancer, UnusableList};
 use lb_core::control::Law;
 use lb_core::membership::Membership;
@@ -67,7 +67,7 @@ pub fn run(
             match source::read_list(file, *service, services) {
                 Ok(parsed) => {
                     let notes = parsed.notes.into_iter();
-                    ignored.extend(notes.map(|note| format!("{}: {note}", file.path.display())));
+                    ignored.extend(notes.map(|note| format!("{}: {}", file.path.display(), of_check(&note))));
                 }
                 // Several services may have the same file, for example TCP and UDP at one address.
                 // Equal faults are reported once.
@@ -110,7 +110,7 @@ pub fn run(
     notes.extend(ignored);
     for source in sources.iter().filter(|source| source.static_text().is_some()) {
         let list = source.read(None).and_then(Result::ok);
-        notes.extend(list.iter().flat_map(|list| list.notes.iter().cloned()));
+        notes.extend(list.iter().flat_map(|list| list.notes.iter().map(|note| of_check(note))));
     }
     for source in sources.iter().filter(|source| source.wanted().is_some()) {
         let origin = &source.origin;
@@ -145,6 +145,15 @@ pub fn run(
     }
     print::text(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// A note on a list, as this command prints it: the command resolves no host names, so it knows no
+/// addresses.
+fn of_check(note: &str) -> String {
+    match note.strip_prefix(WITHOUT_ADDRESSES) {
+        Some(names) => format!("this command does not resolve host names{names}"),
+        None => note.to_owned(),
+    }
 }
 
 /// Refuses lists that together have more host names than the daemon resolves. The names in lists
@@ -290,6 +299,13 @@ mod tests {
     use std::fmt::Write as _;
 
     use super::*;
+
+    #[test]
+    fn the_note_on_host_names_states_that_the_command_does_not_resolve_them() {
+        let note = format!("{WITHOUT_ADDRESSES}: a.example, b.example");
+        assert_eq!(of_check(&note), "this command does not resolve host names: a.example, b.example");
+        assert_eq!(of_check("other"), "other");
+    }
 
     #[test]
     fn more_host_names_than_the_daemon_resolves_are_refused() {

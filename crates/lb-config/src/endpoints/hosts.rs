@@ -22,6 +22,9 @@ pub const MAX_HOSTS: usize = 1024;
 /// is not in the map.
 pub type HostAddresses = BTreeMap<Arc<str>, Arc<[IpAddr]>>;
 
+/// The beginning of the note on host names without addresses; the names follow.
+pub const WITHOUT_ADDRESSES: &str = "host names without known addresses were left out";
+
 /// The value for callers that resolve no host names.
 pub static NO_HOSTS: HostAddresses = BTreeMap::new();
 
@@ -97,7 +100,7 @@ pub fn expand(
         ));
     }
     if !missing.is_empty() {
-        notes.push(format!("host names without known addresses were left out: {}", some_of(missing)));
+        notes.push(format!("{WITHOUT_ADDRESSES}: {}", some_of(missing)));
     }
     expanded
 }
