@@ -39,6 +39,7 @@ fn list(snapshot: &DiscoveredList, is_ipv6: bool) {
     let reading = ListContext {
         path,
         port_name: None,
+        protocol: None,
         service: Some(service),
         services: &[service],
         hosts: &endpoints::NO_HOSTS,

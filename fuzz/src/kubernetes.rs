@@ -49,6 +49,7 @@ pub fn watch(text: &[u8]) {
                 let context = ListContext {
                     path,
                     port_name: None,
+                    protocol: None,
                     service: None,
                     services: &[],
                     hosts: &endpoints::NO_HOSTS,

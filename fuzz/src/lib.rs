@@ -148,6 +148,7 @@ fn endpoint_file(text: &[u8], path: &Path) {
     let bare = ListContext {
         path,
         port_name: Some("http"),
+        protocol: None,
         service: Some(service),
         services: &services,
         hosts: &endpoints::NO_HOSTS,

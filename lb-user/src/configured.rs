@@ -212,7 +212,7 @@ fn errno_text(errno: u16) -> String {
 /// The keys of a source. A list in the configuration itself has a key for each endpoint.
 fn source_keys(source: &EndpointSource) -> Keys {
     match source {
-        EndpointSource::File(ListFile { path, port_name }) => keys([
+        EndpointSource::File(ListFile { path, port_name, protocol: _ }) => keys([
             ("backends", "file".to_owned()),
             ("backends.file", path.display().to_string()),
             ("backends.port_name", or_none(port_name.as_ref())),

@@ -420,14 +420,14 @@ impl ListSource {
         if path == self.last_good && !last_good::is_whole(&text) {
             return Err(SourceError::CutOff(path.to_owned()));
         }
-        let port_name = match &self.origin {
-            ListOrigin::File(file) => file.port_name.as_deref(),
-            ListOrigin::Static(_) | ListOrigin::Remote(_) => None,
+        let (port_name, protocol) = match &self.origin {
+            ListOrigin::File(file) => (file.port_name.as_deref(), file.protocol),
+            ListOrigin::Static(_) | ListOrigin::Remote(_) => (None, None),
         };
         let is_ipv6 = self.service.is_ipv6();
         let addresses = hosts.map(|hosts| hosts.addresses(is_ipv6, |ip| self.allows(ip))).unwrap_or_default();
         let (service, services) = (Some(self.service), &*self.services);
-        let reading = ListContext { path, port_name, service, services, hosts: &addresses };
+        let reading = ListContext { path, port_name, protocol, service, services, hosts: &addresses };
         let named = |names: BTreeSet<String>| -> Arc<BTreeSet<HostName>> {
             let host = |name: String| HostName { name: name.into(), is_ipv6 };
             Arc::new(names.into_iter().map(host).collect())

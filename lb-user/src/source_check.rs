@@ -505,7 +505,7 @@ mod tests {
     #[test]
     fn lists_that_together_have_too_many_host_names_are_refused() {
         let service = Service::new("users", "10.96.0.10:80".parse().unwrap(), Subset::All, 0);
-        let file = |name: &str| ListFile { path: name.into(), port_name: None };
+        let file = |name: &str| ListFile { path: name.into(), port_name: None, protocol: None };
         let list = |name: &str, from: usize| {
             let source = ListSource::new(&service, ListOrigin::File(file(name)), &[], Path::new("/"));
             let names = (from..from + MAX_HOSTS / 2 + 1).map(|n| format!("n{n}.example"));

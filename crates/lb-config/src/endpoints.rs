@@ -13,6 +13,7 @@ use std::path::Path;
 
 use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{Endpoint, EndpointFault, EndpointList, EndpointState, MAX_INDEXES};
+use lb_core::service::Protocol;
 use lb_core::subset::Algorithm;
 
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, quote, utf8};
@@ -207,6 +208,8 @@ pub struct ListContext<'a> {
     pub path: &'a Path,
     /// The name of the port to use if the endpoints have several named ports.
     pub port_name: Option<&'a str>,
+    /// The protocol of the service, if it is known.
+    pub protocol: Option<Protocol>,
     /// The address at which clients dial the service, if it is known.
     pub service: Option<SocketAddr>,
     /// The addresses at which clients dial all services.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use lb_common::abi::{MAX_CLIENTS, MAX_SERVICES};
 use lb_core::endpoint::EndpointList;
 use lb_core::limits::Limits;
-use lb_core::service::{Accounting, Service, Task};
+use lb_core::service::{Accounting, Protocol, Service, Task};
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics};
 use lb_document::{self as document, Table};
 use lb_report::keys::{Keys, ServiceKey};
@@ -161,6 +161,8 @@ pub struct ListFile {
     pub path: PathBuf,
     /// The name of the port to use if the endpoints have several named ports.
     pub port_name: Option<String>,
+    /// The protocol of the service; `None` if it is not known.
+    pub protocol: Option<Protocol>,
 }
 
 impl ListFile {
@@ -175,9 +177,13 @@ impl ListFile {
         service: Option<SocketAddr>,
         services: &[SocketAddr],
     ) -> Result<endpoints::Parsed, Diagnostics> {
-        let Self { path, port_name } = self;
+        let Self { path, port_name, protocol } = self;
+        let protocol = *protocol;
         let (port_name, hosts) = (port_name.as_deref(), &endpoints::NO_HOSTS);
-        endpoints::parse(text, &endpoints::ListContext { path, port_name, service, services, hosts })
+        endpoints::parse(
+            text,
+            &endpoints::ListContext { path, port_name, protocol, service, services, hosts },
+        )
     }
 }
 

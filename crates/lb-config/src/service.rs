@@ -74,7 +74,8 @@ pub fn read<'t>(
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
         declared.template = read_template(table, declared, &addresses, around, servers, report);
-        declared.file = source::named_file(table, declared.name, declared.address, around.directory);
+        declared.file =
+            source::named_file(table, declared.name, (declared.address, declared.protocol), around.directory);
     }
     DeclaredServices(declared)
 }
@@ -196,6 +197,7 @@ fn read_template(
     let backends = BACKENDS.item(table, report);
     let surroundings = source::Surroundings {
         service: declared.address,
+        protocol: declared.protocol,
         services: addresses,
         directory: around.directory,
         servers,

@@ -20,6 +20,7 @@ use super::keys::path;
 use super::keys::service::BACKENDS;
 use super::{EndpointSource, ListFile, NamedFile, NamedList, RemoteSource};
 use crate::endpoints::{self, ListContext, ListEntry, ListedAddress, NO_HOSTS};
+use lb_core::service::Protocol;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table};
@@ -29,6 +30,8 @@ use lb_document::{Item, Table};
 pub struct Surroundings<'a> {
     /// The address of this service.
     pub service: Option<SocketAddr>,
+    /// The protocol of this service.
+    pub protocol: Option<Protocol>,
     /// The addresses of all services.
     pub services: &'a [SocketAddr],
     /// The directory of the configuration.
@@ -95,7 +98,7 @@ pub fn read(
     if let Some(file) = FILE.item(&table, report) {
         let path = around.directory.join(&*FILE.kind.read(&file, report)?);
         let port_name = PORT_NAME.take_written(&table, report).flatten();
-        return Some(EndpointSource::File(ListFile { path, port_name }));
+        return Some(EndpointSource::File(ListFile { path, port_name, protocol: around.protocol }));
     }
     let on_empty = if KUBERNETES.is_written(&table) { OnEmpty::Refuse } else { OnEmpty::Keep };
     let rules = discovery::read_rules(&table, on_empty, report);
@@ -164,7 +167,7 @@ fn read_dns(
 pub fn named_file(
     table: &Table<'_>,
     name: Option<&str>,
-    service: Option<SocketAddr>,
+    (service, protocol): (Option<SocketAddr>, Option<Protocol>),
     directory: &Path,
 ) -> Option<NamedFile> {
     let backends = table.get(BACKENDS.name)?;
@@ -176,7 +179,7 @@ pub fn named_file(
     Some(NamedFile {
         name,
         service,
-        file: ListFile { path: directory.join(text), port_name },
+        file: ListFile { path: directory.join(text), port_name, protocol },
         span: file.span(),
     })
 }
@@ -194,7 +197,7 @@ fn read_static(
         targets.iter().map(|(_, target)| Some(target.as_ref()?.to_string())).collect();
     let entries = targets.into_iter().map(|(span, target)| ListEntry::bare(span, target)).collect();
     let (path, port_name, hosts) = (Path::new(""), None, &NO_HOSTS);
-    let reading = ListContext { path, port_name, service, services, hosts };
+    let reading = ListContext { path, port_name, protocol: None, service, services, hosts };
     let parsed = endpoints::check(entries, &reading, report, &mut Vec::new())?;
     let texts = texts?;
     if parsed.hosts.is_empty() {
@@ -238,7 +241,11 @@ mod tests {
             |value: &str| with_service(&format!("name = 's'\naddress = '10.96.0.10:80'\nbackends = {value}"));
         let source = |value: &str| services(&backends(value)).remove(0).source;
         let file = |path: &str, port_name: Option<&str>| {
-            EndpointSource::File(ListFile { path: path.into(), port_name: port_name.map(str::to_owned) })
+            EndpointSource::File(ListFile {
+                path: path.into(),
+                port_name: port_name.map(str::to_owned),
+                protocol: Some(Protocol::Tcp),
+            })
         };
         assert_eq!(source("{ file = 'u.toml' }"), file("/etc/socklb/u.toml", None));
         assert_eq!(source("{ file = '/srv/u.yaml', port_name = 'http' }"), file("/srv/u.yaml", Some("http")));

@@ -176,7 +176,11 @@ fn users(job: &str) -> ClientService {
             seed: seed(job, "users"),
             errno: 111,
         },
-        source: EndpointSource::File(ListFile { path: "/etc/socklb/users.toml".into(), port_name: None }),
+        source: EndpointSource::File(ListFile {
+            path: "/etc/socklb/users.toml".into(),
+            port_name: None,
+            protocol: Some(Protocol::Tcp),
+        }),
         probe: None,
     }
 }

@@ -12,6 +12,7 @@ use lb_config::endpoints::{
     ListContext, ListEntry, ListedAddress, NO_HOSTS, Parsed, SlicesError, parse, read_instances, read_slices,
 };
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
+use lb_core::service::Protocol;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ const SERVICE: &str = "10.96.0.10:80";
 
 fn reading<'a>(path: &'a str, port_name: Option<&'a str>) -> ListContext<'a> {
     let service = SERVICE.parse().ok();
-    ListContext { path: Path::new(path), port_name, service, services: &[], hosts: &NO_HOSTS }
+    ListContext { path: Path::new(path), port_name, protocol: None, service, services: &[], hosts: &NO_HOSTS }
 }
 
 fn read(text: &str, path: &str) -> Result<Parsed, String> {
@@ -430,6 +431,27 @@ fn a_port_is_chosen_by_name_even_if_another_port_has_the_same_number() {
     let expected = "\"a\": its ports are \"p1\", \"p10\", \"p100\", \"p1000\", \"p1001\", \"p1002\", \"p1003\", \"p1004\" and 2991 more, but \
                     port_name is \"x\"";
     assert_eq!(indexes(many, "x").unwrap_err(), format!("users:{}", none_left(expected)));
+}
+
+#[test]
+fn a_port_of_another_protocol_than_the_service_is_left_out() {
+    let port = |name: &str, protocol: Value| json!({ "name": name, "port": 53, "protocol": protocol });
+    let read = |ports: Value, wanted: Option<&str>, protocol: Protocol| {
+        let mut slice = slice("a", &json!([pod("10.0.0.1", &json!({}))]));
+        slice["ports"] = ports;
+        let context = ListContext { protocol: Some(protocol), ..reading("users", wanted) };
+        let parsed = parse(slice.to_string().as_bytes(), &context);
+        parsed.map(|parsed| lines(&parsed.list).len()).map_err(|faults| faults.to_string())
+    };
+    let udp = json!([port("dns", json!("UDP"))]);
+    let why = none_left("\"a\": its port \"dns\" has protocol \"UDP\", but the service has tcp");
+    for wanted in [None, Some("dns")] {
+        assert_eq!(read(udp.clone(), wanted, Protocol::Tcp), Err(format!("users:{why}")));
+        assert_eq!(read(udp.clone(), wanted, Protocol::Udp), Ok(1));
+    }
+    let both = json!([port("dns", json!("UDP")), port("dns-tcp", json!(null))]);
+    assert_eq!(read(both.clone(), None, Protocol::Tcp), Ok(1));
+    assert_eq!(read(both, Some("dns-tcp"), Protocol::Tcp), Ok(1));
 }
 
 #[test]

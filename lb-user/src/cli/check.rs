@@ -192,7 +192,11 @@ fn with_previews(config: &Config, previews: &[(String, PathBuf)]) -> Result<Conf
             EndpointSource::File(file) => *file = previewed(Some(name), file, previews),
             EndpointSource::Remote(_) => {
                 if let Some((_, path)) = previews.iter().rfind(|(of, _)| of == name) {
-                    let file = ListFile { path: path.clone(), port_name: None };
+                    let file = ListFile {
+                        path: path.clone(),
+                        port_name: None,
+                        protocol: Some(configured.service.protocol),
+                    };
                     configured.source = EndpointSource::File(file);
                 }
             }

@@ -128,7 +128,7 @@ mod tests {
             ("users", "endpoint = [{ address = '10.0.0.1:1' }]"),
         ];
         for (name, text) in texts {
-            let file = ListFile { path: folder.path().join(name), port_name: None };
+            let file = ListFile { path: folder.path().join(name), port_name: None, protocol: None };
             let source = ListSource::new(&service, ListOrigin::File(file), &[], folder.path());
             let read = |path: &Path, text: &[u8]| {
                 let contents = source.parse(path, text.to_vec(), None).map_err(|error| error.to_string())?;

@@ -254,6 +254,7 @@ mod tests {
         ListContext {
             path: Path::new(path),
             port_name: None,
+            protocol: None,
             service: service.into(),
             services,
             hosts: &super::super::NO_HOSTS,

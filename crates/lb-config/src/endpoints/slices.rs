@@ -14,6 +14,7 @@ use std::path::Path;
 
 use lb_common::abi::MAX_BACKENDS;
 use lb_core::endpoint::{EndpointState, MAX_INDEXES};
+use lb_core::service::Protocol;
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, quote};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -75,6 +76,14 @@ struct Port<'t> {
     // on the endpoints.
     #[serde(borrow)]
     port: Option<&'t RawValue>,
+    protocol: Option<String>,
+}
+
+impl Port<'_> {
+    /// In the API, the default protocol of a port is TCP.
+    fn protocol(&self) -> &str {
+        self.protocol.as_deref().unwrap_or("TCP")
+    }
 }
 
 #[derive(Deserialize)]
@@ -134,7 +143,7 @@ pub fn read(
     let is_v4 = slices.iter().any(|(_, slice)| slice.address_type.as_deref() == Some("IPv4"));
     let is_v4 = reading.service.map_or(is_v4, |service| service.is_ipv4());
     let help = "name one of them beside file, as in { file = \"users.json\", port_name = \"http\" }";
-    let port = WantedPort { name: reading.port_name, key: "port_name", help };
+    let port = WantedPort { name: reading.port_name, protocol: reading.protocol, key: "port_name", help };
     let mut reader = EndpointSliceReader::new(port, is_v4, version);
     for (value, slice) in slices {
         reader.slice(&value, slice, report);
@@ -165,7 +174,7 @@ pub fn read_slices<'t>(
     is_ipv6: bool,
 ) -> Result<(Vec<ListEntry>, Vec<String>), SlicesError> {
     let help = "name one of them, as in { kubernetes = \"shop/users\", port = \"http\" }";
-    let port = WantedPort { name: port, key: "port", help };
+    let port = WantedPort { name: port, protocol: None, key: "port", help };
     let mut reader = EndpointSliceReader::new(port, !is_ipv6, None);
     for (name, text) in slices {
         let mut report = DiagnosticCollector::new(Path::new(name), text);
@@ -194,6 +203,8 @@ pub fn read_slices<'t>(
 struct WantedPort<'a> {
     /// `None`: the configuration has no port.
     name: Option<&'a str>,
+    /// The protocol of the service; `None` if it is not known.
+    protocol: Option<Protocol>,
     /// The configuration key that names the port.
     key: &'static str,
     /// A help text that shows how to name the port.
@@ -311,19 +322,30 @@ impl<'a> EndpointSliceReader<'a> {
         report: &mut DiagnosticCollector<'_>,
     ) -> Option<u16> {
         let name = |port: &Port<'_>| quote(port.name.as_deref().unwrap_or_default());
-        let WantedPort { name: wanted, key, help } = self.wanted_port;
+        let WantedPort { name: wanted, protocol, key, help } = self.wanted_port;
         let is_meant = |port: &&&Port<'_>| {
             wanted.is_none_or(|wanted| wanted == port.name.as_deref().unwrap_or_default())
         };
         let all: Vec<&Port<'_>> = ports.iter().filter(|port| port.port.is_some()).collect();
         let mut meant = BTreeMap::new();
+        let mut other = None;
         for port in all.iter().filter(is_meant) {
+            if protocol.is_some_and(|protocol| !port.protocol().eq_ignore_ascii_case(protocol.name())) {
+                other.get_or_insert(*port);
+                continue;
+            }
             let number: NonZeroU16 = value.of_key("port", port.port?).read_any(report)?;
             meant.insert(number.get(), name(port));
         }
         let mut numbers = meant.keys();
         match (numbers.next(), numbers.next(), wanted) {
             (Some(port), None, _) => return Some(*port),
+            (None, ..) if let (Some(other), Some(protocol)) = (other, protocol) => {
+                let (name, of) = (name(other), quote(other.protocol()));
+                let why =
+                    format!("its port {name} has protocol {of}, but the service has {}", protocol.name());
+                self.left_out.add(why, slice);
+            }
             (None, _, Some(wanted)) if !all.is_empty() => {
                 let names: BTreeSet<String> = all.into_iter().map(name).collect();
                 let why = format!("its ports are {}, but {key} is {}", some_of(names), quote(wanted));

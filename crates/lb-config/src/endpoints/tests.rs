@@ -9,7 +9,14 @@ use proptest::prelude::*;
 
 /// The context of a file about which only the text is known.
 fn alone() -> ListContext<'static> {
-    ListContext { path: Path::new("e.toml"), port_name: None, service: None, services: &[], hosts: &NO_HOSTS }
+    ListContext {
+        path: Path::new("e.toml"),
+        port_name: None,
+        protocol: None,
+        service: None,
+        services: &[],
+        hosts: &NO_HOSTS,
+    }
 }
 
 const SERVICE: &str = "10.96.0.10:80";
@@ -29,6 +36,7 @@ fn read(text: &[u8], path: &str) -> Result<Vec<Endpoint>, String> {
         &ListContext {
             path: Path::new(path),
             port_name: None,
+            protocol: None,
             service: Some(service),
             services: &services,
             hosts: &NO_HOSTS,

@@ -219,6 +219,7 @@ async fn addresses(kubernetes: &mut Kubernetes) -> Vec<String> {
     let context = ListContext {
         path: Path::new("users.json"),
         port_name: None,
+        protocol: None,
         service: None,
         services: &[],
         hosts: &endpoints::NO_HOSTS,

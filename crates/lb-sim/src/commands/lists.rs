@@ -47,7 +47,7 @@ impl ListArguments {
     pub fn jobs(&self, fleet: &FleetArguments, algorithms: Option<&[Algorithm]>) -> Result<Vec<ListedJob>> {
         let (service, tasks, list) = match (&self.endpoints, &self.config) {
             (Some(path), _) => {
-                let file = ListFile { path: path.clone(), port_name: None };
+                let file = ListFile { path: path.clone(), port_name: None, protocol: None };
                 let parsed = file.parse(&read(path, endpoints::MAX_FILE_BYTES)?, None, &[])?;
                 let list = without_hosts(parsed, path)?;
                 let Some((clients, size)) = fleet.clients.zip(fleet.size) else {

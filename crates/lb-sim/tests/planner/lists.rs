@@ -76,7 +76,7 @@ fn folder() -> tempfile::TempDir {
 
 /// The members that the daemon of a task uses: the address and the share of each.
 fn of_daemon(service: &Service, task: Task) -> Vec<(String, f64)> {
-    let list = ListFile { path: "users.toml".into(), port_name: None }
+    let list = ListFile { path: "users.toml".into(), port_name: None, protocol: None }
         .parse(ENDPOINTS.as_bytes(), None, &[])
         .expect("the file is a list of endpoints")
         .list;

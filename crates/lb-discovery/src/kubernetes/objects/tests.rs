@@ -51,8 +51,14 @@ fn addresses(slices: &Objects) -> Vec<String> {
     match finding(slices).unwrap() {
         Finding::List(snapshot) => {
             let path = Path::new("users.json");
-            let context =
-                ListContext { path, port_name: None, service: None, services: &[], hosts: &NO_HOSTS };
+            let context = ListContext {
+                path,
+                port_name: None,
+                protocol: None,
+                service: None,
+                services: &[],
+                hosts: &NO_HOSTS,
+            };
             let list = endpoints::parse(&snapshot.text, &context).unwrap().list;
             assert_eq!(list.as_slice().len(), snapshot.endpoints);
             let mut addresses: Vec<String> =
