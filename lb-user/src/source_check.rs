@@ -516,7 +516,7 @@ mod tests {
                 let host = HostName { name: name.into(), is_ipv6: false };
                 (host, HostState { answered, ..HostState::default() })
             };
-            let table = std::sync::Arc::new(HostTable(names.map(state).collect()));
+            let table = Arc::new(HostTable(names.map(state).collect()));
             let text = serde_json::to_vec(&targets).unwrap();
             let contents = source.parse(Path::new(name), text, Some(&table)).unwrap();
             let checked = CheckedSource {
