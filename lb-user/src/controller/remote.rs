@@ -297,8 +297,8 @@ impl Controller {
             if let Some(Finding::List(list)) = &latest.finding {
                 remote.newest = Some((list.version.clone(), list.endpoints));
             }
-            // An unchanged answer is not read again, so `note_read` is not called. The list is still
-            // valid.
+            // An unchanged answer is not read again, so `note_read` is not called. The list is
+            // still valid.
             if remote.number_read == latest.number && remote.suspension.is_none() && remote.invalid.is_none()
             {
                 remote.valid_at = latest.confirmed;
