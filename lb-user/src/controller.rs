@@ -479,7 +479,7 @@ impl Controller {
                 self.apply_probes(now);
             }
             WorkResult::FlowsClosed(order, result, requester) => {
-                self.flows_closed(order, result, requester, now)
+                self.flows_closed(order, result, requester, now);
             }
         }
         Ok(())

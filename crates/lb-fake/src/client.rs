@@ -345,7 +345,7 @@ impl ClientKernel for FakeClient {
     }
 
     fn cpus(&self) -> io::Result<u32> {
-        Ok(CPUS as u32)
+        Ok(u32::try_from(CPUS).expect("the number is small"))
     }
 
     fn own_namespace(&self) -> Option<u64> {

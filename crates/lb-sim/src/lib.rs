@@ -2,7 +2,7 @@
 //! shows them in numbers and pictures.
 //!
 //! The modules in reading order: a fleet and its subsets ([`fleet`]), or a job with a list as a
-//! daemon reads it ([`listed`]); the quality of subsets ([`metrics`]); random draws ([`sampling`]);
+//! daemon reads it ([`listed`]); the quality of subsets ([`metrics`]); random draws ([`samples`]);
 //! the effect of unequal clients ([`unequal`]); the quality of subsets for many fleets ([`sweep`]);
 //! which subset to choose ([`advice`]); a fleet in virtual time ([`traffic`]); long
 //! connections after a restart ([`rebalance`]); and pictures of all

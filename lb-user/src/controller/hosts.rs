@@ -5,7 +5,6 @@
 //! so a name that does not resolve removes no endpoint, even after a restart (`host_store`).
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,9 +29,9 @@ pub struct HostNames {
 
 /// Whether a list must be read again because the addresses of a name have changed.
 fn is_changed(before: Option<&HostState>, after: Option<&HostState>) -> bool {
-    fn known(state: Option<&HostState>) -> Option<(&Arc<[IpAddr]>, &Arc<[IpAddr]>)> {
-        state.filter(|state| state.is_known()).map(|state| (&state.addresses, &state.refused))
-    }
+    let known = |state: Option<&HostState>| {
+        state.filter(|state| state.is_known()).map(|state| [&state.addresses, &state.refused].map(Arc::clone))
+    };
     known(before) != known(after)
 }
 

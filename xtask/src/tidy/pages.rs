@@ -94,9 +94,8 @@ fn too_long(text: &str) -> impl Iterator<Item = (usize, String)> {
         let is_item = line.starts_with(['-', '*', ' '])
             || line.split_once(". ").is_some_and(|(item, _)| item.parse::<u32>().is_ok());
         is_list = !line.is_empty() && (is_list || is_item);
-        let is_prose = !(is_code || is_fence || is_written || is_list)
-            && !line.starts_with(['|', '#', '>', '<'])
-            && !line.is_empty();
+        let is_other = is_code || is_fence || is_written || is_list;
+        let is_prose = !(is_other || line.is_empty() || line.starts_with(['|', '#', '>', '<']));
         if is_prose {
             length += 1;
             return None;

@@ -258,7 +258,7 @@ mod tests {
         let file = StoredOverrides::path(&paths.state);
         let aside = file.with_extension("json.not-understood");
         fs::create_dir_all(file.parent().expect("it has a parent")).expect("a directory");
-        let lost = || read(&paths, 0).ok().expect("the files can be read").document.lost;
+        let lost = || read(&paths, 0).expect("the files can be read").document.lost;
         assert_eq!(lost(), None);
         fs::write(&aside, "garbage").expect("write a file");
         let text = lost().expect("a file is set aside");
