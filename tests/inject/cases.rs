@@ -68,11 +68,13 @@ pub fn all(record: &Record, rounds: u32, seed: u64) -> Vec<Case> {
         let mut hasher = DefaultHasher::new(); // has fixed keys
         (seed, kind).hash(&mut hasher);
         let mut random = Rng::with_seed(hasher.finish());
-        // Rounds differ, so at most the first half of the calls of a round is certain to come.
-        let mut of_kind: Vec<_> = (0..(count / rounds / 2).max(1))
+        let mut of_kind: Vec<_> = (0..count.div_ceil(rounds))
             .flat_map(|skip| ERRORS.map(|(errno, _)| Case { kind: kind.clone(), skip, errno }))
             .collect();
-        random.shuffle(&mut of_kind);
+        // Rounds differ, so the last calls of a round may not come: the first half is tried first.
+        let half = of_kind.len().div_ceil(2);
+        random.shuffle(&mut of_kind[..half]);
+        random.shuffle(&mut of_kind[half..]);
         for (place, case) in of_kind.into_iter().enumerate() {
             cases.insert((place, random.u64(..), kind), case);
         }

@@ -166,7 +166,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
             if scene.start(Some(case.clone()))?.is_none() {
                 // The daemon may end because of the fault even after it answers.
                 let result = scene.await_whole();
-                if scene.reap()?.is_none() {
+                if scene.reap(true)?.is_none() {
                     return result;
                 }
             }
@@ -177,7 +177,7 @@ fn attempt(scene: &mut Scene, desk: &Desk, case: &Case) -> Result<()> {
         Phase::Run => {
             desk.arm(case.clone());
             let result = scene.round();
-            if scene.reap()?.is_some() {
+            if scene.reap(false)?.is_some() {
                 let again = scene.start(None)?;
                 ensure!(again.is_none(), "the next start, without a fault, fails: {again:?}");
             } else {

@@ -115,7 +115,7 @@ impl Scene {
         let look = || (daemon.ending(), UnixStream::connect(&socket).is_ok());
         let seen = within(3 * patience(), look, |(ending, answers)| ending.is_some() || *answers);
         match seen {
-            Ok((Some(status), _)) => self.ended(&daemon, status).map(Some),
+            Ok((Some(status), _)) => self.ended(&daemon, status, true).map(Some),
             Ok((None, _)) => {
                 self.desk.enter(Phase::Run);
                 self.list(&endpoints(&LISTS[self.round % LISTS.len()]));
@@ -127,11 +127,12 @@ impl Scene {
     }
 
     /// Returns the last message of a daemon that has ended. It is an error if the daemon had no
-    /// permitted reason to end.
-    fn ended(&mut self, daemon: &Daemon, status: ExitStatus) -> Result<String> {
+    /// permitted reason to end. `may_refuse`: whether the daemon was starting or stopping, so that
+    /// it may exit with a message.
+    fn ended(&mut self, daemon: &Daemon, status: ExitStatus, may_refuse: bool) -> Result<String> {
         let log = daemon.log().split_off(self.logged);
         self.logged += log.len();
-        let is_refusal = matches!(status.code(), Some(1 | 4));
+        let is_refusal = may_refuse && matches!(status.code(), Some(1 | 4));
         // Rust aborts a program if the kernel refuses memory for the heap, or for the stack on
         // which overflows are handled. The daemon ends itself if a thread panics. The runtime ends
         // the daemon if the kernel refuses a thread for another reason than lack of memory, which
@@ -168,20 +169,21 @@ impl Scene {
         let ending = within(patience(), || daemon.ending(), Option::is_some);
         let status = ending.ok().flatten().context("the daemon does not stop")?;
         if status.code() != Some(0) {
-            self.ended(&daemon, status)?;
+            self.ended(&daemon, status, true)?;
         }
         self.logged = daemon.log().len();
         Ok(())
     }
 
-    /// If the daemon has ended for a permitted reason, returns its last message.
+    /// If the daemon has ended for a permitted reason, returns its last message. `may_refuse`:
+    /// whether it may exit because of a fault of its start.
     ///
     /// # Errors
     /// If the daemon has ended for another reason.
-    pub fn reap(&mut self) -> Result<Option<String>> {
+    pub fn reap(&mut self, may_refuse: bool) -> Result<Option<String>> {
         let Some(mut daemon) = self.daemon.take() else { return Ok(None) };
         match daemon.ending() {
-            Some(status) => self.ended(&daemon, status).map(Some),
+            Some(status) => self.ended(&daemon, status, may_refuse).map(Some),
             None => {
                 self.daemon = Some(daemon);
                 Ok(None)

@@ -32,6 +32,8 @@ pub struct Record {
     phase: Option<Phase>,
     /// The call to fail. Its `skip` decreases with each call that succeeds.
     armed: Option<Case>,
+    /// Whether the call that was armed last has failed.
+    has_fired: bool,
 }
 
 /// The record, shared with the threads that answer.
@@ -50,12 +52,15 @@ impl Desk {
 
     /// Makes a call fail, once.
     pub fn arm(&self, case: Case) {
-        self.look(|record| record.armed = Some(case));
+        self.look(|record| (record.armed, record.has_fired) = (Some(case), false));
     }
 
     /// Lets all calls succeed from now on; returns whether the armed call has failed.
     pub fn disarm(&self) -> bool {
-        self.look(|record| record.armed.take().is_none())
+        self.look(|record| {
+            record.armed = None;
+            record.has_fired
+        })
     }
 
     /// Answers the notifications of one process until the process ends.
@@ -91,6 +96,7 @@ impl Record {
             is_next
         });
         *self.seen.entry(kind).or_default() += 1;
+        self.has_fired |= armed.is_some();
         armed.map(|armed| armed.errno)
     }
 }

@@ -276,7 +276,8 @@ fn datagrams_of_strangers_are_dropped_and_counted() {
     }
     for (kind, _) in kinds {
         let count = || taken_in(&fixture)[kind] - before[kind];
-        eventually("all datagrams are counted", count, |count| *count == 100);
+        // On a slow machine, an answer of the agent may come too late and count as unasked as well.
+        eventually("all datagrams are counted", count, |count| *count >= 100);
     }
     assert!(taken_in(&fixture)["believed"] > 0);
     assert_eq!(not_believed_by_the_daemon(&fixture), by_daemon, "the daemon has received none of them");

@@ -39,9 +39,10 @@ pub fn check_percent(percent: u16) -> Result<(), String> {
 /// Checks the time after which an override ends.
 ///
 /// # Errors
-/// If it is shorter than a second or longer than [`MAX_DURATION`].
+/// If it is shorter than a second, longer than [`MAX_DURATION`], or not a whole number of seconds.
 pub fn check_duration(duration: Duration) -> Result<(), String> {
-    let is_possible = (Duration::from_secs(1)..=MAX_DURATION).contains(&duration);
+    let is_possible =
+        (Duration::from_secs(1)..=MAX_DURATION).contains(&duration) && duration.subsec_nanos() == 0;
     if is_possible { Ok(()) } else { Err(WRITE_A_TIME.to_owned()) }
 }
 

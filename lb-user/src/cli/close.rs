@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
+use clap::builder::NonEmptyStringValueParser;
 use lb_document::{in_units, parse_duration};
 use lb_view::close_result::{CloseAnswer, Closed, ClosingRefused, SCHEMA};
 
@@ -19,6 +20,7 @@ use crate::print;
 #[derive(Clone, Debug, clap::Args)]
 pub struct CloseOptions {
     /// Service
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub service: String,
     /// Backend: address with port, or index
     #[arg(value_name = "BACKEND", value_parser = backend)]

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use clap::Subcommand;
+use clap::builder::NonEmptyStringValueParser;
 use lb_core::control::Switch;
 use lb_view::filter::Filter;
 use lb_view::load::{self, ClientLoad, LoadDocument, Switched};
@@ -38,6 +39,7 @@ pub enum LoadCommand {
 #[derive(Clone, Debug, clap::Args)]
 pub struct LoadTarget {
     /// Service
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub service: String,
     /// Only this client, instead of all clients that have the service
     #[arg(long)]

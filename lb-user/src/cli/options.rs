@@ -6,9 +6,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use lb_document::control::escaped;
 use lb_view::status::SortBy;
 
 use super::{close, load, overrides, source};
@@ -50,7 +51,7 @@ impl Cli {
                 .or_else(|| hint_of_ipvsadm(&error))
                 .map(str::to_owned)
                 .or_else(|| hint_of_file(&error));
-            shorten_value(&mut error);
+            make_readable(&mut error);
             if let Some(hint) = hint {
                 error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
             }
@@ -88,13 +89,17 @@ impl Cli {
     }
 }
 
-/// Cuts a long invalid value in an error, so that the text after it remains visible.
-fn shorten_value(error: &mut clap::Error) {
+/// Cuts a long invalid value in an error, so that the text after it remains visible, and escapes
+/// control characters.
+fn make_readable(error: &mut clap::Error) {
     const SHOWN: usize = 40;
-    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return };
-    if value.chars().count() > 2 * SHOWN {
-        let short = value.chars().take(SHOWN).collect::<String>() + "…";
-        error.insert(ContextKind::InvalidValue, ContextValue::String(short));
+    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
+        let Some(ContextValue::String(value)) = error.get(kind) else { continue };
+        let mut text = escaped(value).into_owned();
+        if kind == ContextKind::InvalidValue && text.chars().count() > 2 * SHOWN {
+            text = text.chars().take(SHOWN).collect::<String>() + "…";
+        }
+        error.insert(kind, ContextValue::String(text));
     }
 }
 
@@ -212,7 +217,7 @@ pub enum Command {
         /// Only this client
         client: Option<String>,
         /// Only this service
-        #[arg(short, long)]
+        #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
         service: Option<String>,
         /// Only this backend (address and port)
         #[arg(long, value_name = "ADDRESS")]
@@ -239,7 +244,7 @@ pub enum Command {
         #[arg(long)]
         client: Option<String>,
         /// Only this service
-        #[arg(short, long)]
+        #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
         service: Option<String>,
         /// Only this backend (address and port)
         #[arg(long, value_name = "ADDRESS")]
@@ -251,6 +256,7 @@ pub enum Command {
     /// Explain why a client has this subset of a service, these shares and this schedule
     Explain {
         /// Service
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         service: String,
         /// Only this client
         #[arg(long)]
@@ -314,6 +320,7 @@ pub enum Command {
     /// the command failed (the message states the reason); 4 a permission is missing.
     Readmit {
         /// Service
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         service: String,
         /// Backend (address and port)
         #[arg(value_name = "BACKEND")]
@@ -365,7 +372,7 @@ pub enum Command {
     /// the overrides are not stored, or stored ones could not be parsed; 4 a permission is missing.
     Overrides {
         /// Only this service
-        #[arg(short, long)]
+        #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
         service: Option<String>,
         /// Print JSON
         #[arg(long)]
@@ -383,7 +390,7 @@ pub enum Command {
         #[arg(long)]
         client: Option<String>,
         /// Only this service
-        #[arg(short, long)]
+        #[arg(short, long, value_parser = NonEmptyStringValueParser::new())]
         service: Option<String>,
         /// Print JSON
         #[arg(long)]
@@ -511,7 +518,7 @@ mod tests {
         let of = |length: usize| {
             let words = ["socklb", "drain", "users", "0", "--reason", &"x".repeat(length)].map(str::to_owned);
             let mut error = Cli::command().try_get_matches_from(words).expect_err("it is too long");
-            shorten_value(&mut error);
+            make_readable(&mut error);
             error.to_string()
         };
         let text = of(10_000);
@@ -520,6 +527,23 @@ mod tests {
             "x".repeat(40)
         );
         assert!(text.contains(&expected) && text.len() < 400, "{text}");
+    }
+
+    #[test]
+    fn the_error_about_a_value_escapes_control_characters_and_names_an_empty_service() {
+        let of = |words: &[&str]| {
+            let mut error = Cli::command().try_get_matches_from(words).expect_err("it is wrong");
+            make_readable(&mut error);
+            error.to_string()
+        };
+        let text = of(&["socklb", "drain", "users", "0", "--for", "1h\nsocklb: \u{202e}"]);
+        assert!(text.contains("invalid value '1h\\u{a}socklb: \\u{202e}' for"), "{text}");
+        for words in [&["drain", "", "0"][..], &["explain", ""], &["status", "--service", ""]] {
+            let text = of(&[&["socklb"], words].concat());
+            assert!(text.contains("a value is required for '"), "{text}");
+        }
+        let text = of(&["socklb", "weight", "users", "0", "50%", "--for", "1500ms"]);
+        assert!(text.contains("invalid value '1500ms' for '--for <TIME>'"), "{text}");
     }
 
     #[test]

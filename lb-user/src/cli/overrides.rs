@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use anyhow::anyhow;
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use lb_document::parse_duration;
 use lb_kernel::trust::Untrusted;
@@ -59,6 +60,7 @@ impl CloseWhich {
 #[derive(Clone, Debug, Args)]
 pub struct DrainOptions {
     /// Service
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub service: String,
     /// Backends: addresses with ports, or indexes
     #[arg(value_name = "BACKEND", required = true, value_parser = backend)]
@@ -103,6 +105,7 @@ pub struct DrainOptions {
 #[derive(Clone, Debug, Args)]
 pub struct UndrainOptions {
     /// Service
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub service: String,
     /// Backends: addresses with ports, or indexes
     #[arg(value_name = "BACKEND", required = true, value_parser = backend)]
@@ -119,6 +122,7 @@ pub struct UndrainOptions {
 #[derive(Clone, Debug, Args)]
 pub struct WeightOptions {
     /// Service
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub service: String,
     /// Backend: address with port, or index
     #[arg(value_parser = backend)]

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, anyhow};
 use clap::Subcommand;
+use clap::builder::NonEmptyStringValueParser;
 use lb_view::source::Refreshed;
 use serde_json::value::RawValue;
 
@@ -22,6 +23,7 @@ pub enum SourceCommand {
     /// endpoint file: `backends = { file = .. }`.
     Dump {
         /// Service
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         service: String,
         /// The newest list that the server has sent, even if it is not in force
         #[arg(long)]

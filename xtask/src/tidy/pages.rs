@@ -135,6 +135,7 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
 /// The name of a test, or of all unit tests of a module.
 #[derive(Debug, PartialEq, Eq)]
 struct Test<'a> {
+    /// The name of the file or of one of its folders.
     module: Option<&'a str>,
     name: &'a str,
 }
@@ -173,7 +174,16 @@ fn tests<'a>(line: &'a str, claims: &'a str) -> impl Iterator<Item = Test<'a>> {
         let (path, name) = quoted.rsplit_once("::")?;
         Some(Test { module: path.rsplit([' ', ':']).next(), name })
     });
-    let bare = quoted(claims).filter(|quoted| !quoted.contains("::")).map(|name| Test { module: None, name });
+    // As in `` `a_file_that_is_cut_changes_nothing` in `lb-user` ``: the crate is a folder.
+    let parts: Vec<&str> = claims.split('`').collect();
+    let bare: Vec<Test<'a>> = (1..parts.len())
+        .step_by(2)
+        .filter(|at| !parts[*at].contains("::"))
+        .map(|at| {
+            let is_located = parts.get(at + 1) == Some(&" in ");
+            Test { module: if is_located { parts.get(at + 2).copied() } else { None }, name: parts[at] }
+        })
+        .collect();
     of_module.chain(bare).filter(|Test { name, .. }| {
         let is_name = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
         is_name && (name.split('_').count() >= WORDS_OF_A_TEST || *name == "tests")
@@ -217,7 +227,7 @@ mod tests {
         let line = "| `stage::a_b`, `local udp::r2_a_b_c_d`, `x::one_two_three_four_five` and `abi::map` | a::b_c_d_e_f_g |";
         let named = |line, claims| tests(line, claims).map(|test| test.to_string()).collect::<Vec<_>>();
         assert_eq!(named(line, ""), ["udp::r2_a_b_c_d", "x::one_two_three_four_five"]);
-        assert_eq!(named("", "`a_b_c_d_e` in `lb-user`, `f::tests`"), ["a_b_c_d_e"]);
+        assert_eq!(named("", "`a_b_c_d_e` in `lb-user`, `f::tests`"), ["lb-user::a_b_c_d_e"]);
     }
 
     #[test]
@@ -239,7 +249,7 @@ mod tests {
             "| a | `a_test_that_is_not_there` in `m` |\n| b | |\n| c | `m::tests` |\n| d | `n::tests` |";
         file(Path::new("/"), CLAIMS, text, &sources, &mut faults);
         let expected = [
-            "1: there is no test a_test_that_is_not_there",
+            "1: there is no test m::a_test_that_is_not_there",
             "2: the claim has no test",
             "4: there is no test n::tests",
         ];
