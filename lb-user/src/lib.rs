@@ -5,8 +5,8 @@
 //! of endpoints ([`source`]) and the endpoints that client tasks use ([`assignments`]); the counts
 //! of the last minute ([`window`]), flows with an end that no program recorded ([`reclaimed`]),
 //! connections that an operator closes ([`close_jobs`]), reports of backends ([`reports`]), probes
-//! by connection ([`probes`]), pauses before retries ([`backoff`]) and the state that only the event
-//! loop has ([`facts`]).
+//! by connection ([`probes`]), pauses before retries ([`backoff`]) and the state that only the
+//! event loop has ([`facts`]).
 //!
 //! Then the decisions of the daemon ([`controller`]) and the event loop around them ([`daemon`]),
 //! its socket ([`api`]), its metrics ([`metrics`]), its need for descriptors ([`descriptors`]) and
