@@ -446,9 +446,10 @@ impl Controller {
             WorkResult::Stored(stored) => self.stored(stored, now),
             WorkResult::EnvoyFilesWritten(results) => self.envoy_files_written(results, now),
             WorkResult::Read { service, source, begun, version, result } => {
-                // A reload may have changed the source of the service's endpoints after the read
-                // began.
-                if self.sources.watched.get(&service).is_some_and(|file| file.source == source) {
+                // After the read began, a reload may have changed the source of the service's
+                // endpoints, or a newer read may have ended.
+                let watched = self.sources.watched.get(&service).filter(|file| file.source == source);
+                if watched.is_some_and(|file| !file.feed.is_superseded(begun)) {
                     self.read(&service, begun, version, result, now);
                     self.settle(now);
                     self.probe_again(now);

@@ -148,7 +148,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         version: Version<S>,
         result: Option<Result<L, ReadFailure>>,
     ) -> Option<FeedAction<L>> {
-        if number < self.reading {
+        if self.is_superseded(number) {
             return None;
         }
         self.reading = number;
@@ -168,6 +168,11 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
             }
             Err(fault) => self.fail(now, fault, is_another),
         }
+    }
+
+    /// Whether a file read with a higher number than this one has ended already.
+    pub fn is_superseded(&self, number: u64) -> bool {
+        number < self.reading
     }
 
     fn good(&mut self, now: T, is_another: bool) -> bool {
@@ -268,7 +273,7 @@ impl<S: Copy + PartialEq, L: List, T: Copy + Ord + Add<Duration, Output = T>> Fe
         let mut feed = before.unwrap_or_default();
         let newest = feed.newest().cloned();
         // A newer file read may have ended in the meantime.
-        if is_same_file && feed.reading > number {
+        if is_same_file && feed.is_superseded(number) {
             return (feed, Reloaded { effect: None, retained: newest, wants_last_good: false });
         }
         feed.reading = number;

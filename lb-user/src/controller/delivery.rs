@@ -15,6 +15,7 @@ use tracing::{info, warn};
 
 use super::changes::list_changes;
 use super::client_task::ClientTask;
+use super::sources::WatchedSource;
 use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::EndpointSource;
@@ -31,9 +32,26 @@ impl Controller {
         mut result: Option<Result<Contents, SourceError>>,
         now: Instant,
     ) {
+        let watched = self.note_result(service, version, result.as_mut(), now);
+        let result = result.map(|result| result.map_err(SourceError::into_failure));
+        let effect = watched.feed.read(now, begun, version, result);
+        self.carry_out(service, effect, now);
+        self.resolve_hosts(now);
+    }
+
+    /// Stores everything in the result of a read except the list itself. If all lists together have
+    /// too many host names, replaces the result by a fault. If a newer read has ended, the caller
+    /// must not call this.
+    pub fn note_result(
+        &mut self,
+        service: &str,
+        version: Version<Stamp>,
+        mut result: Option<&mut Result<Contents, SourceError>>,
+        now: Instant,
+    ) -> &mut WatchedSource {
         if let Some(result) = &mut result {
             if let Some(fault) = self.host_fault(service, result) {
-                *result = Err(fault);
+                **result = Err(fault);
             } else if let Ok(contents) = result {
                 contents.table = Arc::default();
             }
@@ -44,11 +62,8 @@ impl Controller {
             watched.take_notes(service, &contents.notes);
             watched.take_pending(service, contents.pending.clone(), now);
         }
-        watched.note_read(version, result.as_ref().map(|result| result.as_ref().err()), now);
-        let result = result.map(|result| result.map_err(SourceError::into_failure));
-        let effect = watched.feed.read(now, begun, version, result);
-        self.carry_out(service, effect, now);
-        self.resolve_hosts(now);
+        watched.note_read(version, result.map(|result| result.as_ref().err()), now);
+        watched
     }
 
     /// Executes a decision of the service's feed.

@@ -69,6 +69,12 @@ impl Sources {
 }
 
 impl WatchedSource {
+    /// A source whose list was never read.
+    fn new(source: ListSource) -> Self {
+        let (feed, notes, remote, hosts, lacks_hosts, has_outdated_hosts) = Default::default();
+        Self { source, feed, notes, remote, hosts, lacks_hosts, has_outdated_hosts }
+    }
+
     /// Stores the notes of a read, and logs the new ones.
     pub fn take_notes(&mut self, service: &str, notes: &Arc<[String]>) {
         let before = std::mem::replace(&mut self.notes, Arc::clone(notes));
@@ -163,45 +169,23 @@ impl Controller {
         let Reading { service, source, version, mut result, instead, in_force } = reading;
         let before = before.filter(|before| before.source.service == source.service);
         let is_same_source = before.as_ref().is_some_and(|before| before.source == source);
-        let is_same_query = before
-            .as_ref()
-            .is_some_and(|before| source.wanted().is_some() && before.source.wanted() == source.wanted());
-        let (before, notes, remote, hosts) = match before {
-            Some(WatchedSource { feed, notes, remote, hosts, .. }) => (Some(feed), notes, remote, hosts),
-            None => Default::default(),
-        };
-        let (remote, hosts) = match () {
-            () if is_same_source => (remote, hosts),
-            () if is_same_query => (remote.of_same_query(), Arc::default()),
-            () => Default::default(),
-        };
-        let feed = Feed::default();
-        let watched = WatchedSource {
-            source,
-            feed,
-            notes,
-            remote,
-            hosts,
-            lacks_hosts: false,
-            has_outdated_hosts: false,
+        let (before, watched) = match before {
+            Some(mut before) if is_same_source => (Some(std::mem::take(&mut before.feed)), before),
+            Some(WatchedSource { feed, notes, remote, source: other, .. }) => {
+                let is_same_query = source.wanted().is_some() && other.wanted() == source.wanted();
+                let remote = if is_same_query { remote.of_same_query() } else { RemoteState::default() };
+                (Some(feed), WatchedSource { notes, remote, ..WatchedSource::new(source) })
+            }
+            None => (None, WatchedSource::new(source)),
         };
         self.sources.watched.insert(service.clone(), watched);
-        if let Some(fault) = self.host_fault(&service, &result) {
-            result = Err(fault);
-        } else if let Ok(contents) = &mut result {
-            contents.table = Arc::default();
+        let is_superseded = before.as_ref().is_some_and(|feed| is_same_source && feed.is_superseded(begun));
+        if !is_superseded {
+            self.note_result(&service, version, Some(&mut result), now);
         }
-        let watched = self.sources.watched.get_mut(&service).expect("the service was just inserted");
-        watched.note_read(version, Some(result.as_ref().err()), now);
         let result = result.map_err(SourceError::into_failure);
-        let read =
-            result.as_ref().ok().map(|contents| (Arc::clone(&contents.notes), contents.pending.clone()));
         let (feed, reloaded) = Feed::reload(before, is_same_source, now, begun, version, result);
-        watched.feed = feed;
-        if let Some((notes, pending)) = read {
-            watched.take_notes(&service, &notes);
-            watched.take_pending(&service, pending, now);
-        }
+        self.sources.watched.get_mut(&service).expect("the service was just inserted").feed = feed;
         self.carry_out(&service, reloaded.effect, now);
         if let Some(mut contents) = reloaded.retained {
             if let Some(computed) = &in_force {

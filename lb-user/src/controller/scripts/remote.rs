@@ -7,7 +7,7 @@ use lb_view::status::RemoteStatus;
 
 use super::stage::{BACKENDS, Stage, script};
 use crate::api::{ControllerQuery, Reply};
-use crate::controller::Event;
+use crate::controller::{BackgroundWork, Event};
 
 const DNS: &str = "backends = { dns = \"users.example.com\", port = 80 }";
 
@@ -180,6 +180,49 @@ fn the_removal_of_most_endpoints_waits_until_the_server_repeats_it() {
         stage.pass(MINUTE);
         assert_eq!(stage.used(), ["10.0.0.4:80", "10.0.0.5:80"]);
         assert_eq!(stage.remote().pending_removals, 0);
+    });
+}
+
+/// The read that ends late found an earlier answer, which removes nothing.
+#[test]
+fn a_late_read_does_not_drop_the_removals_of_a_newer_answer() {
+    let four = ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80", "10.0.0.4:80"];
+    script(DNS, |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        stage.hangs = |work| matches!(work, BackgroundWork::Read { .. });
+        stage.answer(&four);
+        let late = stage.results_of_hung();
+        stage.answer(&["10.0.0.4:80"]);
+        stage.dispatch(Event::Hangup);
+        assert_eq!(stage.remote().pending_removals, 3);
+        late.into_iter().for_each(|event| stage.dispatch(event));
+        stage.pass(MINUTE);
+        assert_eq!((stage.remote().pending_removals, stage.queried_again.len()), (3, 1));
+        stage.answer(&["10.0.0.4:80"]);
+        stage.pass(MINUTE);
+        assert_eq!((stage.remote().pending_removals, stage.used()), (0, vec!["10.0.0.4:80".to_owned()]));
+    });
+}
+
+/// The load that ends late has read an earlier answer, which removes most endpoints.
+#[test]
+fn a_late_load_does_not_restore_the_removals_of_an_earlier_answer() {
+    script(DNS, |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        stage.hangs = |work| matches!(work, BackgroundWork::Load(_));
+        stage.dispatch(Event::Hangup);
+        stage.answer(&["10.0.0.4:80"]);
+        assert_eq!(stage.remote().pending_removals, 3);
+        let late = stage.results_of_hung();
+        stage.answer(&BACKENDS);
+        assert_eq!(stage.remote().pending_removals, 0);
+        late.into_iter().for_each(|event| stage.dispatch(event));
+        assert_eq!(stage.remote().pending_removals, 0);
+        stage.pass(MINUTE);
+        assert_eq!((stage.logged("the answer removes most endpoints"), stage.queried_again.len()), (1, 0));
+        assert_eq!((stage.used(), stage.error()), (BACKENDS.map(str::to_owned).into(), String::new()));
     });
 }
 

@@ -13,6 +13,7 @@ use lb_common::abi::BackendState;
 use lb_common::ending::Ending;
 use lb_common::net::{Be16, Be32, socket_addr};
 use lb_config::discovery::DnsSettings;
+use lb_core::endpoint::EndpointList;
 use lb_core::feed::{ReadFailure, Version};
 use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
@@ -32,18 +33,19 @@ use lb_view::status::{ClientStatus, ServiceStatus, StatusDocument};
 use lb_view::text::Style;
 use tokio::sync::watch;
 
+use crate::assignments::Assignments;
 use crate::close_jobs::{CloseCause, CloseJob, CloseRequester};
 use crate::config::addresses::{self, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
     BackgroundWork, Clock, Controller, Effect, Environment, Event, Loaded, NamespaceFound, Network, Notice,
-    ReceiveAt, StoreFailures, StoredState, Tried, WorkResult,
+    OverridesRead, ReceiveAt, StoreFailures, StoredRead, StoredState, Tried, WorkResult,
 };
 use crate::daemon::{Files, ListReader, Servers, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::{Exchange, ReportExchanger, ReportStore, SharedExchange};
-use crate::source::{NoAnswer, SourceError, Stamp, last_good};
+use crate::source::{Contents, NoAnswer, SourceError, Stamp, last_good};
 use crate::status;
 
 /// The service that the client dials, and its backends at the start.
@@ -613,8 +615,8 @@ pub struct Stage {
     runtime: tokio::runtime::Runtime,
     /// Events that the controller has not handled yet.
     inbox: VecDeque<Event>,
-    /// Whether each event arrives twice, and each result once more after the next reload. `late`:
-    /// the number and a result of the last work of each kind.
+    /// Whether each event except queries and SIGHUP arrives twice, and a result of the last work of
+    /// each kind (`late`, with the number of the work) once more after the next reload.
     pub repeats: bool,
     late: Vec<(u64, WorkResult)>,
     /// Selects the work that hangs for now. `hung` contains the work that was selected and is not
@@ -713,9 +715,16 @@ fn another(result: &WorkResult) -> WorkResult {
             version: *version,
             result: Some(Err(SourceError::CutOff(PathBuf::from(LIST)))),
         },
-        WorkResult::StoredRead(_) => {
-            let (loads, overrides, overrides_aside, hosts) = Default::default();
-            WorkResult::StoredRead(Box::new(StoredState { loads, overrides, overrides_aside, hosts }))
+        WorkResult::StoredRead(stored) => {
+            let StoredState { loads, overrides, overrides_aside, hosts } = &**stored;
+            WorkResult::StoredRead(Box::new(StoredState {
+                loads: loads.as_ref().map(|_| StoredRead::Unread(late())),
+                overrides: overrides
+                    .as_ref()
+                    .map(|_| OverridesRead::of(StoredRead::Unread(late()), Err(late()))),
+                overrides_aside: overrides_aside.as_ref().map(|_| Vec::new()),
+                hosts: hosts.as_ref().map(|_| StoredRead::Unread(late())),
+            }))
         }
         WorkResult::Stored(_) => {
             WorkResult::Stored(StoreFailures { error: Some(late()), ..StoreFailures::default() })
@@ -724,22 +733,13 @@ fn another(result: &WorkResult) -> WorkResult {
             WorkResult::EnvoyFilesWritten(results.keys().map(|file| (file.clone(), Some(late()))).collect())
         }
         WorkResult::Computed { service, contents } => {
-            WorkResult::Computed { service: service.clone(), contents: contents.clone() }
+            let assignments = Assignments::new(EndpointList::default());
+            let contents = Contents { assignments, ..contents.clone() };
+            WorkResult::Computed { service: service.clone(), contents }
         }
         WorkResult::Loaded(loaded) => {
-            let (files, statics, opened, stored, envoy_files) = Default::default();
-            let (version, config) = (loaded.version, Err(ReadFailure::Faulty(late())));
-            let begun = loaded.begun;
-            WorkResult::Loaded(Box::new(Loaded {
-                version,
-                config,
-                files,
-                begun,
-                statics,
-                opened,
-                stored,
-                envoy_files,
-            }))
+            let config = Err(ReadFailure::Faulty(late()));
+            WorkResult::Loaded(Box::new(Loaded::of(loaded.version, config, loaded.begun)))
         }
         WorkResult::Opened(tried) => {
             let (clients, by_service) = (tried.clients.clone(), tried.by_service.clone());
@@ -1093,11 +1093,17 @@ impl Stage {
 
     /// Does all the work that has hung until now.
     pub fn finish_hung(&mut self) {
+        self.inbox = self.results_of_hung();
+        self.run();
+    }
+
+    /// Does all the work that has hung until now. The controller has not handled the results yet.
+    pub fn results_of_hung(&mut self) -> VecDeque<Event> {
         self.hangs = |_| false;
         for (number, work) in std::mem::take(&mut self.hung) {
             self.work(number, work);
         }
-        self.run();
+        std::mem::take(&mut self.inbox)
     }
 
     /// Lets time pass. If a daemon runs, it acts in the meantime.
