@@ -17,7 +17,7 @@
 //!   and `rebalanced` receive the outcomes.
 //!
 //! In reading order:
-//! - the plan and the maps (this file), and the steps to the plan (`settling`);
+//! - the plan and the maps (this file), and the steps to the plan (`plan_steps`);
 //! - the cgroup (`attachment`), and the network namespace (`namespace`);
 //! - the verdicts of the programs on backends (`health`), guesses from probes (`guesses`), and the
 //!   counters (`counts`);
@@ -201,10 +201,10 @@ impl ClientTask {
         let is_new = datapath.applied().services.is_empty();
         let balancer = balancer(&client, features, limits, &datapath, now)?;
         let cpus = datapath.kernel().cpus().map_err(ClientTaskError::Cpus)?;
-        let slots = datapath.tables().slots();
+        let mut logged = health::LoggedService::adopted(&datapath.tables().slots());
         let adopted = |(service, index, _): (&Service, ServiceIndex, _)| ServiceTask {
             missing: loss::adopted(&datapath, &service.name),
-            logged: health::LoggedService::adopted(index, &slots),
+            logged: logged.remove(&index).unwrap_or_default(),
             ..ServiceTask::default()
         };
         let services = balancer.services().map(adopted).collect();
@@ -277,7 +277,10 @@ impl ClientTask {
             match before.remove(service.name.as_str()) {
                 Some((of, known)) if of == index => known,
                 // A service with another address or protocol has other backends in the maps.
-                Some((_, known)) => ServiceTask { serving: None, guesses: BTreeMap::new(), ..known },
+                Some((_, known)) => {
+                    let (logged, serving, guesses) = Default::default();
+                    ServiceTask { logged, serving, guesses, ..known }
+                }
                 None => ServiceTask::default(),
             }
         };

@@ -55,14 +55,14 @@ pub struct LoggedService {
 }
 
 impl LoggedService {
-    /// The state that an earlier daemon has logged, according to the maps.
-    pub fn adopted(service: ServiceIndex, slots: &[SlotView]) -> Self {
-        let slots = slots.iter().filter(|slot| slot.service == service);
-        let health = slots.map(|slot| {
+    /// For each service, the state that an earlier daemon has logged, according to the maps.
+    pub fn adopted(slots: &[SlotView]) -> BTreeMap<ServiceIndex, Self> {
+        let mut services: BTreeMap<ServiceIndex, Self> = BTreeMap::new();
+        for slot in slots {
             let (health, who, _) = status::found(slot);
-            (slot.address, (health, who))
-        });
-        Self { health: health.collect(), is_panic: false }
+            services.entry(slot.service).or_default().health.insert(slot.address, (health, who));
+        }
+        services
     }
 }
 
@@ -341,8 +341,9 @@ impl ClientTask {
         let mut lines = 0;
         let services = self.client.services.iter().zip(self.balancer.services()).zip(&mut self.services);
         for (position, ((configured, (_, service, _)), of_service)) in services.enumerate() {
-            let logged = std::mem::take(&mut of_service.logged.health);
+            // Until a service has a list, what was logged about its backends stays.
             let Some(row) = self.balancer.row(position) else { continue };
+            let logged = std::mem::take(&mut of_service.logged.health);
             for (&address, &(_, to)) in &row.usable {
                 let standing = self.balancer.standing(Identity { service, address });
                 let worst = standing.and_then(BackendEvidence::worst);

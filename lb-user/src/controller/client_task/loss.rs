@@ -78,7 +78,7 @@ impl ClientTask {
 pub fn adopted(datapath: &Datapath, service: &str) -> Option<MissingBackends> {
     let plan = datapath.applied();
     let (index, known) = plan.services.iter().rfind(|(_, known)| known.name == service)?;
-    let in_use = known.schedule.iter().chain(&known.replaced).collect::<BTreeSet<_>>();
-    let backends = plan.backends.iter().filter(|(slot, one)| one.service == *index && in_use.contains(slot));
-    Some(MissingBackends::new(backends.map(|(_, backend)| backend.address).collect()))
+    let in_use = known.schedule.iter().chain(&known.replaced).filter_map(|slot| plan.backends.get(slot));
+    let backends = in_use.filter(|backend| backend.service == *index);
+    Some(MissingBackends::new(backends.map(|backend| backend.address).collect()))
 }

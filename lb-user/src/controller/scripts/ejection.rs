@@ -11,7 +11,7 @@ use lb_http::peer::PeerCredentials;
 use lb_view::readmission::Readmission;
 
 use super::FOR_LONG;
-use super::stage::{BACKENDS, SECOND, Stage, address, script};
+use super::stage::{BACKENDS, LIST, SECOND, SERVICE, Stage, address, script};
 use crate::api::{ControllerQuery, Reply};
 use crate::controller::Event;
 use crate::status;
@@ -376,4 +376,40 @@ fn a_service_that_moves_in_the_file_does_not_log_an_old_ejection_again() {
     stage.reconfigure("[[service]]\nname = \"users\"", &format!("{first}[[service]]\nname = \"users\""));
     stage.tick();
     assert_eq!((stage.task().position("users"), stage.logged("backend health changed")), (Some(1), 1));
+}
+
+#[test]
+fn a_later_daemon_that_gets_its_list_late_does_not_log_an_old_ejection_again() {
+    let mut stage = Stage::new(FOR_LONG);
+    stage.start(&BACKENDS);
+    stage.dead.insert(address(BACKENDS[0]));
+    assert_eq!(stage.dial(60), 5);
+    stage.settle();
+    assert_eq!(stage.logged("backend health changed"), 1);
+    stage.kill();
+    stage.disk.remove(LIST);
+    stage.disk.remove("/var/lib/socklb/last-good/users.toml");
+    stage.try_to_start(1);
+    stage.settle();
+    assert!(stage.task().balancer().row(0).is_none(), "the service has no list");
+    stage.list(&BACKENDS);
+    stage.settle();
+    assert!(stage.task().balancer().row(0).is_some());
+    assert_eq!((stage.logged("backend health changed"), stage.dial(60)), (1, 0));
+}
+
+/// The new address has new backends, so no backend was readmitted.
+#[test]
+fn a_service_with_another_address_logs_no_readmission() {
+    let mut stage = Stage::new(FOR_LONG);
+    stage.start(&BACKENDS);
+    stage.dead.insert(address(BACKENDS[0]));
+    assert_eq!(stage.dial(60), 5);
+    stage.settle();
+    assert_eq!(stage.logged("backend health changed"), 1);
+    stage.is_counted = false;
+    stage.reconfigure(SERVICE, "10.96.0.11:80");
+    stage.tick();
+    assert!(stage.task().balancer().row(0).is_some());
+    assert_eq!(stage.logged("backend health changed"), 1);
 }
