@@ -168,7 +168,8 @@ pub fn read_stored<S: StoredFile>(disk: &dyn Files, path: &Path) -> StoredRead<S
         Ok(read) => return read,
         Err(why) => why,
     };
-    let aside = set_aside(disk, path).map_err(|error| error.to_string());
+    let aside = if S::REPLACES_ASIDE { Ok(Vec::new()) } else { set_aside(disk, path) };
+    let aside = aside.map_err(|error| error.to_string());
     let renamed = aside.and_then(|taken| S::aside(path, &taken)).map_err(|error| format!(": {error}"));
     let renamed = renamed.and_then(|aside| match disk.rename_stored(path, &aside) {
         Ok(()) => Ok(aside),
@@ -217,6 +218,19 @@ mod tests {
         assert!(matches!(read(), StoredRead::Nothing) && !file.exists());
         std::fs::write(&file, "{\"schema\":1,\"clients\":{}}").unwrap();
         assert!(matches!(read(), StoredRead::Read(_)) && file.exists());
+    }
+
+    /// A file that replaces the last one is renamed even if it is not known which files exist: here
+    /// the names of further files are too long for the file system.
+    #[test]
+    fn a_file_that_replaces_another_is_renamed_without_a_search() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StoredLoads::path(folder.path()).with_file_name("f".repeat(235)).with_extension("json");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "{").unwrap();
+        set_aside(&HostFiles, &file).unwrap_err();
+        assert!(matches!(read_stored::<StoredLoads>(&HostFiles, &file), StoredRead::Nothing));
+        assert!(!file.exists() && asides(&file).next().unwrap().exists());
     }
 
     /// Overrides are decisions of operators, who may need every file.
