@@ -64,8 +64,10 @@ impl ListReader {
         WorkResult::Read { service, source, begun, version, result }
     }
 
-    /// Reads the list for a start or a reload, and the stored last good list if it is needed. Waits
-    /// at most `patience` for each of the two lists.
+    /// Reads the list for a start or a reload, and the stored last good list if it is needed. Each
+    /// wait ends after `patience`. There are at most four waits for the list (for a file: its
+    /// version, its text, DNS, and the text again), and at most three for the stored list. While a
+    /// file system does not answer, each list has only one wait.
     pub async fn read_first(
         self,
         service: String,

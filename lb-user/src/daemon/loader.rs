@@ -30,7 +30,8 @@ pub struct Loader {
 
 impl Loader {
     pub async fn load(self, request: LoadRequest) -> Loaded {
-        /// How long a start waits for a file before it uses the stored last good list.
+        /// The longest duration of each wait of a start: for a call on a file, for the first answer
+        /// of a server, or for DNS. [`ListReader::read_first`] has the number of waits.
         const AT_A_START: Duration = Duration::from_secs(2);
         let is_start = request.is_start();
         let (version, config) = match &request.load {
