@@ -177,7 +177,7 @@ impl Controller {
     }
 
     pub fn sources(&self, client_task: &ClientTask, now: Instant) -> BTreeMap<String, SourceStatus> {
-        let list = |name: &str, service: &ServiceTask| match self.sources.watched.get(name) {
+        let list = |position, name: &str, service: &ServiceTask| match self.sources.watched.get(name) {
             None => {
                 let error = service.refused_static.clone();
                 SourceStatus {
@@ -191,18 +191,16 @@ impl Controller {
                 }
             }
             Some(watched) => {
-                let position = client_task.position(name);
-                let has_adopted_table =
-                    position.is_some_and(|position| client_task.balancer().has_adopted_table(position));
+                let has_adopted_table = client_task.balancer().has_adopted_table(position);
                 let table = &self.sources.hosts.table;
                 watched.status(&client_task.client.name, has_adopted_table, table, now, self.wall)
             }
         };
-        let source = |(name, service): (&str, &ServiceTask)| {
+        let source = |(position, (name, service)): (usize, (&str, &ServiceTask))| {
             let address_certificate_expiry_s = self.addresses.expires(name).map(unix_seconds);
-            (name.to_owned(), SourceStatus { address_certificate_expiry_s, ..list(name, service) })
+            (name.to_owned(), SourceStatus { address_certificate_expiry_s, ..list(position, name, service) })
         };
-        client_task.named().map(source).collect()
+        client_task.named().enumerate().map(source).collect()
     }
 
     /// Why a client's programs are not attached as they should be, and the remedy; `None` if they

@@ -11,7 +11,6 @@ use crate::config::Config;
 use crate::source::{Contents, Guard, ListSource, SourceError, Stamp, Suspension};
 
 /// The input for the computation of a list's assignments.
-#[derive(Clone)]
 pub struct ListPurpose {
     /// The client tasks that use the list.
     pub consumers: Vec<Consumer>,
