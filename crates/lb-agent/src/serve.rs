@@ -2,10 +2,10 @@
 //! exchange messages with it.
 //!
 //! In reading order: the queries to the loop (`query`) and the programs that send them
-//! (`registrations`); the inputs (`checks`, `measuring`, `udp`); the kernel's answers in the
-//! agent's place (`responding`); the stored state (`lame_duck_store`); the loop (`event_loop`),
+//! (`registrations`); the inputs (`checks`, `measurements`, `udp`); the kernel's answers in the
+//! agent's place (`responders`); the stored state (`lame_duck_store`); the loop (`event_loop`),
 //! which applies queries (`verbs`) and a changed configuration (`reload`) and shows its status
-//! (`showing`); and HTTP (`pages`, `control`). Two callers start an agent here: the command `socklb
+//! (`summary`); and HTTP (`pages`, `control`). Two callers start an agent here: the command `socklb
 //! agent serve`, and a program that runs a backend and has its own agent.
 
 use std::net::SocketAddr;

@@ -3,8 +3,8 @@
 //!
 //! The parts in reading order: the whole state, in this file; changes of the `backends`; operator
 //! actions on `daemons`; the `jobs`; the lists, reports and connections of their `clients`; the
-//! `requests` that the clients send; the work of the machines (`serving`); how clients react to
-//! failures (`judging`); the backends' reports of their load (`loads`); rows and totals
+//! `requests` that the clients send; the work of the machines (`machine_work`); how clients react
+//! to failures (`connect_results`); the backends' reports of their load (`loads`); rows and totals
 //! (`measures`); and the effect of chance alone (`floor`). This module must not choose a backend:
 //! the [`SimulatedClient`] chooses it.
 
