@@ -18,7 +18,7 @@ use lb_view::text::Style;
 /// # Errors
 /// If the text cannot be written.
 pub fn text(text: &str) -> Result<bool> {
-    whole(&Style::for_stdout().shown(text))
+    raw(&mut io::stdout().lock(), &Style::for_stdout().shown(text))
 }
 
 /// Replaces the last line on the terminal.
@@ -26,7 +26,7 @@ pub fn text(text: &str) -> Result<bool> {
 /// # Errors
 /// If the text cannot be written.
 pub fn in_place(line: &str) -> Result<bool> {
-    whole(&format!("\r\x1b[K{}", Style::for_stdout().shown(line)))
+    raw(&mut io::stdout().lock(), &format!("\r\x1b[K{}", Style::for_stdout().shown(line)))
 }
 
 /// Prints a JSON document to standard output, with control characters in their escaped form.
@@ -34,11 +34,15 @@ pub fn in_place(line: &str) -> Result<bool> {
 /// # Errors
 /// If the text cannot be written.
 pub fn json_text(text: &str) -> Result<bool> {
-    whole(&escaped_in_json(text))
+    raw(&mut io::stdout().lock(), &escaped_in_json(text))
 }
 
-fn whole(text: &str) -> Result<bool> {
-    let mut out = io::stdout().lock();
+/// Prints a text whose control characters are for the terminal. Names and messages in it must
+/// already be escaped. Returns `false` if nothing reads the output any longer.
+///
+/// # Errors
+/// If the text cannot be written.
+pub fn raw(out: &mut impl Write, text: &str) -> Result<bool> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),

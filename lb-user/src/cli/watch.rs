@@ -80,7 +80,7 @@ impl WatchView {
         // The value of COLUMNS may be older than the window's present size.
         let width = style.width.map_or(size.columns, |width| width.min(size.columns));
         let text = text::status(&self.status, Style { width: Some(width), ..style });
-        Screen::new(&text, self.error.as_deref(), size, self.top)
+        Screen::new(&text, self.error.as_deref(), size, self.top, style)
     }
 
     fn read(&mut self, status: Result<StatusDocument, CommandFailure>) {

@@ -24,14 +24,13 @@ pub struct Screen {
 impl Screen {
     /// Shows a text, and below it a remark of at most one row, which is always visible. `top` is
     /// the first line to show. If too few lines follow to fill the terminal, the screen begins with
-    /// an earlier line.
-    pub fn new(text: &str, remark: Option<&str>, size: TerminalSize, top: usize) -> Self {
+    /// an earlier line. `style` is that of the text.
+    pub fn new(text: &str, remark: Option<&str>, size: TerminalSize, top: usize, style: Style) -> Self {
         let columns = size.columns.max(1);
         let mut lines = Vec::new();
-        let shown = |text| Style { colour: true, width: None }.shown(text);
-        shown(text).lines().for_each(|line| cut(line, columns, &mut lines));
+        style.shown(text).lines().for_each(|line| cut(line, columns, &mut lines));
         let mut remarks = Vec::new();
-        cut(&shown(remark.unwrap_or("")), columns, &mut remarks);
+        cut(&style.shown(remark.unwrap_or("")), columns, &mut remarks);
         let remark = remark.and_then(|_| remarks.into_iter().next());
         let mut screen = Self { lines, remark, rows: size.rows.max(1), top: 0 };
         screen.top = top.min(screen.last_top());
@@ -114,9 +113,11 @@ fn cut(line: &str, columns: usize, lines: &mut Vec<String>) {
 mod tests {
     use super::*;
 
+    const COLOUR: Style = Style { colour: true, width: None };
+
     #[track_caller]
     fn check(screen: (&str, Option<&str>), (columns, rows): (usize, usize), top: usize, expected: &[&str]) {
-        let screen = Screen::new(screen.0, screen.1, TerminalSize { columns, rows }, top);
+        let screen = Screen::new(screen.0, screen.1, TerminalSize { columns, rows }, top, COLOUR);
         assert_eq!(screen.rows(), expected);
         assert!(screen.rows().len() <= rows);
     }
@@ -137,7 +138,7 @@ mod tests {
         let text = "a\nb\nc\nd\ne\n";
         check((text, None), (80, 5), 3, &["a", "b", "c", "d", "e"]);
         check((text, None), (80, 4), 99, &["c", "d", "e", "... the end, 2 above"]);
-        let screen = Screen::new(text, None, TerminalSize { columns: 80, rows: 4 }, 99);
+        let screen = Screen::new(text, None, TerminalSize { columns: 80, rows: 4 }, 99, COLOUR);
         assert_eq!((screen.top(), screen.last_top(), screen.room()), (2, 2, 3));
     }
 
@@ -160,12 +161,19 @@ mod tests {
     fn control_characters_do_not_reach_the_terminal() {
         check(("a\tb\x1b[2Jc\u{202e}m\n", None), (80, 9), 0, &["a\\u{9}b\\u{1b}[2Jc\\u{202e}m"]);
         check(("", Some("a\x1bm")), (80, 9), 0, &["a\\u{1b}m"]);
+        // Without colours, the text contains no sequence of this crate.
+        let size = TerminalSize { columns: 80, rows: 9 };
+        let screen = Screen::new("\x1b[31mm", Some("\x1b[0m"), size, 0, Style::default());
+        assert_eq!(screen.rows(), ["\\u{1b}[31mm", "\\u{1b}[0m"]);
     }
 
     #[test]
     fn no_terminal_is_too_small() {
         check(("ab\n", Some("wrong")), (0, 1), 0, &["w"]);
         check(("ab\n", None), (0, 1), 7, &["... 2 more lines"]);
-        assert_eq!(Screen::new("ab\n", None, TerminalSize { columns: 0, rows: 0 }, 7).rows().len(), 1);
+        assert_eq!(
+            Screen::new("ab\n", None, TerminalSize { columns: 0, rows: 0 }, 7, COLOUR).rows().len(),
+            1
+        );
     }
 }

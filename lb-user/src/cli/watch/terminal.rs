@@ -1,7 +1,7 @@
 //! The terminal in the modes that `socklb status --watch` needs: alternate buffer, no cursor, no
 //! wrapping, unbuffered keys. All modes are restored at the end.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Stdout, Write};
 
 use anyhow::{Result, bail};
 use lb_view::text::TerminalSize;
@@ -19,7 +19,8 @@ const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 /// The terminal of standard output while it shows a screen.
-pub struct AlternateScreen {
+pub struct AlternateScreen<W: Write = Stdout> {
+    out: W,
     /// The modes that the terminal of standard input had before; `None` if standard input is no
     /// terminal.
     before: Option<Termios>,
@@ -34,7 +35,13 @@ impl AlternateScreen {
     pub fn enter() -> Result<Self> {
         // If standard input is no terminal, there are no keys and no modes to change.
         let before = rustix::termios::tcgetattr(io::stdin()).ok();
-        let terminal = Self { before, is_left: false };
+        Self::enter_on(io::stdout(), before)
+    }
+}
+
+impl<W: Write> AlternateScreen<W> {
+    fn enter_on(out: W, before: Option<Termios>) -> Result<Self> {
+        let mut terminal = Self { out, before, is_left: false };
         if let Some(mut modes) = terminal.before.clone() {
             // ISIG stays set: ^C still sends SIGINT.
             modes.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
@@ -42,7 +49,7 @@ impl AlternateScreen {
             modes.special_codes[SpecialCodeIndex::VTIME] = 0;
             rustix::termios::tcsetattr(io::stdin(), OptionalActions::Now, &modes)?;
         }
-        write(ENTER)?;
+        terminal.write(ENTER)?;
         Ok(terminal)
     }
 
@@ -50,7 +57,7 @@ impl AlternateScreen {
     ///
     /// # Errors
     /// If the terminal cannot be written to.
-    pub fn show(&self, rows: &[String]) -> Result<()> {
+    pub fn show(&mut self, rows: &[String]) -> Result<()> {
         // Each row is cleared before it is written, and the rest of the screen at the end. Clearing
         // the whole screen first would flicker. A row cannot be cleared after it is written: if the
         // row is full, the cursor stays on the last letter, and clearing would erase this letter.
@@ -64,13 +71,13 @@ impl AlternateScreen {
         } else if rows.len() < size().rows {
             frame.push_str("\r\n\x1b[J");
         }
-        write(&frame)
+        self.write(&frame)
     }
 
     /// Restores the terminal. A failure is ignored: it means that the terminal no longer exists.
     pub fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_left, true) {
-            let _ = print::text(LEAVE);
+            let _ = self.write(LEAVE);
             if let Some(before) = &self.before {
                 // `Flush` discards keys that were typed for the screen, so that the shell does not
                 // receive them.
@@ -78,19 +85,20 @@ impl AlternateScreen {
             }
         }
     }
+
+    /// Writes sequences for the terminal, and rows that [`lb_view::text::Screen`] has escaped.
+    fn write(&mut self, text: &str) -> Result<()> {
+        if !print::raw(&mut self.out, text)? {
+            bail!("the terminal no longer accepts output");
+        }
+        Ok(())
+    }
 }
 
-impl Drop for AlternateScreen {
+impl<W: Write> Drop for AlternateScreen<W> {
     fn drop(&mut self) {
         self.leave();
     }
-}
-
-fn write(text: &str) -> Result<()> {
-    if !print::text(text)? {
-        bail!("the terminal no longer accepts output");
-    }
-    Ok(())
 }
 
 /// The size of the terminal of standard output; 80 columns by 24 rows if the size is unknown.
@@ -143,5 +151,20 @@ fn read(wanted: &mpsc::Sender<Vec<KeyAction>>) {
         if wanted.blocking_send(keys).is_err() || is_last {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_terminal_gets_its_sequences_as_they_are() {
+        let mut terminal = AlternateScreen::enter_on(Vec::new(), None).expect("a vector can be written");
+        terminal.show(&["\x1b[31mdown\x1b[0m".to_owned(), "b".to_owned()]).expect("a vector can be written");
+        terminal.leave();
+        terminal.leave();
+        let frame = "\x1b[H\x1b[2K\x1b[31mdown\x1b[0m\r\n\x1b[2Kb\r\n\x1b[J";
+        assert_eq!(String::from_utf8_lossy(&terminal.out), format!("{ENTER}{frame}{LEAVE}"));
     }
 }
