@@ -118,6 +118,9 @@ pub struct Overrides {
     /// Whether there was neither a file nor one that was set aside, so that drains in the kernel's
     /// tables end.
     is_missing: bool,
+    /// The clients whose tables were searched for such drains. Later their tables contain this
+    /// daemon's drains.
+    searched: BTreeSet<String>,
     /// Whether no daemon has stored the overrides since their file was set aside. Until then the
     /// drains are only in the kernel's tables.
     is_adopting: bool,
@@ -201,11 +204,11 @@ impl Overrides {
     }
 
     /// Logs which drains in the tables of this client end because their file is missing.
-    fn warn_of_lost_drains(&self, client_task: &ClientTask) {
-        if !self.is_missing {
+    fn warn_of_lost_drains(&mut self, client_task: &ClientTask) {
+        let client = client_task.client.name.as_str();
+        if !self.is_missing || !self.searched.insert(client.to_owned()) {
             return;
         }
-        let client = client_task.client.name.as_str();
         for service in client_task.client.services.iter().map(|one| one.service.name.as_str()) {
             let Some(position) = client_task.position(service) else { continue };
             for backend in &client_task.drained(position) - &self.drained(client, service) {
@@ -504,7 +507,8 @@ impl Controller {
         let clients = self.config.clients.clone();
         self.take_overrides(read, &clients);
         if !self.overrides.is_unread() {
-            self.clients.tasks.iter().for_each(|task| self.overrides.warn_of_lost_drains(task));
+            let Self { clients, overrides, .. } = self;
+            clients.tasks.iter().for_each(|task| overrides.warn_of_lost_drains(task));
             let services = self.clients.tasks.iter().flat_map(|task| &task.client.services);
             let services = services.map(|configured| configured.service.name.clone()).collect();
             self.overrides_changed(&services, now);

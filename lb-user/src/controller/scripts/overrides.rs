@@ -434,6 +434,23 @@ fn drains_that_end_because_their_file_is_missing_are_logged() {
         stage.stop_faults();
         stage.disk.set_broken(FILE, true);
         stage.start(&BACKENDS);
+    // Nor are those of a client that leaves and is added again.
+    script("", |stage| {
+        stage.accepted(drain(&[MIDDLE]));
+        while stage.open.iter().all(|flow| flow.backend != address(FIRST)) {
+            stage.connect().expect("a connect that is balanced");
+        }
+        stage.stop_faults();
+        let place = stage.kernel.make_cgroup(&cgroup_path("one"));
+        stage.write_clients(&[("one", "one")]);
+        stage.dispatch(Event::Hangup);
+        stage.accepted(undrain(MIDDLE));
+        stage.write_clients(&[("web", "web"), ("one", "one")]);
+        stage.dispatch(Event::Hangup);
+        stage.stop_faults();
+        assert!(stage.reached(place, super::stage::SERVICE).is_some());
+        assert_eq!((stage.logged(LOGGED), stage.reached_backends()), (0, addresses(&BACKENDS)));
+    });
         stage.disk.remove(FILE);
         stage.disk.set_broken(FILE, false);
         stage.pass(30 * SECOND);
