@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lb_document::control::is_obeyed;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::text::{age, counted, percent};
 
@@ -73,7 +73,16 @@ pub enum OverrideKind {
     /// The backend gets no new connections.
     Drain,
     /// The backend's weight is multiplied by this percentage, 1 to 1,000.
-    Weight { percent: u16 },
+    Weight {
+        #[serde(deserialize_with = "any_percent")]
+        percent: u16,
+    },
+}
+
+/// Reads a percentage that no command accepts as the nearest one, so that a single wrong number
+/// does not make a whole file of overrides unreadable.
+fn any_percent<'de, D: Deserializer<'de>>(percent: D) -> Result<u16, D::Error> {
+    i64::deserialize(percent).map(|percent| u16::try_from(percent.max(0)).unwrap_or(u16::MAX))
 }
 
 /// The scope of an override on this host.

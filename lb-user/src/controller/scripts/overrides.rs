@@ -342,7 +342,7 @@ impl Stage {
 /// Another program has written weights into the file that no command accepts.
 #[test]
 fn a_stored_weight_out_of_range_has_no_effect_and_is_not_lost() {
-    for percent in [0, 5_000] {
+    for (stored, percent) in [(0, 0), (5_000, 5_000), (-1, 0), (70_000, u16::MAX)] {
         script("", |stage| {
             stage.accepted(drain(&[FIRST]));
             stage.accepted(weight(MIDDLE, 50));
@@ -350,7 +350,7 @@ fn a_stored_weight_out_of_range_has_no_effect_and_is_not_lost() {
             stage.stop_faults();
             stage.edit_stored(|overrides| {
                 let third = overrides.iter_mut().find(|one| one["backend"] == THIRD).expect("it is stored");
-                third["percent"] = percent.into();
+                third["percent"] = stored.into();
             });
             for _ in 0..2 {
                 stage.start(&BACKENDS);
@@ -377,7 +377,7 @@ fn a_stored_weight_out_of_range_has_no_effect_and_is_not_lost() {
             stage.accepted(weight(MIDDLE, 100));
             stage.edit_stored(|overrides| {
                 let third = overrides.iter_mut().find(|one| one["backend"] == THIRD).expect("it is stored");
-                third["percent"] = percent.into();
+                third["percent"] = stored.into();
             });
             stage.start(&BACKENDS);
             assert_eq!(stage.accepted(weight(THIRD, 100)).changed, [address(THIRD)]);
