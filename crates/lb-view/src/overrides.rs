@@ -178,8 +178,7 @@ pub struct Overridden {
     pub changed: Vec<SocketAddr>,
     /// The overrides of the named backends after the request. For a dry run, nothing has changed.
     pub overrides: Vec<OverrideStatus>,
-    /// Why the overrides could not be stored. A restart of the daemon then loses them. `None` if
-    /// they were stored.
+    /// As in [`OverridesDocument`].
     pub not_kept: Option<String>,
 }
 
@@ -347,9 +346,7 @@ impl Overridden {
             );
         }
         if let Some(why) = not_kept {
-            text += &format!(
-                "the change is in force, but could not be stored ({why}): it is lost when the daemon restarts\n"
-            );
+            text += &format!("{why}\n");
         }
         text
     }
@@ -497,14 +494,8 @@ pub(crate) mod tests {
                      10.0.0.2:80 of service users is drained for client web on this host only, until it is removed, as before\n  \
                        no effect: not in the list\n";
         assert_eq!(answer.describe("drain", 1_300), lines);
-        answer.not_kept = Some("No space left on device (os error 28)".to_owned());
-        assert_eq!(
-            answer.describe("drain", 1_300),
-            format!(
-                "{lines}the change is in force, but could not be stored (No space left on device (os error 28)): \
-                 it is lost when the daemon restarts\n"
-            )
-        );
+        answer.not_kept = Some("cannot store the overrides".to_owned());
+        assert_eq!(answer.describe("drain", 1_300), format!("{lines}cannot store the overrides\n"));
     }
 
     #[test]

@@ -678,6 +678,7 @@ mod tests {
             ("socklb drain users 0 --timeout 10s", "--wait"),
             ("socklb drain users 0 --wait --dry-run", "cannot be used with"),
             ("socklb drain users 0 --close all --dry-run", "cannot be used with"),
+            ("socklb drain users 0 --close all --json", "cannot be used with"),
             ("socklb drain users 0 --close busy", "idle, all"),
             ("socklb weight users 0 0%", "use `socklb drain`"),
             ("socklb weight users 0 1001%", "write 1% to 1000%"),

@@ -168,8 +168,8 @@ impl Controller {
                     .to_owned()
             }
             Some(error) => format!(
-                "changes of operators' overrides are in force, but not stored; they are lost when the daemon restarts; \
-                 retrying: {error}"
+                "changes of operators' overrides are in force, but not stored; a restart of the daemon returns to the \
+                 overrides that were stored last; retrying: {error}"
             ),
             None => return None,
         };

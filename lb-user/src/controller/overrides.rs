@@ -341,6 +341,14 @@ pub fn lost_overrides(aside: &[PathBuf], is_adopted: bool) -> Option<String> {
     ))
 }
 
+/// Why changes are not stored, and what this means for an override and for the end of one.
+fn not_stored(error: &str) -> String {
+    format!(
+        "cannot store the overrides ({error}): they are in force; changes that are not stored are lost when the daemon \
+         restarts, because it returns to what was stored last; the daemon retries"
+    )
+}
+
 /// The backends that operators have drained according to these tables; `None` if the tables do not
 /// contain the service.
 fn drained_in(tables: &Tables, service: &str) -> Option<BTreeSet<SocketAddr>> {
@@ -534,26 +542,40 @@ impl Controller {
             return;
         }
         let state = StoredOverrides::path(&self.config.paths.state);
-        let error = self.sources.files_to_store.error_of(&state).map(str::to_owned);
+        let has_failed = self.sources.files_to_store.error_of(&state).is_some();
         for mut waiting in std::mem::take(&mut self.overrides.pending) {
             let service = &waiting.overridden.service;
             let mut concerned = self.clients.tasks.iter().filter(|task| task.position(service).is_some());
             let is_settled = concerned.all(ClientTask::is_settled);
             let is_stored = self.overrides.stored >= waiting.version && !self.overrides.is_unread();
-            let is_tried = self.overrides.is_tried(waiting.version) || error.is_some();
+            let is_tried = self.overrides.is_tried(waiting.version) || has_failed;
             let is_late = now.saturating_duration_since(waiting.since) >= TO_ANSWER;
             if !(is_settled && is_tried || is_late) {
                 self.overrides.pending.push(waiting);
                 continue;
             }
-            let why = || match (&self.overrides.unread, &error) {
-                (Some(unread), _) => unread.clone(),
-                (None, Some(error)) => error.clone(),
-                (None, None) => format!("{} does not answer", state.display()),
+            let why = || {
+                let hangs = || not_stored(&format!("{} does not answer", state.display()));
+                self.why_not_kept().unwrap_or_else(hangs)
             };
             let overrides = self.override_statuses(service, Some(&waiting.named));
             (waiting.overridden.overrides, waiting.overridden.not_kept) = (overrides, (!is_stored).then(why));
             waiting.answer.send(waiting.overridden);
+        }
+    }
+
+    /// Why the overrides could not be read or stored; `None` if they were, or if this is not known
+    /// yet.
+    fn why_not_kept(&self) -> Option<String> {
+        match &self.overrides.unread {
+            Some(why) => Some(format!(
+                "the file of overrides cannot be read ({why}): drains in the kernel's maps stay in force, changed \
+                 weights do not, and the daemon stores no override until a retry succeeds"
+            )),
+            None => {
+                let path = StoredOverrides::path(&self.config.paths.state);
+                self.sources.files_to_store.error_of(&path).map(not_stored)
+            }
         }
     }
 
@@ -562,19 +584,7 @@ impl Controller {
         let services: BTreeSet<&str> =
             self.overrides.in_force.keys().map(|(scope, _)| scope.service.as_str()).collect();
         let overrides = services.iter().flat_map(|service| self.override_statuses(service, None)).collect();
-        let error = self.sources.files_to_store.error_of(&StoredOverrides::path(&self.config.paths.state));
-        let not_kept = match &self.overrides.unread {
-            Some(why) => Some(format!(
-                "the file of overrides cannot be read ({why}): drains in the kernel's maps stay in force, changed \
-                 weights do not, and the daemon stores no override until a retry succeeds"
-            )),
-            None => error.map(|error| {
-                format!(
-                    "cannot store the overrides ({error}): they are in force, but a restart of the daemon loses \
-                     them; the daemon retries"
-                )
-            }),
-        };
+        let not_kept = self.why_not_kept();
         OverridesDocument { schema: SCHEMA, overrides, not_kept, lost: self.overrides.lost() }
     }
 
@@ -814,10 +824,9 @@ impl Controller {
             endpoints.iter().filter(|endpoint| endpoint.address == address).collect()
         } else if let Ok(index) = word.parse::<u32>() {
             endpoints.iter().filter(|endpoint| endpoint.index == index).collect()
-        } else if let Ok(ip) = word.parse::<IpAddr>() {
-            endpoints.iter().filter(|endpoint| endpoint.address.ip() == ip).collect()
         } else {
-            return Err(format!("{word:?} is neither an address (10.0.0.1:80) nor an index (3)"));
+            let ip = word.parse::<IpAddr>().ok();
+            endpoints.iter().filter(|endpoint| Some(endpoint.address.ip()) == ip).collect()
         };
         let shown = |endpoints: &[&Endpoint]| {
             let names = endpoints.iter().take(MOST_NAMED);

@@ -16,13 +16,9 @@ pub fn overrides(document: &OverridesDocument, service: Option<&str>, now: u64, 
     if all.is_empty() {
         // If the stored overrides could not be read, some may nevertheless be in force. The line
         // below has the reason.
-        match (&document.not_kept, service) {
-            (Some(_), _) => text.push_str("no overrides are known on this host\n"),
-            (None, None) => text.push_str("no overrides on this host\n"),
-            (None, Some(service)) => {
-                let _ = writeln!(text, "no overrides of service {service} on this host");
-            }
-        }
+        let known = if document.not_kept.is_some() { " are known" } else { "" };
+        let of = service.map(|service| format!(" of service {service}")).unwrap_or_default();
+        let _ = writeln!(text, "no overrides{of}{known} on this host");
     } else {
         let table = table(&COLUMNS, all.len(), |number| row(&all[number], now), style);
         text = table.text;
@@ -115,6 +111,8 @@ mod tests {
         let unread = OverridesDocument { not_kept: document().not_kept, ..none };
         let text = overrides(&unread, None, 0, Style::default());
         assert!(text.starts_with("no overrides are known on this host\ndegraded: "), "{text}");
+        let text = overrides(&unread, Some("users"), 0, Style::default());
+        assert!(text.starts_with("no overrides of service users are known on this host\n"), "{text}");
     }
 
     #[test]

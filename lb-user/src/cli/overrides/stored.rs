@@ -74,7 +74,8 @@ impl WithoutDaemon {
             }
             (None, None) => {
                 let file = StoredOverrides::path(&paths.state);
-                let text = format!("there is no {}, and {}", file.display(), unreadable());
+                let lost = lost.map(|lost| format!("; {lost}")).unwrap_or_default();
+                let text = format!("there is no {}, and {}{lost}", file.display(), unreadable());
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
             }
             (None, Some(kernel)) => {
@@ -323,6 +324,8 @@ mod tests {
         let error = without_daemon(None, &[], None).expect_err("the drains are not known");
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
         assert_eq!(error.to_string(), format!("there is no /state/overrides/overrides.json, and {expected}"));
+        let error = without_daemon(None, &["/aside".into()], None).expect_err("the drains are not known");
+        assert!(error.to_string().contains("; stored overrides could not be parsed and are now in /aside: "));
     }
 
     #[test]
