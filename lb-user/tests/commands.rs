@@ -208,6 +208,23 @@ fn a_preview_that_cannot_be_used_is_reported_with_its_reason() {
     );
 }
 
+#[test]
+fn commands_that_change_nothing_without_a_daemon_print_json() {
+    let folder = Folder::new();
+    let commands: [&[&str]; 4] = [
+        &["drain", "users", "0"],
+        &["undrain", "users", "0"],
+        &["weight", "users", "0", "50%"],
+        &["close", "users", "0"],
+    ];
+    for arguments in commands {
+        let (code, text, _) = folder.texts(&[arguments, &["--json"]].concat());
+        let document: serde_json::Value = serde_json::from_str(&text).expect("the text is JSON");
+        let refused = document["refused"].as_str().expect("a reason");
+        assert!(code == Some(1) && refused.starts_with("the daemon is not running"), "{arguments:?}: {text}");
+    }
+}
+
 /// A full disk is an error with a message. A closed pipe is not an error.
 #[test]
 fn a_full_output_device_is_an_error_and_not_a_panic() {

@@ -3,9 +3,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use clap::builder::NonEmptyStringValueParser;
 use lb_document::{in_units, parse_duration};
+use lb_kernel::trust::Untrusted;
 use lb_view::close_result::{CloseAnswer, Closed, ClosingRefused, SCHEMA};
 
 use super::overrides::{Interrupts, backend};
@@ -13,7 +14,7 @@ use super::{DEGRADED, PathOptions, paths_of};
 use crate::api::{self, Answer, DaemonEnded, quoted};
 use crate::close_jobs::{DEFAULT_RATE, IDLE_TIMES, RATES};
 use crate::config::Paths;
-use crate::error::CommandFailure;
+use crate::error::{CommandFailure, is_permission};
 use crate::print;
 
 /// Flows to close
@@ -123,7 +124,10 @@ pub enum NotClosed {
     /// No daemon runs.
     #[error("the daemon is not running, so nothing was closed: only the daemon closes connections")]
     NotRunning,
-    /// The daemon hangs, or ended before it answered.
+    /// The daemon refuses for another reason.
+    #[error("{0}")]
+    Refused(String),
+    /// The daemon hangs, or ended before it answered or between two requests.
     #[error("{0}")]
     NoAnswer(String),
 }
@@ -150,18 +154,22 @@ pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
     // The list may give the index to another backend.
     let again = CloseOptions { backend: all.backend.to_string(), ..options.clone() };
     for _ in 1..REQUESTS {
-        let left = all.sum(|counts| counts.left);
+        let [closed, left] = [all.sum(|counts| counts.closed), all.sum(|counts| counts.left)];
         if left == 0 {
             break;
         }
         if !options.json {
-            print::message(format_args!("{} closed, {left} left", all.sum(|counts| counts.closed)));
+            print::message(format_args!("{closed} closed, {left} left"));
         }
         match request(paths, &again).await {
             Ok(later) => all.followed_by(later),
             Err(error) => {
                 if options.json {
                     print::json(&all)?;
+                }
+                if matches!(error.downcast_ref(), Some(NotClosed::NotRunning)) {
+                    let text = format!("the daemon ended: {closed} closed, {left} left");
+                    return Err(NotClosed::NoAnswer(text).into());
                 }
                 return Err(error);
             }
@@ -177,7 +185,10 @@ pub async fn close(paths: &Paths, options: &CloseOptions) -> Result<bool> {
 
 /// Whether it is known that a request with this error has closed nothing.
 fn is_unchanged(error: &anyhow::Error) -> bool {
-    !matches!(error.downcast_ref(), Some(NotClosed::NoAnswer(_)))
+    let refused = error.downcast_ref();
+    matches!(refused, Some(NotClosed::Busy(_) | NotClosed::NotRunning | NotClosed::Refused(_)))
+        || error.is::<Untrusted>()
+        || is_permission(error)
 }
 
 pub(super) fn path(options: &CloseOptions) -> String {
@@ -222,7 +233,7 @@ async fn request(paths: &Paths, options: &CloseOptions) -> Result<Closed> {
         Ok(Answer::Given(CloseAnswer::Refused(refusal))) if refusal.is_busy => {
             Err(NotClosed::Busy(refusal.text).into())
         }
-        Ok(Answer::Given(CloseAnswer::Refused(refusal))) => Err(anyhow!(refusal.text)),
+        Ok(Answer::Given(CloseAnswer::Refused(refusal))) => Err(NotClosed::Refused(refusal.text).into()),
         Ok(Answer::NotRunning) => Err(NotClosed::NotRunning.into()),
         Ok(Answer::NotResponding) if options.dry_run => {
             no_answer(format!("{}: {NOTHING_CLOSED}", api::not_responding(&paths.run)))
@@ -245,9 +256,11 @@ async fn request(paths: &Paths, options: &CloseOptions) -> Result<Closed> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
 
     use clap::Parser;
+    use lb_view::close_result::{ClientClosed, CloseCounts, CloseRefusal};
 
     use super::super::{Cli, Command};
     use super::*;
@@ -280,6 +293,52 @@ mod tests {
         assert!(!is_unchanged(&NotClosed::NoAnswer("the daemon hangs".to_owned()).into()));
     }
 
+    /// The error of the command if the daemon gives this answer and ends.
+    fn answered(answer: String) -> anyhow::Error {
+        let folder = tempfile::tempdir().expect("a folder");
+        let paths = paths(&folder);
+        let listener = UnixListener::bind(api::socket(&paths.run)).expect("bind");
+        let daemon = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("the command connects");
+            // A second request finds no daemon.
+            drop(listener);
+            assert!(stream.read(&mut [0; 1024]).expect("read the request") > 0);
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", answer.len());
+            stream.write_all((head + &answer).as_bytes()).expect("answer");
+        });
+        let error = block_on(close(&paths, &options("socklb close users 0"))).expect_err("an error");
+        daemon.join().expect("no panic");
+        error
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_parsed_does_not_mean_that_nothing_was_closed() {
+        let error = answered("{}".to_owned());
+        assert!(!is_unchanged(&error) && error.to_string().contains("the format of another version"));
+        for (is_permission, is_busy) in [(true, false), (false, true), (false, false)] {
+            let refusal = CloseRefusal { is_permission, is_busy, text: "no".to_owned() };
+            let refusal = serde_json::to_string(&CloseAnswer::Refused(refusal)).expect("JSON");
+            let error = answered(refusal);
+            assert!(is_unchanged(&error) && error.to_string() == "no", "{error}");
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_ends_between_two_requests_has_closed_connections() {
+        let tcp = CloseCounts { closed: 3, left: 5, ..CloseCounts::default() };
+        let client = ClientClosed { client: "web".to_owned(), tcp, udp: CloseCounts::default(), error: None };
+        let counted = Closed {
+            schema: SCHEMA,
+            service: "users".to_owned(),
+            backend: ([10, 0, 0, 1], 80).into(),
+            dry_run: false,
+            clients: vec![client],
+        };
+        let error = answered(serde_json::to_string(&CloseAnswer::Counted(counted)).expect("JSON"));
+        assert_eq!(error.to_string(), "the daemon ended: 3 closed, 5 left");
+        assert!(!is_unchanged(&error));
+    }
+
     #[test]
     fn a_signal_ends_the_closing_with_its_own_code() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -309,22 +368,12 @@ mod tests {
     #[test]
     fn a_dry_run_without_an_answer_has_closed_nothing() {
         let folder = tempfile::tempdir().expect("a directory");
-        let paths =
-            Paths { pins: folder.path().into(), run: folder.path().into(), state: folder.path().into() };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let answers = |is_stopped: bool, dry_run: bool| {
-            runtime.block_on(async {
+        let paths = paths(&folder);
+        let answers = |is_stopped: bool, line: &str| {
+            block_on(async {
                 let _ = std::fs::remove_file(api::socket(&paths.run));
                 let listener = tokio::net::UnixListener::bind(api::socket(&paths.run)).expect("a socket");
-                let options = CloseOptions {
-                    service: "users".to_owned(),
-                    backend: "0".to_owned(),
-                    client: None,
-                    idle: None,
-                    rate: Rate::default(),
-                    dry_run,
-                    json: false,
-                };
+                let options = options(line);
                 let daemon = async {
                     let (stream, _) = listener.accept().await.expect("the command connects");
                     let _open = is_stopped.then_some(stream);
@@ -336,14 +385,14 @@ mod tests {
                 }
             })
         };
-        let socket = api::socket(&paths.run);
+        let (socket, dry) = (api::socket(&paths.run), "socklb close users 0 --dry-run");
         assert_eq!(
-            [answers(true, true), answers(false, true)],
+            [answers(true, dry), answers(false, dry)],
             [
                 format!("the daemon at {} does not answer: {NOTHING_CLOSED}", socket.display()),
                 format!("the daemon ended before it answered: {NOTHING_CLOSED}")
             ]
         );
-        assert!(answers(false, false).contains("some connections may have been closed"));
+        assert!(answers(false, "socklb close users 0").contains("some connections may have been closed"));
     }
 }
