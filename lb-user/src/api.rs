@@ -772,6 +772,15 @@ mod tests {
             refused::<OverrideRequest>("action=stop&backends=0"),
             "action: unknown variant `stop`, expected one of `drain`, `undrain`, `weight`"
         );
+        // Names and values come from the request: they are escaped, and are not part of the text.
+        assert_eq!(
+            refused::<OverrideRequest>("action=%1b[2J%e2%80%ae%20field%20`a`&backends=0"),
+            "action: unknown variant `\\u{1b}[2J\\u{202e} field `a``, expected one of `drain`, `undrain`, `weight`"
+        );
+        assert_eq!(
+            refused::<ClientFilter>("a%0a:%20unknown%20field%20`b`=1"),
+            "unknown parameter `a\\n: unknown field `b``, expected `client`"
+        );
         for backends in ["first", "", "0,", "10.0.0.1:65536"] {
             assert_eq!(
                 refused::<OverrideRequest>(&format!("action=drain&backends={backends}")),

@@ -358,6 +358,7 @@ mod tests {
                 head("GET /b"),
                 refusal("405 Method Not Allowed", "allow: POST\n", "the method of this path is POST"),
             ),
+            (head("POST /b"), refusal("404 Not Found", "", "there is no path /b")),
             (head("GET /c"), refusal("404 Not Found", "", "no such thing")),
             (head("GET /d"), refusal("404 Not Found", "", "there is no path /d")),
             (

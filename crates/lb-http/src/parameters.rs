@@ -21,14 +21,43 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Parameters<T> {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
         Query::try_from_uri(&parts.uri).map(|Query(parameters)| Self(parameters)).map_err(|rejection| {
-            let text = rejection.body_text().replace("Failed to deserialize query string: ", "");
-            // The text begins with the name, which it repeats. The fields of the structure are the
-            // parameters.
-            let text = text.find("unknown field `").map_or(text.as_str(), |at| &text[at..]);
-            let text = text.replace("there are no fields", "this request has none");
-            (StatusCode::BAD_REQUEST, text.replacen(" field `", " parameter `", 1))
+            let text = rejection.body_text();
+            let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+            (StatusCode::BAD_REQUEST, escaped(&of_parameters(text)))
         })
     }
+}
+
+/// The text of an error of serde, whose fields are the parameters. Names and values in it come from
+/// the request, and may contain the same words.
+fn of_parameters(text: &str) -> String {
+    // The text begins with the unknown name, which it repeats.
+    const UNKNOWN: &str = ": unknown field `";
+    let repeats = |at: usize| {
+        let repeated = text[at + UNKNOWN.len()..].strip_prefix(&text[..at]);
+        repeated.is_some_and(|rest| rest.starts_with('`'))
+    };
+    let unknown = text.match_indices(UNKNOWN).find(|(at, _)| repeats(*at));
+    let text = unknown.map_or(text, |(at, _)| &text[at + 2..]);
+    for kind in ["unknown", "missing", "duplicate"] {
+        let Some(named) = text.strip_prefix(kind).and_then(|text| text.strip_prefix(" field ")) else {
+            continue;
+        };
+        return match named.strip_suffix(", there are no fields") {
+            Some(name) => format!("{kind} parameter {name}, this request has none"),
+            None => format!("{kind} parameter {named}"),
+        };
+    }
+    text.to_owned()
+}
+
+/// Escapes the characters that a terminal obeys instead of showing them.
+fn escaped(text: &str) -> String {
+    let escaped = |character: char| match character {
+        '"' | '\'' | '\\' => character.to_string(),
+        _ => character.escape_debug().to_string(),
+    };
+    text.chars().map(escaped).collect()
 }
 
 /// The request has no parameters.
