@@ -4,7 +4,6 @@
 //! is shown in one line for a log, or with its source line and a caret for a terminal. This module
 //! does not depend on the content of the file.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt::{self, Display, Formatter};
@@ -164,15 +163,6 @@ fn printable(character: char) -> char {
     }
 }
 
-/// [`escaped`] without a copy if nothing is escaped.
-fn owned(text: String) -> String {
-    let replaced = match escaped(&text) {
-        Cow::Owned(replaced) => Some(replaced),
-        Cow::Borrowed(_) => None,
-    };
-    replaced.unwrap_or(text)
-}
-
 /// Quotes a value from a file for a message: escapes it, and truncates it if it is long.
 pub fn quote(text: &str) -> String {
     const LONGEST: usize = 80;
@@ -225,7 +215,7 @@ impl<'t> DiagnosticCollector<'t> {
     /// Reports that the text could not be parsed at `span`.
     pub fn add_syntax(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
         self.broken.insert(self.line(&span));
-        self.push(span, message.into(), help);
+        self.push(span, &message.into(), help);
     }
 
     /// Reports a wrong value. The fault is dropped if the line of the value could not be parsed.
@@ -234,7 +224,7 @@ impl<'t> DiagnosticCollector<'t> {
         if self.broken.contains(&self.line(&span)) || (span.is_empty() && !self.broken.is_empty()) {
             return;
         }
-        self.push(span, message.into(), help.into());
+        self.push(span, &message.into(), help.into());
     }
 
     /// Reports that something is missing. The fault is dropped if any line could not be parsed,
@@ -246,7 +236,7 @@ impl<'t> DiagnosticCollector<'t> {
         help: impl Into<Option<String>>,
     ) {
         if self.broken.is_empty() {
-            self.push(span, message.into(), help.into());
+            self.push(span, &message.into(), help.into());
         }
     }
 
@@ -272,7 +262,7 @@ impl<'t> DiagnosticCollector<'t> {
         Err(Diagnostics { list: self.faults, left_off: self.left_off })
     }
 
-    fn push(&mut self, span: Range<usize>, message: String, help: Option<String>) {
+    fn push(&mut self, span: Range<usize>, message: &str, help: Option<String>) {
         if self.faults.len() == MAX_FAULTS {
             self.left_off += 1;
             return;
@@ -284,7 +274,7 @@ impl<'t> DiagnosticCollector<'t> {
         let content = self.text[line_start..].split('\n').next().unwrap_or_default();
         let column = self.column(&span);
         let excerpt = Excerpt::new(content, start - line_start..span.end - line_start);
-        let (message, help) = (owned(message), help.map(owned));
+        let (message, help) = (escaped(message).into_owned(), help.map(|help| escaped(&help).into_owned()));
         self.faults.push(Diagnostic {
             path: self.path.to_owned(),
             line,

@@ -65,7 +65,8 @@ fn is_host(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label) || name.parse::<std::net::IpAddr>().is_ok()
 }
 
-/// Returns whether the kernel accepts this text as the name of an interface.
+/// Returns whether the kernel accepts this text as the name of an interface, and a terminal shows
+/// every character of it.
 fn is_interface(name: &str) -> bool {
     let is_odd = |c: char| c == '/' || c == ':' || c.is_whitespace() || is_obeyed(c);
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(is_odd)
