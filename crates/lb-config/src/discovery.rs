@@ -318,11 +318,11 @@ pub struct AddressLookup {
     /// The name of the service.
     pub service: String,
     pub origin: ClusterIpOrigin,
-    /// `None` if the server has not sent an address, or if another service has that address. No
-    /// client dials a service without an address.
+    /// `None` if the server has not sent an address, or if the address is `taken`. No client dials
+    /// a service without an address.
     pub address: Option<SocketAddr>,
-    /// The address that the server has sent, and the name of the other service that has this
-    /// address. `None` if no other service has it.
+    /// The address that the server has sent, if this service cannot have it, and what has it: "the
+    /// address of service users" or "an endpoint of service users", which is in a static list.
     pub taken: Option<(SocketAddr, String)>,
 }
 

@@ -70,7 +70,7 @@ pub fn read<'t>(
     let mut listeners = Unique::default();
     let read = |table| read_identity(table, servers, &mut names, &mut listeners, report);
     let mut declared: Vec<_> = tables.iter().map(read).collect();
-    look_up(&mut declared, around.env, state);
+    look_up(tables, &mut declared, around.env, state);
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
         declared.template = read_template(table, declared, &addresses, around, servers, report);
@@ -131,15 +131,23 @@ fn read_lookup(
 }
 
 /// Adds the addresses that servers have sent. An address from a server must not make a
-/// configuration faulty: if another service already has the address, this service remains without
-/// an address.
-fn look_up(declared: &mut [Declared<'_>], env: &dyn ProcessEnvironment, state: &Path) {
+/// configuration faulty: if another service already has the address, or a static list contains it,
+/// this service remains without an address.
+fn look_up(tables: &[Table<'_>], declared: &mut [Declared<'_>], env: &dyn ProcessEnvironment, state: &Path) {
+    let statics: Vec<Vec<SocketAddr>> = tables.iter().map(source::static_addresses).collect();
     for index in 0..declared.len() {
         let Declared { lookup: Some(lookup), protocol, .. } = &declared[index] else { continue };
         let Some(address) = env.service_address(&lookup.origin, state) else { continue };
         let mut others = declared.iter();
         let other = others.find(|other| other.address == Some(address) && other.protocol == *protocol);
-        let taken = other.map(|other| (address, other.name.unwrap_or("?").to_owned()));
+        let name = |other: &Declared<'_>| other.name.unwrap_or("?").to_owned();
+        let listing = statics.iter().position(|addresses| addresses.contains(&address));
+        let taken = match (other, listing) {
+            (Some(other), _) => Some(format!("the address of service {}", name(other))),
+            (None, Some(listing)) => Some(format!("an endpoint of service {}", name(&declared[listing]))),
+            (None, None) => None,
+        };
+        let taken = taken.map(|what| (address, what));
         let Declared { address: known, lookup, .. } = &mut declared[index];
         *known = Some(address).filter(|_| taken.is_none());
         if let Some(lookup) = lookup {
@@ -408,8 +416,16 @@ mod tests {
         let names: Vec<_> = config.clients[0].services.iter().map(|one| &*one.service.name).collect();
         assert_eq!(names, ["t"]);
         let address = "10.96.0.10:80".parse().unwrap();
-        assert_eq!(config.lookups[0].taken, Some((address, "t".to_owned())));
+        assert_eq!(config.lookups[0].taken, Some((address, "the address of service t".to_owned())));
         assert_eq!(config.lookups[0].address, None);
+    }
+
+    #[test]
+    fn a_sent_address_that_a_static_list_contains_is_not_a_fault() {
+        let config = good_in(&looked_up("{ kubernetes = 'shop/users' }"), &Sent("10.0.0.1:80"));
+        let taken = ("10.0.0.1:80".parse().unwrap(), "an endpoint of service s".to_owned());
+        assert_eq!((config.lookups[0].address, &config.lookups[0].taken), (None, &Some(taken)));
+        assert!(config.clients[0].services.is_empty());
     }
 
     #[test]

@@ -184,6 +184,16 @@ pub fn named_file(
     })
 }
 
+/// The addresses in the service's static list, without a check of the list.
+pub fn static_addresses(table: &Table<'_>) -> Vec<SocketAddr> {
+    let entries = match table.get(BACKENDS.name).map(|backends| backends.value()) {
+        Some(DeValue::Table(entries)) => entries.get(STATIC.name).map(toml::Spanned::get_ref),
+        _ => None,
+    };
+    let Some(DeValue::Array(list)) = entries else { return Vec::new() };
+    list.iter().filter_map(|item| item.get_ref().as_str()?.parse().ok()).collect()
+}
+
 fn read_static(
     list: &Item<'_>,
     service: Option<SocketAddr>,

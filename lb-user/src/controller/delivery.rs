@@ -36,6 +36,7 @@ impl Controller {
         let result = result.map(|result| result.map_err(SourceError::into_failure));
         let effect = watched.feed.read(now, begun, version, result);
         self.carry_out(service, effect, now);
+        self.retake_addresses(now);
         self.resolve_hosts(now);
     }
 
@@ -161,6 +162,7 @@ impl Controller {
         let Some(file) = self.sources.watched.get_mut(service) else { return };
         if let Some(contents) = file.feed.computed(contents) {
             self.deliver(service, contents, now);
+            self.retake_addresses(now);
             self.settle(now);
         }
     }

@@ -165,6 +165,7 @@ impl Controller {
     /// Handles SIGHUP: reads the file at once, even if it has not changed, because the endpoint
     /// files that it names may have changed.
     pub fn reload_now(&mut self, now: Instant) {
+        self.forget_refused_addresses();
         self.request(true, now);
     }
 
@@ -251,7 +252,7 @@ impl Controller {
     }
 
     pub fn loaded(&mut self, loaded: Loaded, now: Instant) {
-        let (is_requested, again) = self.reload.turn.ended();
+        let (is_requested, mut again) = self.reload.turn.ended();
         let is_first = loaded.version.is_none();
         if let Some(version) = loaded.version {
             self.reload.progress.done(version);
@@ -262,6 +263,12 @@ impl Controller {
                     info!("the configuration can be used again; it is unchanged");
                 }
                 self.reload.unchangeable.clear();
+            }
+            // Clients that were opened are not opened a second time.
+            Ok(config)
+                if !is_first && loaded.opened.is_empty() && self.refuse_addresses(&config, &loaded.files) =>
+            {
+                again = Some(is_requested || again == Some(true));
             }
             Ok(config) => {
                 self.sources.statics = loaded.statics;

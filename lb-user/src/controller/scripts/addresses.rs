@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
+use lb_fake::Connect;
 use lb_view::fault::FaultCode;
 
-use super::stage::{BACKENDS, SERVICE, Stage};
+use super::stage::{BACKENDS, SERVICE, Stage, address};
 use crate::config::addresses;
 use crate::controller::Event;
 
@@ -139,6 +140,60 @@ fn an_address_that_is_an_endpoint_changes_nothing() {
             (BACKENDS.map(str::to_owned).into(), None)
         );
     }
+}
+
+#[test]
+fn a_first_address_that_is_an_endpoint_leaves_the_service_without_an_address() {
+    let (_, without_list) = LINES.split_once('\n').expect("the list is the first line");
+    for lines in [LINES, without_list] {
+        let mut stage = Stage::new(lines);
+        stage.look_up();
+        stage.start(&BACKENDS);
+        for _ in 0..2 {
+            stage.answer_address("10.0.0.2:80");
+            stage.settle();
+            let fault = stage.address_fault().expect("a fault reports the refused address");
+            assert_eq!(
+                fault,
+                "service users: kubernetes shop/users cluster IP tcp is 10.0.0.2:80, which is an endpoint of service \
+                 users; its connects are not balanced"
+            );
+            let to = stage.kernel.connect(stage.place, 1, address("10.0.0.2:80"));
+            assert_eq!((to, stage.stored()), (Connect::Unchanged, String::new()));
+            // The configuration is not faulty.
+            stage.dispatch(Event::Hangup);
+            stage.settle();
+            assert!(
+                !stage.faults().iter().any(|fault| fault.contains("configuration")),
+                "{:?}",
+                stage.faults()
+            );
+        }
+        stage.answer_address(SERVICE);
+        stage.settle();
+        assert_eq!(
+            (stage.used_at(SERVICE), stage.address_fault()),
+            (BACKENDS.map(str::to_owned).into(), None)
+        );
+    }
+}
+
+#[test]
+fn an_address_takes_effect_once_the_list_does_not_contain_it_any_more() {
+    let (_, without_list) = LINES.split_once('\n').expect("the list is the first line");
+    let mut stage = Stage::new(without_list);
+    stage.look_up();
+    stage.start(&BACKENDS);
+    stage.answer_address(SERVICE);
+    stage.settle();
+    stage.answer_address("10.0.0.2:80");
+    stage.settle();
+    assert!(stage.address_fault().is_some());
+    stage.is_counted = false;
+    let rest = ["10.0.0.1:80", "10.0.0.3:80"];
+    stage.list(&rest);
+    stage.settle();
+    assert_eq!((stage.used_at("10.0.0.2:80"), stage.address_fault()), (rest.map(str::to_owned).into(), None));
 }
 
 #[test]
