@@ -317,7 +317,7 @@ async fn parse(
     };
     let (table, now) = (hosts.table(), tokio::time::Instant::now().into_std());
     checked.host_names = names.len() as u64;
-    checked.notes.extend(source::hosts::resolved(&names, &table));
+    checked.notes.extend(source::hosts::resolved(source, &names, &table));
     checked.unresolved = source::hosts::unresolved(source, &names, &table, now, SystemTime::now());
     let contents = parsed.map_err(|error| chain(&error))?;
     checked.notes.extend(contents.notes.iter().cloned());

@@ -39,6 +39,10 @@ const MOST: usize = 3 * MAX_HOSTS;
 /// The largest number of addresses of a name.
 pub const MAX_ADDRESSES: usize = 1000;
 
+/// The number of answers with addresses that are not allowed that a name retains. If a list's
+/// `allow` contains only the addresses of the older one, the newer one does not replace them.
+pub const MAX_REFUSED: usize = 2;
+
 /// A host name, and the address family that its list needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostName {
@@ -50,7 +54,7 @@ pub struct HostName {
 /// The results of the queries for a host name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostState {
-    /// The addresses in the last answer with addresses; empty if there was no such answer.
+    /// The addresses in the last answer with only allowed addresses; empty if there was none.
     pub addresses: Arc<[IpAddr]>,
     /// When an earlier daemon received the addresses; `None` if there are no addresses, or if this
     /// daemon received them.
@@ -59,9 +63,9 @@ pub struct HostState {
     pub answered: Option<Instant>,
     /// Why the last query returned no usable addresses; `None` if the query returned addresses.
     pub missing: Option<MissingAddresses>,
-    /// The addresses in the last answer with addresses, if one of them is not allowed; else empty.
-    /// Only a list whose `allow` contains all of them uses them.
-    pub refused: Arc<[IpAddr]>,
+    /// The addresses in later answers that have an address that is not allowed, the newest answer
+    /// first. Only a list whose `allow` contains all addresses of an answer uses them.
+    pub refused: Arc<[Arc<[IpAddr]>]>,
 }
 
 /// The reason why a host name does not resolve, and when this began.
@@ -77,7 +81,22 @@ impl HostState {
     /// Whether a list with this name can be computed: the name has addresses, or its first query
     /// has ended.
     pub fn is_known(&self) -> bool {
-        self.answered.is_some() || !self.addresses.is_empty()
+        self.answered.is_some() || self.has_addresses()
+    }
+
+    /// Whether any list can use addresses of the name.
+    pub fn has_addresses(&self) -> bool {
+        !(self.addresses.is_empty() && self.refused.is_empty())
+    }
+
+    /// Takes over the addresses that an earlier daemon has stored, if this daemon has received no
+    /// allowed ones.
+    pub fn adopt(&mut self, stored: Self) {
+        if self.addresses.is_empty() {
+            let older = stored.refused.iter().filter(|older| !self.refused.contains(older));
+            let refused = self.refused.iter().chain(older).take(MAX_REFUSED).cloned().collect();
+            (self.addresses, self.refused, self.stored) = (stored.addresses, refused, stored.stored);
+        }
     }
 
     /// Applies the result of a query: addresses, or the reason why there are none. If one of the
@@ -100,7 +119,9 @@ impl HostState {
                     return;
                 }
                 Some(why) => {
-                    self.refused = addresses.into_iter().collect();
+                    let newest: Arc<[IpAddr]> = addresses.into_iter().collect();
+                    let older = self.refused.iter().filter(|older| **older != newest).cloned();
+                    self.refused = [newest.clone()].into_iter().chain(older).take(MAX_REFUSED).collect();
                     (why, true)
                 }
             },
@@ -110,20 +131,23 @@ impl HostState {
         self.missing = Some(MissingAddresses { why: why.into(), since, is_refusal });
     }
 
-    /// Whether a list uses the refused addresses: `allows` decides for each address.
-    fn is_overruled(&self, allows: &impl Fn(IpAddr) -> bool) -> bool {
-        !self.refused.is_empty() && self.refused.iter().all(|ip| allows(*ip))
+    /// The addresses that a list uses, which allows the addresses for which `allows` is true.
+    pub fn addresses_for(&self, allows: impl Fn(IpAddr) -> bool) -> &Arc<[IpAddr]> {
+        self.refused.iter().find(|refused| refused.iter().all(|ip| allows(*ip))).unwrap_or(&self.addresses)
     }
 
     /// Why the name does not resolve, for a list that allows the addresses for which `allows` is
     /// true; `None` if the name resolves.
     pub fn missing_for(&self, allows: impl Fn(IpAddr) -> bool) -> Option<&MissingAddresses> {
-        self.missing.as_ref().filter(|missing| !missing.is_refusal || !self.is_overruled(&allows))
+        let newest = self.refused.first();
+        let is_allowed = newest.is_some_and(|newest| newest.iter().all(|ip| allows(*ip)));
+        self.missing.as_ref().filter(|missing| !missing.is_refusal || !is_allowed)
     }
 }
 
-/// The addresses that an earlier daemon has stored, and when that daemon received them.
-pub type StoredAddresses = BTreeMap<HostName, (Arc<[IpAddr]>, SystemTime)>;
+/// The addresses that an earlier daemon has stored, and when that daemon received them. All other
+/// fields of the states are empty.
+pub type StoredAddresses = BTreeMap<HostName, HostState>;
 
 /// The states of all host names of the lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -134,10 +158,8 @@ impl HostTable {
     /// included if `allows` is true for all addresses of the name.
     pub fn addresses(&self, is_ipv6: bool, allows: impl Fn(IpAddr) -> bool) -> HostAddresses {
         let of_family = self.0.iter().filter(|(host, _)| host.is_ipv6 == is_ipv6);
-        let found = of_family.map(|(host, state)| {
-            let addresses = if state.is_overruled(&allows) { &state.refused } else { &state.addresses };
-            (Arc::clone(&host.name), Arc::clone(addresses))
-        });
+        let found =
+            of_family.map(|(host, state)| (Arc::clone(&host.name), Arc::clone(state.addresses_for(&allows))));
         found.filter(|(_, addresses)| !addresses.is_empty()).collect()
     }
 
@@ -181,11 +203,9 @@ impl Schedule {
     /// earlier daemon has stored.
     fn adopt(&mut self, stored: StoredAddresses, now: Instant) {
         self.add(stored.keys().cloned().collect(), now);
-        for (host, (addresses, at)) in stored {
-            if let Some(ScheduledHost { state, .. }) = self.0.get_mut(&host)
-                && state.addresses.is_empty()
-            {
-                (state.addresses, state.stored) = (addresses, Some(at));
+        for (host, stored) in stored {
+            if let Some(entry) = self.0.get_mut(&host) {
+                entry.state.adopt(stored);
             }
         }
     }

@@ -33,7 +33,7 @@ mod runner;
 mod tls;
 
 pub use self::hosts::{
-    HostName, HostState, HostTable, Hosts, MAX_ADDRESSES, MissingAddresses, StoredAddresses,
+    HostName, HostState, HostTable, Hosts, MAX_ADDRESSES, MAX_REFUSED, MissingAddresses, StoredAddresses,
 };
 pub use self::kubernetes::{cluster_ip, objects};
 pub use self::list::{DiscoveredList, Listed, render, render_list};

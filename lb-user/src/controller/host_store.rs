@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use lb_config::endpoints::MAX_HOSTS;
-use lb_discovery::{HostName, HostState, HostTable, MAX_ADDRESSES, StoredAddresses};
+use lb_discovery::{HostName, HostState, HostTable, MAX_ADDRESSES, MAX_REFUSED, StoredAddresses};
 use serde::{Deserialize, Serialize};
 
 use super::Controller;
@@ -40,11 +40,14 @@ struct StoredHost {
     /// When a server sent the addresses, in seconds since 1970.
     at: u64,
     addresses: Vec<IpAddr>,
+    /// See [`HostState::refused`].
+    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    refused: Vec<Vec<IpAddr>>,
 }
 
 impl StoredFile for StoredHosts {
-    /// 1,024 names with 1,000 IPv6 addresses each need 43 MB.
-    const MAX_BYTES: u64 = 64 << 20;
+    /// 1,024 names with three times 1,000 IPv6 addresses each need 129 MB.
+    const MAX_BYTES: u64 = 160 << 20;
     const SCHEMA: u32 = SCHEMA;
     const WHAT: &'static str = "the addresses of host names";
     const LOST: &'static str = "the file of the addresses of host names cannot be parsed; it was renamed; host names that do not resolve \
@@ -62,17 +65,28 @@ impl StoredHosts {
     /// The addresses in the file. Entries that no daemon can have written are omitted.
     pub fn addresses(&self) -> StoredAddresses {
         let valid = |host: &StoredHost| {
-            let is_ipv6 = host.addresses.first()?.is_ipv6();
-            let is_valid = host.addresses.len() <= MAX_ADDRESSES
-                && host.addresses.iter().all(|address| address.is_ipv6() == is_ipv6);
+            let lists = || [&host.addresses].into_iter().chain(&host.refused);
+            let is_ipv6 = lists().flatten().next()?.is_ipv6();
+            let is_valid = host.refused.len() <= MAX_REFUSED
+                && host.refused.iter().all(|refused| !refused.is_empty())
+                && lists().all(|list| list.len() <= MAX_ADDRESSES)
+                && lists().flatten().all(|address| address.is_ipv6() == is_ipv6);
             // A time that `SystemTime` cannot represent is replaced by the oldest time.
             let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(host.at));
-            let value = (host.addresses.as_slice().into(), at.unwrap_or(SystemTime::UNIX_EPOCH));
+            let value = HostState {
+                addresses: host.addresses.as_slice().into(),
+                refused: host.refused.iter().map(|refused| refused.as_slice().into()).collect(),
+                stored: Some(at.unwrap_or(SystemTime::UNIX_EPOCH)),
+                ..HostState::default()
+            };
             is_valid.then(|| (HostName { name: host.name.as_str().into(), is_ipv6 }, value))
         };
         self.hosts.iter().filter_map(valid).take(MAX_HOSTS).collect()
     }
 }
+
+/// The addresses of a name, and its refused addresses, see [`HostState::refused`].
+type KnownHost = (Arc<[IpAddr]>, Arc<[Arc<[IpAddr]>]>);
 
 /// The state of the file, as known to the daemon.
 #[derive(Default)]
@@ -82,7 +96,7 @@ pub struct HostStore {
     /// The names in the file, until [`HostTable`] contains their addresses.
     adopted: BTreeSet<HostName>,
     /// The addresses that were written last.
-    known: BTreeMap<HostName, Arc<[IpAddr]>>,
+    known: BTreeMap<HostName, KnownHost>,
     /// When the addresses were written last; `None` if no addresses were written.
     written: Option<Instant>,
     /// Whether the file exists.
@@ -113,7 +127,7 @@ fn with_addresses<'t>(
     table: &'t HostTable,
 ) -> impl Iterator<Item = (&'t HostName, &'t HostState)> {
     let state = |host| Some((host, table.0.get(host)?));
-    hosts.iter().filter_map(state).filter(|(_, state)| !state.addresses.is_empty())
+    hosts.iter().filter_map(state).filter(|(_, state)| state.has_addresses())
 }
 
 /// When the addresses of a name were last received. `wall` is the wall-clock time at `now`.
@@ -131,7 +145,7 @@ impl Controller {
         let (table, store) = (&hosts.table, &mut hosts.store);
         // After the set of names has changed, the new names appear in the table with a delay.
         let is_late = |host: &HostName| match table.0.get(host) {
-            Some(state) => state.addresses.is_empty() && store.adopted.contains(host),
+            Some(state) => !state.has_addresses() && store.adopted.contains(host),
             None => true,
         };
         if store.unread.is_some() || hosts.resolving.iter().any(is_late) {
@@ -139,7 +153,8 @@ impl Controller {
         }
         store.adopted.clear();
         let found = || with_addresses(&hosts.resolving, table);
-        let is_equal = found().map(|(host, state)| (host, &state.addresses)).eq(&store.known);
+        let before = store.known.iter().map(|(host, (addresses, refused))| (host, addresses, refused));
+        let is_equal = found().map(|(host, state)| (host, &state.addresses, &state.refused)).eq(before);
         let is_old =
             store.written.is_none_or(|written| now.saturating_duration_since(written) >= MAX_STORE_INTERVAL);
         let path = StoredHosts::path(&self.config.paths.state);
@@ -153,9 +168,13 @@ impl Controller {
                 name: host.name.to_string(),
                 at: unix_seconds(received(state, now, self.wall)),
                 addresses: state.addresses.to_vec(),
+                refused: state.refused.iter().map(|refused| refused.to_vec()).collect(),
             };
             let file = StoredHosts { schema: SCHEMA, hosts: found().map(of).collect() };
-            store.known = found().map(|(host, state)| (host.clone(), Arc::clone(&state.addresses))).collect();
+            let known = |(host, state): (&HostName, &HostState)| {
+                (host.clone(), (Arc::clone(&state.addresses), Arc::clone(&state.refused)))
+            };
+            store.known = found().map(known).collect();
             (store.written, store.is_there) = (Some(now), true);
             if let Ok(text) = serde_json::to_vec(&file) {
                 self.sources.files_to_store.add(path, text.into());
@@ -177,7 +196,11 @@ mod tests {
         let read = StoredHosts::parse(TEXT).unwrap().addresses();
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         let host = |is_ipv6| HostName { name: "a.example".into(), is_ipv6 };
-        let of = |ips: &[&str]| (ips.iter().map(|ip| ip.parse().unwrap()).collect::<Arc<[IpAddr]>>(), at);
+        let of = |ips: &[&str]| HostState {
+            addresses: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+            stored: Some(at),
+            ..HostState::default()
+        };
         let expected = [(host(false), of(&["10.0.0.1", "10.0.0.2"])), (host(true), of(&["fd00::1"]))];
         assert_eq!(read, expected.into());
     }
@@ -194,7 +217,7 @@ mod tests {
     #[test]
     fn invalid_entries_are_left_out_and_their_number_is_bounded() {
         let stored =
-            |name: &str, at, addresses: Vec<IpAddr>| StoredHost { name: name.to_owned(), at, addresses };
+            |name: &str, at, addresses| StoredHost { name: name.to_owned(), at, addresses, refused: vec![] };
         let ip = |n: u32| IpAddr::from(std::net::Ipv4Addr::from(n));
         let many = (0..2 * MAX_HOSTS).map(|n| stored(&format!("n{n}"), 1, vec![ip(1)]));
         let invalid = [
@@ -207,7 +230,7 @@ mod tests {
         let read = file.addresses();
         assert_eq!(read.len(), MAX_HOSTS);
         let late = HostName { name: "late".into(), is_ipv6: false };
-        assert_eq!(read[&late].1, SystemTime::UNIX_EPOCH);
+        assert_eq!(read[&late].stored, Some(SystemTime::UNIX_EPOCH));
         assert!(read.keys().all(|host| host.name.starts_with('n') && &*host.name != "none" || *host == late));
     }
 }

@@ -5,6 +5,7 @@
 //! so a name that does not resolve removes no endpoint, even after a restart (`host_store`).
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,9 +30,9 @@ pub struct HostNames {
 
 /// Whether a list must be read again because the addresses of a name have changed.
 fn is_changed(before: Option<&HostState>, after: Option<&HostState>) -> bool {
-    let known = |state: Option<&HostState>| {
-        state.filter(|state| state.is_known()).map(|state| [&state.addresses, &state.refused].map(Arc::clone))
-    };
+    fn known(state: Option<&HostState>) -> Option<(&Arc<[IpAddr]>, &Arc<[Arc<[IpAddr]>]>)> {
+        state.filter(|state| state.is_known()).map(|state| (&state.addresses, &state.refused))
+    }
     known(before) != known(after)
 }
 

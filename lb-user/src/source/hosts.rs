@@ -28,7 +28,7 @@ pub fn unresolved(
         let age = short(now.saturating_duration_since(missing.since));
         let why: String = missing.why.chars().take(REASON).collect();
         let left = match state.stored {
-            _ if state.addresses.is_empty() => "no address so far".to_owned(),
+            _ if state.addresses_for(|ip| source.allows(ip)).is_empty() => "no address so far".to_owned(),
             None => "its addresses remain in use".to_owned(),
             // The age of a time in the future is zero.
             Some(at) => {
@@ -55,6 +55,12 @@ pub fn lasting(since: Option<Instant>, now: Instant) -> String {
     if age < Duration::from_secs(1) { String::new() } else { format!(" for {}", short(age)) }
 }
 
+/// The text of [`lasting`] for the end of a sentence: " (for 24 s)".
+pub fn lasting_in_brackets(since: Option<Instant>, now: Instant) -> String {
+    let since = lasting(since, now);
+    if since.is_empty() { since } else { format!(" ({})", since.trim_start()) }
+}
+
 /// An age as text, in one unit.
 fn short(age: Duration) -> String {
     match age.as_secs() {
@@ -66,11 +72,12 @@ fn short(age: Duration) -> String {
 }
 
 /// Lists the addresses of at most `SHOWN` of these names; `None` if none of the names resolves.
-pub fn resolved(hosts: &BTreeSet<HostName>, table: &HostTable) -> Option<String> {
+pub fn resolved(source: &ListSource, hosts: &BTreeSet<HostName>, table: &HostTable) -> Option<String> {
     let addresses = |host: &HostName| {
-        let state = table.0.get(host).filter(|state| !state.addresses.is_empty())?;
-        let shown = state.addresses.iter().take(SHOWN).map(ToString::to_string);
-        let more = state.addresses.len().saturating_sub(SHOWN);
+        let addresses = table.0.get(host)?.addresses_for(|ip| source.allows(ip));
+        let addresses = Some(addresses).filter(|addresses| !addresses.is_empty())?;
+        let shown = addresses.iter().take(SHOWN).map(ToString::to_string);
+        let more = addresses.len().saturating_sub(SHOWN);
         let more = (more > 0).then(|| format!("and {more} more"));
         Some(format!("{}: {}", host.name, shown.chain(more).collect::<Vec<_>>().join(" ")))
     };

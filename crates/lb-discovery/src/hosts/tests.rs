@@ -74,6 +74,10 @@ fn an_answer_without_addresses_retains_the_last_ones_and_notes_since_when() {
 fn an_answer_with_an_address_that_is_not_allowed_retains_the_last_ones() {
     let now = Instant::now();
     let ips = |ips: &[&str]| -> Arc<[IpAddr]> { ips.iter().map(|ip| ip.parse().unwrap()).collect() };
+    let sorted = |mut texts: [&'static str; 2]| {
+        texts.sort_by_key(|ip| ip.parse::<IpAddr>().unwrap());
+        texts
+    };
     for (refused, why) in [
         ("127.0.0.1", "127.0.0.1 is not allowed: it is a loopback address"),
         ("169.254.1.1", "169.254.1.1 is not allowed: it is a link-local address"),
@@ -90,7 +94,7 @@ fn an_answer_with_an_address_that_is_not_allowed_retains_the_last_ones() {
             stored: None,
             answered: Some(at),
             missing: Some(MissingAddresses { why: why.into(), since: at, is_refusal: true }),
-            refused: table.0[&host("a")].refused.clone(),
+            refused: [ips(&sorted([refused, "200.0.0.2"]))].into(),
         };
         assert_eq!(table.0[&host("a")], expected);
         assert_eq!(table.addresses(false, |_| false)["a"], ips(&["10.0.0.1"]));
@@ -102,6 +106,29 @@ fn an_answer_with_an_address_that_is_not_allowed_retains_the_last_ones() {
         schedule.answered(&host("a"), records(&["10.0.0.3"], 60), at, 0.5);
         assert_eq!(schedule.table().addresses(false, |_| true)["a"], ips(&["10.0.0.3"]));
     }
+}
+
+#[test]
+fn the_addresses_that_only_an_allow_contains_outlast_other_refused_answers_and_failures() {
+    let now = Instant::now();
+    let mut schedule = schedule(&["a"], now);
+    let loopback = |ip: IpAddr| ip.is_loopback();
+    let used = |schedule: &Schedule| schedule.table().addresses(false, loopback).get("a").cloned();
+    for (result, is_resolved) in [
+        (records(&["127.0.0.1"], 60), true),
+        (records(&["169.254.1.1"], 60), false),
+        (failed(), false),
+        (empty(), false),
+        (records(&["127.0.0.1"], 60), true),
+    ] {
+        schedule.answered(&host("a"), result, now, 0.5);
+        assert_eq!(used(&schedule).as_deref(), Some(&["127.0.0.1".parse().unwrap()][..]));
+        assert_eq!(schedule.table().0[&host("a")].missing_for(loopback).is_none(), is_resolved);
+        assert!(schedule.table().addresses(false, |_| false).is_empty());
+    }
+    let mut next = HostState::default();
+    next.adopt(schedule.table().0[&host("a")].clone());
+    assert_eq!(**next.addresses_for(loopback), ["127.0.0.1".parse::<IpAddr>().unwrap()]);
 }
 
 #[test]
@@ -154,7 +181,8 @@ fn stored_addresses_count_until_a_name_resolves_and_never_replace_later_ones() {
     schedule.answered(&host("a"), records(&["10.0.0.1"], 60), now, 0.5);
     schedule.answered(&host("b"), failed(), now, 0.5);
     let old: Arc<[IpAddr]> = ["10.0.0.9".parse().unwrap()].into();
-    let names = ["a", "b", "c"].map(|name| (host(name), (Arc::clone(&old), at)));
+    let stored = HostState { addresses: Arc::clone(&old), stored: Some(at), ..HostState::default() };
+    let names = ["a", "b", "c"].map(|name| (host(name), stored.clone()));
     schedule.adopt(names.into(), now);
     let state = |schedule: &Schedule, name| schedule.table().0[&host(name)].clone();
     assert_eq!((state(&schedule, "a").stored, state(&schedule, "a").addresses.len()), (None, 1));
@@ -181,7 +209,7 @@ fn stored_addresses_count_until_a_name_resolves_and_never_replace_later_ones() {
         (vec!["10.0.0.3".parse::<IpAddr>().unwrap()], None)
     );
     // Stored addresses cannot raise the number of names above the maximum.
-    let many = (0..2 * MOST).map(|n| (host(&format!("n{n}")), (Arc::clone(&old), at))).collect();
+    let many = (0..2 * MOST).map(|n| (host(&format!("n{n}")), stored.clone())).collect();
     schedule.adopt(many, now);
     assert_eq!(schedule.0.len(), MOST);
 }

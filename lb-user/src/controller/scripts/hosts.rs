@@ -341,6 +341,33 @@ fn a_host_name_that_does_not_resolve_after_a_restart_has_its_stored_addresses_an
 }
 
 #[test]
+fn an_address_that_only_the_allow_of_a_list_contains_stays_in_use_even_after_a_restart() {
+    script("backends = { consul = \"users\", allow = [\"127.0.0.0/8\", \"10.0.0.0/24\"] }", |stage| {
+        let both = ["10.0.0.1:80", "127.0.0.1:80"];
+        stage.name("b.example", &["127.0.0.1"]);
+        stage.answer(&["10.0.0.1:80", "b.example:80"]);
+        stage.stop_faults();
+        stage.pass(MINUTE);
+        assert_eq!(
+            (stage.dialled_backends(), stage.fault()),
+            (both.map(str::to_owned).into(), String::new())
+        );
+        stage.name("b.example", &["169.254.1.1"]);
+        stage.pass(MINUTE);
+        assert_eq!(stage.dialled_backends(), both);
+        assert!(stage.fault().contains("169.254.1.1 is not allowed"), "{}", stage.fault());
+        stage.lose_name("b.example", "SERVFAIL");
+        stage.pass(MINUTE);
+        assert_eq!(stage.dialled_backends(), both);
+        assert!(stage.fault().ends_with("(SERVFAIL; its addresses remain in use)"), "{}", stage.fault());
+        stage.start(&BACKENDS);
+        stage.stop_faults();
+        assert_eq!(stage.dialled_backends(), both);
+        assert!(stage.fault().ends_with("ago; they remain in use)"), "{}", stage.fault());
+    });
+}
+
+#[test]
 fn a_host_name_that_resolves_after_a_restart_never_has_its_stored_addresses() {
     script("", |stage| {
         stage.use_names();

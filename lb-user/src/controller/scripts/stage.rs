@@ -352,11 +352,8 @@ impl Servers for ScriptedServers {
         let mut state = self.state();
         let mut table = HostTable::clone(&state.hosts.borrow());
         let hosts = stored.keys().cloned().collect();
-        for (host, (addresses, at)) in stored {
-            let known = table.0.entry(host).or_default();
-            if known.addresses.is_empty() {
-                (known.addresses, known.stored) = (addresses, Some(at));
-            }
+        for (host, stored) in stored {
+            table.0.entry(host).or_default().adopt(stored);
         }
         state.hosts.send_replace(Arc::new(table));
         state.resolve(&hosts);
@@ -1204,9 +1201,10 @@ impl Stage {
         self.listed.insert(address(backend));
     }
 
-    /// Lets the server answer once with a list of these backends, and lets the daemon read it.
+    /// Lets the server answer once with a list of these backends, which may be host names, and lets
+    /// the daemon read it.
     pub fn answer(&mut self, backends: &[&str]) {
-        self.listed.extend(backends.iter().map(|backend| address(backend)));
+        self.listed.extend(backends.iter().filter_map(|backend| backend.parse::<SocketAddr>().ok()));
         let groups: Vec<String> =
             backends.iter().map(|backend| format!("{{\"targets\": [\"{backend}\"]}}")).collect();
         self.find_out(Finding::List(DiscoveredList {
