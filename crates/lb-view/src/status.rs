@@ -492,7 +492,8 @@ pub struct RemoteStatus {
 
 impl RemoteStatus {
     /// A line for people. `confirmed_s`: seconds since the server last confirmed a list.
-    pub fn describe(&self, confirmed_s: Option<u64>) -> String {
+    /// `has_fault`: whether the source has a fault; then the query may repeat a failed one.
+    pub fn describe(&self, confirmed_s: Option<u64>, has_fault: bool) -> String {
         let Self { origin, version, endpoints, next_s, .. } = self;
         let version = if version.is_empty() { String::new() } else { format!(", version {version}") };
         let endpoints =
@@ -501,8 +502,9 @@ impl RemoteStatus {
             .map_or_else(|| ", not confirmed".to_owned(), |seconds| format!(", confirmed {seconds} s ago"));
         let next = match next_s {
             Some(seconds) => format!(", next query in {seconds} s"),
-            // A DNS server answers at once; the other servers delay their answers.
-            None if self.endpoints.is_some() && !origin.starts_with("dns ") => {
+            // A DNS server answers at once; the other servers delay their answers, except to a
+            // query that repeats a failed one.
+            None if !has_fault && self.endpoints.is_some() && !origin.starts_with("dns ") => {
                 ", waits for a change".to_owned()
             }
             None => String::new(),
@@ -650,12 +652,13 @@ mod tests {
             certificate_expiry_s: None,
         };
         let text = "from consul users, version 7, 3 endpoints, confirmed 4 s ago";
-        assert_eq!(remote.describe(Some(4)), format!("{text}, waits for a change"));
+        assert_eq!(remote.describe(Some(4), false), format!("{text}, waits for a change"));
+        assert_eq!(remote.describe(Some(4), true), text);
         let next = RemoteStatus { next_s: Some(2), ..remote.clone() };
-        assert_eq!(next.describe(Some(4)), format!("{text}, next query in 2 s"));
+        assert_eq!(next.describe(Some(4), true), format!("{text}, next query in 2 s"));
         let dns = RemoteStatus { origin: "dns users.example.com port 80".to_owned(), ..remote.clone() };
-        assert!(dns.describe(Some(4)).ends_with("confirmed 4 s ago"));
+        assert!(dns.describe(Some(4), false).ends_with("confirmed 4 s ago"));
         let unanswered = RemoteStatus { endpoints: None, version: String::new(), ..remote };
-        assert_eq!(unanswered.describe(None), "from consul users, not confirmed");
+        assert_eq!(unanswered.describe(None, false), "from consul users, not confirmed");
     }
 }

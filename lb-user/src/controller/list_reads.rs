@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use lb_config::discovery::DnsSettings;
+use lb_config::discovery::{DnsSettings, RemoteRules};
 use lb_core::feed::Version;
 
 use crate::assignments::{self, Assignments, Consumer};
@@ -65,10 +65,21 @@ impl ListPurpose {
     ) -> Self {
         let before = before.get(service).filter(|before| before.source.service == source.service);
         let same = before.filter(|before| before.source.origin == source.origin);
+        // After an edit of the rules, removals remain deferred, unless the new rules defer none or
+        // do not allow the endpoints.
+        let wanted = source.wanted();
+        let is_same_query = |before: &&ListInForce| wanted.is_some() && before.source.wanted() == wanted;
+        let guard = same.or(before.filter(is_same_query)).and_then(|before| before.guard.clone());
+        let applies = |guard: &Guard| {
+            let allows = |rules: &RemoteRules| {
+                guard.base.as_slice().iter().all(|endpoint| rules.refusal(endpoint.address.ip()).is_none())
+            };
+            source.rules().is_none_or(|rules| rules.limits_shrink && allows(rules))
+        };
         Self {
             consumers: assignments::consumers(&config.clients, service),
             before: before.map(|before| before.assignments.clone()),
-            guard: same.and_then(|same| same.guard.clone()),
+            guard: guard.filter(applies),
             suspension: same.and_then(|same| same.suspension),
             seen: None,
             dns: config.dns.clone(),

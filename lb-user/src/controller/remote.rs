@@ -18,7 +18,7 @@ use super::clock::unix_seconds;
 use super::sources::WatchedSource;
 use super::{Controller, Effect, addresses};
 use crate::error::chain;
-use crate::source::hosts::lasting;
+use crate::source::hosts::{lasting, lasting_in_brackets};
 use crate::source::{Guard, ListOrigin, PendingRemovals, SourceError, Stamp, Suspension};
 
 /// How long a server's answers must be without endpoints before `on_empty = "refuse"` takes effect.
@@ -128,9 +128,7 @@ impl RemoteState {
         };
         match self.latest.finding.as_ref()? {
             Finding::List(_) => self.invalid().map(|invalid| {
-                let since = lasting(Some(invalid.since), now);
-                let since = if since.is_empty() { since } else { format!(" ({})", since.trim_start()) };
-                format!("{}{since}; {next}", invalid.why)
+                format!("{}{}; {next}", invalid.why, lasting_in_brackets(Some(invalid.since), now))
             }),
             Finding::Empty { why } => {
                 Some(format!("empty answer ({why}){}; {next}", lasting(self.latest.empty_since, now)))
@@ -167,17 +165,12 @@ impl RemoteState {
     }
 
     /// The state for another source with the same query: the rules or the service have changed, so
-    /// the answer must be read again.
+    /// the answer must be read again. Its removals remain deferred.
     pub fn of_same_query(self) -> Self {
-        let Self { latest, newest, queried_since, valid_at, suspension, .. } = self;
-        Self {
-            valid_at: valid_at.or(latest.confirmed),
-            queried_since,
-            ended: suspension,
-            latest,
-            newest,
-            ..Self::default()
-        }
+        // A list that was refused does not confirm itself.
+        let valid_at = self.valid_at.or(self.latest.confirmed.filter(|_| self.invalid.is_none()));
+        let Self { latest, newest, queried_since, suspension, shrink, .. } = self;
+        Self { valid_at, queried_since, ended: suspension, latest, newest, shrink, ..Self::default() }
     }
 
     /// The state of the server, as `status` shows it.

@@ -22,7 +22,7 @@ use super::state_files::FilesToStore;
 use super::{BackgroundWork, Controller};
 use crate::assignments::{self, Assignments, AssignmentsByService};
 use crate::config::{ClientConfig, Config};
-use crate::source::hosts::{lasting, unresolved};
+use crate::source::hosts::{lasting_in_brackets, unresolved};
 use crate::source::{Contents, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, directory_of};
 
 /// The endpoint sources of all services.
@@ -94,11 +94,8 @@ impl WatchedSource {
         wall: SystemTime,
     ) -> SourceStatus {
         let age = |since: Instant| now.saturating_duration_since(since).as_secs();
-        let since = lasting(self.feed.fault_since(), now);
-        let error = self.feed.error_of(client).map(|error| match &*since {
-            "" => error.to_owned(),
-            since => format!("{error} ({})", since.trim_start()),
-        });
+        let since = lasting_in_brackets(self.feed.fault_since(), now);
+        let error = self.feed.error_of(client).map(|error| format!("{error}{since}"));
         let error = error.or_else(|| unresolved(&self.source, &self.hosts, table, now, wall));
         let status = SourceStatus {
             file: self.source.file().map(Path::to_owned),

@@ -126,7 +126,7 @@ fn one_service(text: &mut String, service: &ServiceStatus, style: Style) -> Vec<
     if let Some(source) = &service.source
         && let Some(remote) = &source.remote
     {
-        let _ = writeln!(text, "  {}", remote.describe(source.good_for_s));
+        let _ = writeln!(text, "  {}", remote.describe(source.good_for_s, source.error.is_some()));
     }
     for note in service.source.iter().flat_map(|source| &source.notes) {
         let _ = writeln!(text, "  note: {note}");

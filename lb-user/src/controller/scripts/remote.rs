@@ -127,7 +127,14 @@ fn a_query_of_consul_that_is_under_way_waits_for_a_change() {
     script("backends = { consul = \"users\" }", |stage| {
         stage.answer(&BACKENDS);
         stage.stop_faults();
-        assert!(stage.remote().describe(Some(0)).ends_with(", waits for a change"));
+        let waits = |stage: &Stage| {
+            let remote = stage.remote().describe(Some(0), !stage.error().is_empty());
+            remote.ends_with(", waits for a change")
+        };
+        assert!(waits(stage));
+        // A query that repeats a failed one does not wait for a change.
+        stage.fail_query();
+        assert!(!waits(stage));
     });
 }
 
@@ -329,6 +336,58 @@ fn a_first_list_after_a_start_or_reload_that_is_refused_confirms_no_list() {
             assert_eq!((stage.used(), stage.error()), (BACKENDS.map(str::to_owned).into(), String::new()));
         });
     }
+}
+
+#[test]
+fn a_refused_first_list_confirms_no_list_when_the_rules_are_edited() {
+    let keys = |pause: &str| dns(&format!("stale_after = \"{pause}\", on_stale = \"refuse\""));
+    script(&keys("10m"), |stage| {
+        stage.answer(&BACKENDS);
+        stage.stop_faults();
+        stage.answer(&["10.0.0.1:0"]);
+        stage.start(&BACKENDS);
+        for _ in 0..6 {
+            stage.answer(&["10.0.0.1:0"]);
+            stage.pass(MINUTE);
+        }
+        assert_eq!(stage.used(), BACKENDS);
+        stage.configure(&keys("11m"));
+        for _ in 0..6 {
+            stage.answer(&["10.0.0.1:0"]);
+            stage.pass(MINUTE);
+        }
+        assert!(stage.used().is_empty(), "no list was confirmed for 11 minutes");
+        stage.answer(&BACKENDS);
+        stage.pass(MINUTE);
+        assert_eq!(stage.used(), BACKENDS);
+    });
+}
+
+#[test]
+fn an_edit_of_the_rules_applies_no_deferred_removal() {
+    script(&dns("stale_after = \"10m\""), |stage| {
+        let defer = |stage: &mut Stage| {
+            stage.answer(&BACKENDS);
+            stage.pass(MINUTE);
+            stage.answer(&["10.0.0.4:80"]);
+            assert_eq!((stage.used().len(), stage.remote().pending_removals), (4, 3));
+        };
+        stage.stop_faults();
+        defer(stage);
+        stage.configure(&dns("stale_after = \"11m\""));
+        assert_eq!((stage.used().len(), stage.remote().pending_removals), (4, 3));
+        stage.pass(MINUTE);
+        stage.answer(&["10.0.0.4:80"]);
+        stage.pass(MINUTE);
+        assert_eq!(stage.used(), ["10.0.0.4:80"], "the server has repeated the removals");
+        // These rules do not defer, or do not allow, the endpoints.
+        for keys in ["max_shrink = \"off\"", "allow = [\"10.0.0.4/32\"]"] {
+            stage.configure(&dns("stale_after = \"11m\""));
+            defer(stage);
+            stage.configure(&dns(keys));
+            assert_eq!(stage.used(), ["10.0.0.4:80"], "{keys}");
+        }
+    });
 }
 
 #[test]
