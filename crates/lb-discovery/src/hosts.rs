@@ -121,7 +121,8 @@ impl HostState {
                 Some(why) => {
                     let newest: Arc<[IpAddr]> = addresses.into_iter().collect();
                     let older = self.refused.iter().filter(|older| **older != newest).cloned();
-                    self.refused = [newest.clone()].into_iter().chain(older).take(MAX_REFUSED).collect();
+                    self.refused =
+                        std::iter::once(Arc::clone(&newest)).chain(older).take(MAX_REFUSED).collect();
                     (why, true)
                 }
             },

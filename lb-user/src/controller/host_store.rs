@@ -41,7 +41,7 @@ struct StoredHost {
     at: u64,
     addresses: Vec<IpAddr>,
     /// See [`HostState::refused`].
-    #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     refused: Vec<Vec<IpAddr>>,
 }
 

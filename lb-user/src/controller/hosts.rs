@@ -5,7 +5,6 @@
 //! so a name that does not resolve removes no endpoint, even after a restart (`host_store`).
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,10 +29,11 @@ pub struct HostNames {
 
 /// Whether a list must be read again because the addresses of a name have changed.
 fn is_changed(before: Option<&HostState>, after: Option<&HostState>) -> bool {
-    fn known(state: Option<&HostState>) -> Option<(&Arc<[IpAddr]>, &Arc<[Arc<[IpAddr]>]>)> {
-        state.filter(|state| state.is_known()).map(|state| (&state.addresses, &state.refused))
+    let known = [before, after].map(|state| state.filter(|state| state.is_known()));
+    match known {
+        [Some(before), Some(after)] => before.addresses != after.addresses || before.refused != after.refused,
+        [before, after] => before.is_some() != after.is_some(),
     }
-    known(before) != known(after)
 }
 
 impl WatchedSource {
