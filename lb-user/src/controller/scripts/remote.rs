@@ -372,6 +372,7 @@ fn an_edit_of_the_rules_applies_no_deferred_removal() {
             stage.answer(&["10.0.0.4:80"]);
             assert_eq!((stage.used().len(), stage.remote().pending_removals), (4, 3));
         };
+        stage.answer(&BACKENDS);
         stage.stop_faults();
         defer(stage);
         stage.configure(&dns("stale_after = \"11m\""));
