@@ -148,6 +148,9 @@ impl OverrideAction {
     }
 }
 
+/// The changes that may have an end and a reason.
+const ENDS_NOTHING: &str = "a change that ends no override";
+
 /// The parameters of a request that overrides backends.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -174,18 +177,22 @@ pub struct OverrideRequest {
 }
 
 impl OverrideRequest {
-    /// Checks that the request has a percentage if its action is `weight`, and only then.
-    fn check_percent(&self) -> Result<(), String> {
-        match (self.action, self.percent) {
-            (OverrideAction::Weight, None) => {
+    /// Checks that the request has the parameters that its action needs, and no others.
+    fn check(&self) -> Result<(), String> {
+        const WHOLE: Option<u16> = Some(100);
+        let ends = self.action == OverrideAction::Undrain || self.percent == WHOLE;
+        let refused = [
+            ("percent", "action=weight", self.percent.is_some() && self.action != OverrideAction::Weight),
+            ("force", "action=drain", self.force && self.action != OverrideAction::Drain),
+            ("for", ENDS_NOTHING, self.for_s.is_some() && ends),
+            ("reason", ENDS_NOTHING, self.reason.is_some() && ends),
+        ];
+        match refused.iter().find(|(.., is_set)| *is_set) {
+            Some((name, with, _)) => Err(format!("{name} is permitted only with {with}")),
+            None if self.action == OverrideAction::Weight && self.percent.is_none() => {
                 Err(format!("missing parameter `percent`: the action weight needs {}", percents()))
             }
-            (OverrideAction::Drain | OverrideAction::Undrain, Some(_)) => {
-                Err("percent is permitted only with the action weight".to_owned())
-            }
-            (OverrideAction::Weight, Some(_)) | (OverrideAction::Drain | OverrideAction::Undrain, None) => {
-                Ok(())
-            }
+            None => Ok(()),
         }
     }
 }
@@ -519,7 +526,7 @@ async fn override_backends(
         Ok(who) => who,
         Err(refused) => return refused.into_response(),
     };
-    if let Err(text) = request.check_percent() {
+    if let Err(text) = request.check() {
         return (StatusCode::BAD_REQUEST, text).into_response();
     }
     match query(&desk.queries, |answer| ControllerQuery::Override { service, request, who, answer }).await {
@@ -817,11 +824,10 @@ mod tests {
     #[test]
     fn the_limits_of_values_are_permitted() {
         for (time, percent) in [(1, 1), (31_536_000, 1_000)] {
-            let query =
-                format!("action=weight&backends=0,10.0.0.1,[::1]:80&for={time}&percent={percent}&force=true");
+            let query = format!("action=weight&backends=0,10.0.0.1,[::1]:80&for={time}&percent={percent}");
             let request = read::<OverrideRequest>(&query).expect("a request");
             assert_eq!((request.for_s, request.percent), (Some(time), Some(percent)));
-            assert_eq!((request.force, request.dry_run, request.check_percent()), (true, false, Ok(())));
+            assert_eq!((request.force, request.dry_run, request.check()), (false, false, Ok(())));
         }
         for (rate, idle) in [(1, 100), (10_000, 86_400_000)] {
             let close = read::<ToClose>(&format!("backend=0&rate={rate}&idle_ms={idle}")).expect("a request");
@@ -830,8 +836,8 @@ mod tests {
     }
 
     #[test]
-    fn only_a_weight_has_a_percentage_and_it_needs_one() {
-        let check = |query| read::<OverrideRequest>(query).expect("a request").check_percent();
+    fn a_request_has_the_parameters_of_its_action_and_no_others() {
+        let check = |query: &str| read::<OverrideRequest>(query).expect("a request").check();
         assert_eq!(
             check("action=weight&backends=0"),
             Err("missing parameter `percent`: the action weight needs a whole number from 1 to 1000 (a weight of 0 % \
@@ -840,8 +846,21 @@ mod tests {
         );
         assert_eq!(
             check("action=undrain&backends=0&percent=50"),
-            Err("percent is permitted only with the action weight".to_owned())
+            Err("percent is permitted only with action=weight".to_owned())
         );
-        assert_eq!(check("action=drain&backends=0"), Ok(()));
+        for (query, expected) in [
+            ("action=drain&for=60&reason=r&force=true", Ok(())),
+            ("action=weight&percent=50&for=60&reason=r", Ok(())),
+            ("action=weight&percent=100&force=false", Ok(())),
+            ("action=undrain", Ok(())),
+            ("action=undrain&for=60", Err("for is permitted only with a change that ends no override")),
+            (
+                "action=weight&percent=100&reason=r",
+                Err("reason is permitted only with a change that ends no override"),
+            ),
+            ("action=weight&percent=50&force=true", Err("force is permitted only with action=drain")),
+        ] {
+            assert_eq!(check(&format!("backends=0&{query}")), expected.map_err(str::to_owned), "{query}");
+        }
     }
 }

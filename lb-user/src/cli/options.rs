@@ -83,6 +83,7 @@ impl Cli {
             Command::Drain(options) if options.ends_before_closing() => {
                 ("drain", overrides::ENDS_BEFORE_CLOSING)
             }
+            Command::Weight(options) if options.ends_with_a_time() => ("weight", overrides::ENDS_AT_ONCE),
             _ => return None,
         };
         Some(command.find_subcommand_mut(name)?.error(ErrorKind::ArgumentConflict, text))
@@ -502,6 +503,7 @@ mod tests {
                 "socklb drain users 0 --for 2s --close all --after 5s",
                 "socklb drain [OPTIONS] <SERVICE> <BACKEND>...",
             ),
+            ("socklb weight users 0 100% --for 1h", "socklb weight [OPTIONS] <SERVICE> <BACKEND> <PERCENT%>"),
             ("socklb load --json freeze users", "socklb load [OPTIONS] [COMMAND]"),
             ("socklb --pins /sys/fs/bpf agent status", "socklb agent [OPTIONS] <COMMAND>"),
         ] {

@@ -147,6 +147,15 @@ pub struct WeightOptions {
 /// The error for a drain that ends before its connections are closed.
 pub const ENDS_BEFORE_CLOSING: &str = "the drain would end before --close closes connections: write a time for --for that is longer than --after";
 
+/// The error for `100%` with an end or a reason.
+pub const ENDS_AT_ONCE: &str = "100% ends the override at once: --for and --reason are for other percentages";
+
+impl WeightOptions {
+    pub fn ends_with_a_time(&self) -> bool {
+        self.percent == 100 && (self.duration.is_some() || self.reason.is_some())
+    }
+}
+
 impl DrainOptions {
     /// Whether the drain ends before the command would close connections.
     pub fn ends_before_closing(&self) -> bool {

@@ -69,7 +69,7 @@ pub fn run(what: Run, directories: &Directories) -> Result<ProcessStatus> {
                 if let Some(reporter) = Arc::into_inner(reporter)
                     && let Err(error) = reporter.into_inner().leave().await
                 {
-                    warn!(%backend, %error, "cannot release the backend at the agent; the agent will treat its program as dead");
+                    warn!(%backend, %error, "cannot release the backend at the agent; the agent will treat the backend's program as dead");
                 }
                 Ok(ended)
             }
