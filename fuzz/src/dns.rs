@@ -36,14 +36,7 @@ fn list(snapshot: &DiscoveredList, is_ipv6: bool) {
     let ip = if is_ipv6 { "[2001:db8::1]:80" } else { "10.96.0.10:80" };
     let service: SocketAddr = ip.parse().expect("the text is an address");
     let path = Path::new("users.json");
-    let reading = ListContext {
-        path,
-        port_name: None,
-        protocol: None,
-        service: Some(service),
-        services: &[service],
-        hosts: &endpoints::NO_HOSTS,
-    };
+    let reading = ListContext { service: Some(service), services: &[service], ..ListContext::of(path) };
     match endpoints::parse(&snapshot.text, &reading) {
         Ok(parsed) => assert_eq!(parsed.list.as_slice().len(), snapshot.endpoints),
         // A server may send addresses to which connections are impossible.

@@ -46,14 +46,7 @@ pub fn watch(text: &[u8]) {
                 assert!(snapshot.endpoints > 0, "a list has an endpoint");
                 snapshot.notes.iter().for_each(|note| cannot_be_obeyed(note));
                 let path = Path::new("users.json");
-                let context = ListContext {
-                    path,
-                    port_name: None,
-                    protocol: None,
-                    service: None,
-                    services: &[],
-                    hosts: &endpoints::NO_HOSTS,
-                };
+                let context = ListContext::of(path);
                 // The reader may refuse an endpoint, for example because its address is a multicast
                 // address.
                 match endpoints::parse(&snapshot.text, &context) {

@@ -146,12 +146,10 @@ fn endpoint_file(text: &[u8], path: &Path) {
     let service = SocketAddr::from(([10, 96, 0, 10], 80));
     let services = [service];
     let bare = ListContext {
-        path,
         port_name: Some("http"),
-        protocol: None,
         service: Some(service),
         services: &services,
-        hosts: &endpoints::NO_HOSTS,
+        ..ListContext::of(path)
     };
     // Every host name has two addresses: one is the same for all names, and the first byte of the
     // name determines the other.

@@ -43,7 +43,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use self::status::Shown;
-use crate::config::addresses::WithState;
+use crate::config::addresses::{AddressSource, WithAddresses};
 use crate::config::{self, Config, HostEnvironment, Paths, ProcessEnvironment};
 use crate::error::CommandFailure;
 use lb_view::filter::Filter;
@@ -102,7 +102,7 @@ fn read_config_in(files: &PathOptions, env: &dyn ProcessEnvironment) -> Result<C
     // Relative paths in the file start at the file's directory. The path of the file is made
     // absolute, because paths in the file are later compared with absolute paths that the kernel
     // reports.
-    let env = WithState { env, state: files.state.as_deref() };
+    let env = WithAddresses { env, addresses: AddressSource::Below(files.state.as_deref()) };
     let mut config = config::read(&std::path::absolute(files.file())?, &env)?;
     config.paths = files.over(config.paths)?;
     Ok(config)

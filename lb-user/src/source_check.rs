@@ -17,7 +17,7 @@ use lb_view::source::CheckedSource;
 use tokio::task::JoinSet;
 
 use crate::assignments::{self, Assignments, AssignmentsByService};
-use crate::config::addresses::{KnownAddresses, WithAddresses};
+use crate::config::addresses::{AddressSource, KnownAddresses, WithAddresses};
 use crate::config::{self, AddressLookup, ClusterIpOrigin, Config, HostEnvironment};
 use crate::controller;
 use crate::dry_run::{self, DoesNotFit};
@@ -170,7 +170,10 @@ fn complete(config: &Config, mut known: KnownAddresses) -> Result<(Config, BTree
         return Ok((config.clone(), unknown));
     }
     let read = |known: &KnownAddresses| {
-        let read = config::read(&config.path, &WithAddresses { env: &HostEnvironment, known });
+        let read = config::read(
+            &config.path,
+            &WithAddresses { env: &HostEnvironment, addresses: AddressSource::Known(known) },
+        );
         read.map(|read| Config { paths: config.paths.clone(), ..read })
     };
     let mut read_now = read(&known)?;

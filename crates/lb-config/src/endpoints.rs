@@ -218,7 +218,12 @@ pub struct ListContext<'a> {
     pub hosts: &'a HostAddresses,
 }
 
-impl ListContext<'_> {
+impl<'a> ListContext<'a> {
+    /// The context of a file about whose service nothing is known.
+    pub const fn of(path: &'a Path) -> Self {
+        Self { path, port_name: None, protocol: None, service: None, services: &[], hosts: &NO_HOSTS }
+    }
+
     /// Adds a note that `port_name` has no effect for these entries, because their ports have no
     /// names.
     fn note_port_name(&self, entries: &[ListEntry], notes: &mut Vec<String>) {

@@ -16,14 +16,8 @@ fn addresses(of: &[(&str, &[&str])]) -> HostAddresses {
 fn read(text: &str, hosts: &HostAddresses) -> Result<Parsed, String> {
     let service: SocketAddr = "10.96.0.10:80".parse().expect("the address is valid");
     let path = Path::new("users");
-    let reading = ListContext {
-        path,
-        port_name: None,
-        protocol: None,
-        service: Some(service),
-        services: &[service],
-        hosts,
-    };
+    let reading =
+        ListContext { service: Some(service), services: &[service], hosts, ..ListContext::of(path) };
     parse(text.as_bytes(), &reading).map_err(|faults| faults.to_string())
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use lb_config::endpoints::{
-    ListContext, ListEntry, ListedAddress, NO_HOSTS, Parsed, SlicesError, parse, read_instances, read_slices,
+    ListContext, ListEntry, ListedAddress, Parsed, SlicesError, parse, read_instances, read_slices,
 };
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::service::Protocol;
@@ -20,7 +20,7 @@ const SERVICE: &str = "10.96.0.10:80";
 
 fn reading<'a>(path: &'a str, port_name: Option<&'a str>) -> ListContext<'a> {
     let service = SERVICE.parse().ok();
-    ListContext { path: Path::new(path), port_name, protocol: None, service, services: &[], hosts: &NO_HOSTS }
+    ListContext { port_name, service, ..ListContext::of(Path::new(path)) }
 }
 
 fn read(text: &str, path: &str) -> Result<Parsed, String> {

@@ -119,14 +119,7 @@ mod tests {
 
     fn read(text: &[u8]) -> EndpointList {
         let path = Path::new("users.json");
-        let context = ListContext {
-            path,
-            port_name: None,
-            protocol: None,
-            service: None,
-            services: &[],
-            hosts: &endpoints::NO_HOSTS,
-        };
+        let context = ListContext::of(path);
         let parsed = endpoints::parse(text, &context).unwrap();
         assert!(parsed.notes.is_empty(), "{:?}", parsed.notes);
         parsed.list

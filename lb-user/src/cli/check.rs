@@ -16,7 +16,7 @@ use lb_core::service::{Accounting, Service};
 use super::{PathOptions, paths_of};
 use crate::assignments::AssignmentsByService;
 use crate::comparison;
-use crate::config::addresses::WithState;
+use crate::config::addresses::{AddressSource, WithAddresses};
 use crate::config::{
     self, ClientConfig, Config, ConfigFileError, EndpointSource, HostEnvironment, ListFile, NamedFile,
 };
@@ -82,7 +82,8 @@ pub fn run(
             }
         }
     };
-    let env = WithState { env: &HostEnvironment, state: files.state.as_deref() };
+    let env =
+        WithAddresses { env: &HostEnvironment, addresses: AddressSource::Below(files.state.as_deref()) };
     let config = match config::read_with(&path, &env, look) {
         Ok(config) => Some(config),
         Err(ConfigFileError::Faulty(faults)) => {

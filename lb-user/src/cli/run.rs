@@ -12,7 +12,7 @@ use lb_kernel::trust::{self, Untrusted};
 
 use super::{PathOptions, read_config, read_config_in};
 use crate::config::HostEnvironment;
-use crate::config::addresses::{KnownAddresses, WithAddresses};
+use crate::config::addresses::{AddressSource, KnownAddresses, WithAddresses};
 use crate::daemon;
 use crate::error::{CommandFailure, is_permission};
 use crate::print;
@@ -44,7 +44,7 @@ pub fn run(files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     lb_host::log::init(config.daemon.log_format == LogFormat::Json, Style::for_stderr().colour);
     let again = files.clone();
     let reread = move |known: &KnownAddresses| {
-        let env = WithAddresses { env: &HostEnvironment, known };
+        let env = WithAddresses { env: &HostEnvironment, addresses: AddressSource::Known(known) };
         read_config_in(&again, &env).map_err(|failure| failure_of(&failure))
     };
     match daemon::run(config, stamp, Arc::new(reread)) {

@@ -45,35 +45,20 @@ pub fn read(state: &Path) -> Result<KnownAddresses, SourceError> {
     last_good::read_at_most(&path(state), MAX_BYTES).map(|text| parse(&text))
 }
 
-/// An environment that reads stored addresses below this state directory, if it is `Some`, instead
-/// of below the directory that the configuration names.
-pub struct WithState<'a> {
-    pub env: &'a dyn ProcessEnvironment,
-    pub state: Option<&'a Path>,
+/// The addresses that an environment returns.
+#[derive(Clone, Copy)]
+pub enum AddressSource<'a> {
+    /// These addresses.
+    Known(&'a KnownAddresses),
+    /// The stored addresses below this state directory; `None`: below the directory that the
+    /// configuration names.
+    Below(Option<&'a Path>),
 }
 
-impl ProcessEnvironment for WithState<'_> {
-    fn variable(&self, name: &str) -> Option<String> {
-        self.env.variable(name)
-    }
-
-    fn host_name(&self) -> Option<String> {
-        self.env.host_name()
-    }
-
-    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
-        self.env.service_keys(path)
-    }
-
-    fn service_address(&self, origin: &ClusterIpOrigin, state: &Path) -> Option<SocketAddr> {
-        self.env.service_address(origin, self.state.unwrap_or(state))
-    }
-}
-
-/// An environment that returns these addresses instead of the stored addresses.
+/// An environment with other addresses of services.
 pub struct WithAddresses<'a> {
     pub env: &'a dyn ProcessEnvironment,
-    pub known: &'a KnownAddresses,
+    pub addresses: AddressSource<'a>,
 }
 
 impl ProcessEnvironment for WithAddresses<'_> {
@@ -89,7 +74,10 @@ impl ProcessEnvironment for WithAddresses<'_> {
         self.env.service_keys(path)
     }
 
-    fn service_address(&self, origin: &ClusterIpOrigin, _state: &Path) -> Option<SocketAddr> {
-        self.known.get(&origin.to_string()).copied()
+    fn service_address(&self, origin: &ClusterIpOrigin, state: &Path) -> Option<SocketAddr> {
+        match self.addresses {
+            AddressSource::Known(known) => known.get(&origin.to_string()).copied(),
+            AddressSource::Below(other) => self.env.service_address(origin, other.unwrap_or(state)),
+        }
     }
 }

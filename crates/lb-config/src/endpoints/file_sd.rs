@@ -251,14 +251,7 @@ mod tests {
         service: impl Into<Option<SocketAddr>>,
         services: &'a [SocketAddr],
     ) -> ListContext<'a> {
-        ListContext {
-            path: Path::new(path),
-            port_name: None,
-            protocol: None,
-            service: service.into(),
-            services,
-            hosts: &super::super::NO_HOSTS,
-        }
+        ListContext { service: service.into(), services, ..ListContext::of(Path::new(path)) }
     }
 
     fn read(text: &str) -> Result<EndpointList, String> {

@@ -9,14 +9,7 @@ use proptest::prelude::*;
 
 /// The context of a file about which only the text is known.
 fn alone() -> ListContext<'static> {
-    ListContext {
-        path: Path::new("e.toml"),
-        port_name: None,
-        protocol: None,
-        service: None,
-        services: &[],
-        hosts: &NO_HOSTS,
-    }
+    ListContext::of(Path::new("e.toml"))
 }
 
 const SERVICE: &str = "10.96.0.10:80";
@@ -33,14 +26,7 @@ fn read(text: &[u8], path: &str) -> Result<Vec<Endpoint>, String> {
     let services = [service, "10.96.0.11:80".parse().unwrap()];
     let list = parse(
         text,
-        &ListContext {
-            path: Path::new(path),
-            port_name: None,
-            protocol: None,
-            service: Some(service),
-            services: &services,
-            hosts: &NO_HOSTS,
-        },
+        &ListContext { service: Some(service), services: &services, ..ListContext::of(Path::new(path)) },
     );
     list.map(|parsed| parsed.list.as_slice().to_vec()).map_err(|faults| faults.to_string())
 }

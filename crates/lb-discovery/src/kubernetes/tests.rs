@@ -216,14 +216,7 @@ async fn addresses(kubernetes: &mut Kubernetes) -> Vec<String> {
     let Queried { finding, again } = kubernetes.query().await;
     assert_eq!(again, Again::AtOnce);
     let Finding::List(snapshot) = finding else { panic!("{finding:?}") };
-    let context = ListContext {
-        path: Path::new("users.json"),
-        port_name: None,
-        protocol: None,
-        service: None,
-        services: &[],
-        hosts: &endpoints::NO_HOSTS,
-    };
+    let context = ListContext::of(Path::new("users.json"));
     let list = endpoints::parse(&snapshot.text, &context).unwrap().list;
     let mut addresses: Vec<String> = list
         .as_slice()

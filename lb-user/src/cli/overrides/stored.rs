@@ -233,13 +233,19 @@ mod tests {
         status
     }
 
-    #[test]
-    fn a_file_that_cannot_be_parsed_is_reported_with_its_fate() {
+    /// A host's directories without a daemon, and the path of its overrides.
+    fn host() -> (tempfile::TempDir, Paths, PathBuf) {
         let folder = tempfile::tempdir().expect("a directory");
         let [pins, run] = ["pins", "run"].map(|name| folder.path().join(name));
         let paths = Paths { pins, run, state: folder.path().to_owned() };
         let file = StoredOverrides::path(&paths.state);
         fs::create_dir_all(file.parent().expect("it has a parent")).expect("a directory");
+        (folder, paths, file)
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_parsed_is_reported_with_its_fate() {
+        let (_folder, paths, file) = host();
         fs::write(&file, "[]").expect("write a file");
         let why = overrides(&paths).map(drop).expect_err("the file cannot be parsed").to_string();
         assert!(
@@ -253,12 +259,8 @@ mod tests {
 
     #[test]
     fn files_that_were_set_aside_are_reported_without_a_daemon() {
-        let folder = tempfile::tempdir().expect("a directory");
-        let [pins, run] = ["pins", "run"].map(|name| folder.path().join(name));
-        let paths = Paths { pins, run, state: folder.path().to_owned() };
-        let file = StoredOverrides::path(&paths.state);
+        let (_folder, paths, file) = host();
         let aside = file.with_extension("json.not-understood");
-        fs::create_dir_all(file.parent().expect("it has a parent")).expect("a directory");
         let lost = || read(&paths, 0).expect("the files can be read").document.lost;
         assert_eq!(lost(), None);
         fs::write(&aside, "garbage").expect("write a file");

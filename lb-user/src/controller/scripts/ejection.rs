@@ -351,14 +351,20 @@ fn an_undecided_trial_delays_no_other_backend() {
     });
 }
 
-#[test]
-fn a_later_daemon_does_not_log_an_old_ejection_again() {
+/// A stage whose first backend is ejected, which was logged once.
+fn with_logged_ejection() -> Stage {
     let mut stage = Stage::new(FOR_LONG);
     stage.start(&BACKENDS);
     stage.dead.insert(address(BACKENDS[0]));
     assert_eq!(stage.dial(60), 5);
     stage.settle();
     assert_eq!(stage.logged("backend health changed"), 1);
+    stage
+}
+
+#[test]
+fn a_later_daemon_does_not_log_an_old_ejection_again() {
+    let mut stage = with_logged_ejection();
     stage.start(&BACKENDS);
     stage.settle();
     assert_eq!((stage.logged("backend health changed"), stage.dial(60)), (1, 0));
@@ -366,12 +372,7 @@ fn a_later_daemon_does_not_log_an_old_ejection_again() {
 
 #[test]
 fn a_service_that_moves_in_the_file_does_not_log_an_old_ejection_again() {
-    let mut stage = Stage::new(FOR_LONG);
-    stage.start(&BACKENDS);
-    stage.dead.insert(address(BACKENDS[0]));
-    assert_eq!(stage.dial(60), 5);
-    stage.settle();
-    assert_eq!(stage.logged("backend health changed"), 1);
+    let mut stage = with_logged_ejection();
     let first = "[[service]]\nname = \"first\"\naddress = \"10.96.0.11:80\"\nbackends = { static = [] }\n";
     stage.reconfigure("[[service]]\nname = \"users\"", &format!("{first}[[service]]\nname = \"users\""));
     stage.tick();
@@ -380,12 +381,7 @@ fn a_service_that_moves_in_the_file_does_not_log_an_old_ejection_again() {
 
 #[test]
 fn a_later_daemon_that_gets_its_list_late_does_not_log_an_old_ejection_again() {
-    let mut stage = Stage::new(FOR_LONG);
-    stage.start(&BACKENDS);
-    stage.dead.insert(address(BACKENDS[0]));
-    assert_eq!(stage.dial(60), 5);
-    stage.settle();
-    assert_eq!(stage.logged("backend health changed"), 1);
+    let mut stage = with_logged_ejection();
     stage.kill();
     stage.disk.remove(LIST);
     stage.disk.remove("/var/lib/socklb/last-good/users.toml");
@@ -401,12 +397,7 @@ fn a_later_daemon_that_gets_its_list_late_does_not_log_an_old_ejection_again() {
 /// The new address has new backends, so no backend was readmitted.
 #[test]
 fn a_service_with_another_address_logs_no_readmission() {
-    let mut stage = Stage::new(FOR_LONG);
-    stage.start(&BACKENDS);
-    stage.dead.insert(address(BACKENDS[0]));
-    assert_eq!(stage.dial(60), 5);
-    stage.settle();
-    assert_eq!(stage.logged("backend health changed"), 1);
+    let mut stage = with_logged_ejection();
     stage.is_counted = false;
     stage.reconfigure(SERVICE, "10.96.0.11:80");
     stage.tick();

@@ -35,7 +35,7 @@ use tokio::sync::watch;
 
 use crate::assignments::Assignments;
 use crate::close_jobs::{CloseCause, CloseJob, CloseRequester};
-use crate::config::addresses::{self, KnownAddresses, WithAddresses};
+use crate::config::addresses::{self, AddressSource, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
 use crate::controller::{
@@ -552,7 +552,11 @@ fn read_config(disk: &Disk, known: &KnownAddresses) -> Result<Config, ReadFailur
         _ => ReadFailure::Unread(error.to_string()),
     })?;
     let text = String::from_utf8(text).map_err(|error| ReadFailure::Faulty(error.to_string()))?;
-    let parsed = config::parse(&text, Path::new(CONFIG), &WithAddresses { env: &Nothing, known });
+    let parsed = config::parse(
+        &text,
+        Path::new(CONFIG),
+        &WithAddresses { env: &Nothing, addresses: AddressSource::Known(known) },
+    );
     let mut config = parsed.map_err(|faults| ReadFailure::Faulty(faults.to_string()))?;
     if !text.contains("[limits]") {
         config.limits = LIMITS;

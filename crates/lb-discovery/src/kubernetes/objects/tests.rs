@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use lb_config::endpoints::{self, ListContext, NO_HOSTS};
+use lb_config::endpoints::{self, ListContext};
 use serde_json::{Value, json};
 
 use super::*;
@@ -51,14 +51,7 @@ fn addresses(slices: &Objects) -> Vec<String> {
     match finding(slices).unwrap() {
         Finding::List(snapshot) => {
             let path = Path::new("users.json");
-            let context = ListContext {
-                path,
-                port_name: None,
-                protocol: None,
-                service: None,
-                services: &[],
-                hosts: &NO_HOSTS,
-            };
+            let context = ListContext::of(path);
             let list = endpoints::parse(&snapshot.text, &context).unwrap().list;
             assert_eq!(list.as_slice().len(), snapshot.endpoints);
             let mut addresses: Vec<String> =
