@@ -31,7 +31,7 @@ pub use policy::slow_path;
 pub use schedule::{NO_MEMBER, redraw, redraw_part, usable_group, usable_member, usable_part};
 pub use survey::{Survey, survey, survey_entries, survey_group, survey_members, usable_other};
 
-use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, RecentErrors, Rules, StateWord, TableRef};
+use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, Reason, RecentErrors, Rules, StateWord, TableRef};
 use view::View;
 
 /// The tables of a service, in kernel maps or in memory.
@@ -49,6 +49,12 @@ pub trait Tables: Sized {
     /// The backend in a slot; `None` past the end of the map.
     fn backend(&self, slot: u32) -> Option<Self::Backend>;
 
+    /// Notes that the fast path picks this backend, so that the caller need not look it up again.
+    #[inline(always)]
+    fn note_picked(&self, backend: Self::Backend) {
+        let _ = backend;
+    }
+
     /// The state word of a backend, which determines whether it may be chosen.
     fn state(&self, backend: Self::Backend) -> StateWord;
 
@@ -57,6 +63,19 @@ pub trait Tables: Sized {
 
     /// The recent errors of a backend.
     fn errors(&self, backend: Self::Backend) -> RecentErrors;
+
+    /// Whether a backend has recent errors.
+    #[inline(always)]
+    fn has_errors(&self, backend: Self::Backend) -> bool {
+        self.errors(backend).count != 0
+    }
+
+    /// All rules of the service. A choice may begin with only the policy and the limit, because the
+    /// fast path needs no other rule.
+    #[inline(always)]
+    fn all_rules(&self, rules: Rules) -> Rules {
+        rules
+    }
 
     /// The ejection word of a backend: recent failures, and until when it is ejected.
     fn ejection(&self, backend: Self::Backend) -> EjectionState;
@@ -154,19 +173,20 @@ pub trait CpuCursor {
     fn set_phase(&self, phase: u32);
 }
 
-/// How a pick was made.
+/// How a pick was made. If the pick has a slot, the number is that of the flow's [`Reason`].
+#[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum How {
     /// The policy picked a slot.
-    Picked,
+    Picked = Reason::Picked as u8,
     /// The slot is that of an ejected backend; the flow tests whether the backend works again.
-    Trial,
+    Trial = Reason::Trial as u8,
     /// Every backend is at the limit; the slot is that of the least loaded one.
-    Overflowed,
+    Overflowed = Reason::Overflow as u8,
     /// No examined backend may be chosen; the slot is the service's fallback.
-    Fallback,
+    Fallback = Reason::Fallback as u8,
     /// The picked backend is a lame duck by its own report; the slot is that of another backend.
-    Diverted,
+    Diverted = Reason::Diverted as u8,
     /// Every backend is at the limit, and the service's rules refuse the call.
     Limited,
     /// No backend is usable, and there is no fallback.

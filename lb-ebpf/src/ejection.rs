@@ -250,7 +250,8 @@ pub fn answered(service: u32, slot: u32) {
 /// survey of all members here would double the verifier's work for each connect program.
 #[inline(always)]
 pub fn due_trial<I: Instructions>(index: u32, service: *const Service, now: u32) -> Option<u32> {
-    if next_trial(service).slot == 0 {
+    // SAFETY: a live map value. This loads only a part of the word; `take_if_due` loads the word.
+    if unsafe { (&raw const (*service).next_trial.slot).read_volatile() } == 0 {
         return None;
     }
     let slot = take_if_due::<I>(index, now);

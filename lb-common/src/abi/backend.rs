@@ -200,6 +200,12 @@ impl StateWord {
         self.may_be_chosen() != 0
     }
 
+    /// Whether the daemon permits connects to choose the backend, and the backend is not ejected.
+    #[inline(always)]
+    pub const fn is_usable_and_not_ejected(self) -> bool {
+        self.usable & 1 != 0 && self.ejected == 0
+    }
+
     /// 1 if the backend is a backup, else 0. This method is only for the state word of a service's
     /// fallback. A backup is not ejected, and the daemon permits no policy to choose it.
     #[inline(always)]

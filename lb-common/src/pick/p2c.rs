@@ -33,22 +33,30 @@ fn pair<T: Tables>(view: &View<'_, T>, sample: u32) -> Option<(u32, u32)> {
     let (first, second) = points(sample);
     let first = slot_at(view.tables, view.table, first)?;
     let second = slot_at(view.tables, view.table, second)?;
-    let second = if second == first { view.tables.other_entry(view.table, first, sample) } else { second };
-    Some((first, second))
+    if second != first {
+        return Some((first, second));
+    }
+    Some((first, view.tables.other_entry(view.table, first, sample)))
 }
 
 /// The slot of the backend with the lower load for its weight, of the two backends at the positions
-/// of a sample; the first one if the loads are equal. [`NO_SLOT`] unless both are eligible.
+/// of a sample; the first one if the loads are equal. [`NO_SLOT`] unless both are eligible and not
+/// ejected.
 #[inline(always)]
 pub fn better_of_eligible<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     let Some((first, second)) = pair(view, sample) else { return NO_SLOT };
     let (Some(a), Some(b)) = (view.tables.backend(first), view.tables.backend(second)) else {
         return NO_SLOT;
     };
-    if !view.is_eligible(a) || !view.is_eligible(b) {
+    if !view.is_eligible_and_not_ejected(a) || !view.is_eligible_and_not_ejected(b) {
         return NO_SLOT;
     }
-    if is_lower(view, a, b) { first } else { second }
+    if is_lower(view, a, b) {
+        view.tables.note_picked(a);
+        return first;
+    }
+    view.tables.note_picked(b);
+    second
 }
 
 /// Like [`better_of_eligible`], but if only one of the two backends is eligible, the result is its

@@ -29,12 +29,25 @@ impl<T: Tables> View<'_, T> {
         } else if self.rules.policy == Policy::P2c as u8 {
             p2c::better_of_eligible(self, sample)
         } else {
-            self.eligible_at(sample)
+            self.eligible_and_not_ejected_at(sample)
         };
         if slot < NO_SLOT {
             return Pick { how: How::Picked, slot };
         }
         self.tables.slow_path(self.table, self.rules, sample, self.now)
+    }
+
+    /// The slot at a position if its backend is eligible and not ejected, else [`NO_SLOT`].
+    #[inline(always)]
+    fn eligible_and_not_ejected_at(&self, position: u32) -> u32 {
+        let Some(slot) = slot_at(self.tables, self.table, position) else { return NO_SLOT };
+        match self.tables.backend(slot) {
+            Some(backend) if self.is_eligible_and_not_ejected(backend) => {
+                self.tables.note_picked(backend);
+                slot
+            }
+            _ => NO_SLOT,
+        }
     }
 
     /// Whether the length of the schedule is valid.
@@ -104,12 +117,12 @@ impl<T: Tables> View<'_, T> {
     /// the round robin must advance.
     #[inline(always)]
     pub fn scan(&self, members: T::Members, sample: u32) -> (Pick, u32) {
-        let Rules { active_limit, error_half_life, .. } = self.rules;
+        let Rules { active_limit, error_half_life, overflow, .. } = self.tables.all_rules(self.rules);
         let scan = Scan { sample, now: self.now, active_limit, error_half_life };
         let least = Least::from_word(self.tables.least(members, scan));
         let pick = match least.standing() {
             Standing::BelowLimit => picked(least.slot()),
-            Standing::AtLimit if self.rules.overflow == Overflow::Refuse as u8 => Pick::no_slot(How::Limited),
+            Standing::AtLimit if overflow == Overflow::Refuse as u8 => Pick::no_slot(How::Limited),
             Standing::AtLimit => Pick { how: How::Overflowed, slot: least.slot() },
             Standing::NoneUsable => self.fallback(),
             Standing::Corrupt => Pick::BROKEN,

@@ -2,10 +2,10 @@
 //! take about ten nanoseconds. The slow path is a global function, which the verifier follows once,
 //! for any arguments.
 
-use lb_common::abi::{NO_SLOT, Service, TableRef};
+use lb_common::abi::{Backend, NO_SLOT, Service, TableRef};
 use lb_common::pick::{self, How, Pick, pick};
 
-use super::tables::{KernelCursor, KernelTables, rules, rules_of};
+use super::tables::{KernelCursor, KernelTables, first_rules, rules_of};
 use crate::kernel::atomic::Instructions;
 use crate::kernel::global_function::global_function;
 use crate::maps::CURSORS;
@@ -13,7 +13,8 @@ use crate::rows;
 
 const BROKEN: Pick = Pick { how: How::Broken, slot: NO_SLOT };
 
-/// Chooses a backend of a service from `table`, at the tick `now`. Also returns the sample.
+/// Chooses a backend of a service from `table`, at the tick `now`. Also returns the sample,
+/// and the backend's row of `BACKENDS`, or null if it must be looked up.
 #[inline(always)]
 pub fn here<I: Instructions>(
     index: u32,
@@ -21,10 +22,12 @@ pub fn here<I: Instructions>(
     table: TableRef,
     policy: u8,
     now: u32,
-) -> (Pick, u32) {
-    let Some(cursor) = CURSORS.get_ptr_mut(index) else { return (BROKEN, 0) };
+) -> (Pick, u32, *const Backend) {
+    let Some(cursor) = CURSORS.get_ptr_mut(index) else { return (BROKEN, 0, core::ptr::null()) };
     let tables = KernelTables::<I>::new(index, service);
-    pick(&tables, &KernelCursor::<I>::new(cursor), table, rules(service, policy), now)
+    let rules = first_rules(service, policy);
+    let (pick, sample) = pick(&tables, &KernelCursor::<I>::new(cursor), table, rules, now);
+    (pick, sample, tables.picked.get())
 }
 
 /// The pick if no backend at the sample's positions in the schedule is eligible, or if the table is

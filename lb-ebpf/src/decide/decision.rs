@@ -1,8 +1,7 @@
 //! The decision about one call to a service. Each input is read only once, so that the choice, the
 //! flow's record and the counters agree.
 
-use lb_common::abi::{Backend, Flow, Phase, Reason, Service, TableRef};
-use lb_common::net::IPPROTO_TCP;
+use lb_common::abi::{Backend, Flow, Phase, Service, TableRef};
 use lb_common::pick::{self, How, Pick};
 use lb_common::ticks::tick;
 
@@ -23,6 +22,7 @@ use crate::rows;
 pub struct Decision {
     index: u32,
     service: *const Service,
+    /// If a backend was chosen, this is the number of the [`Reason`](lb_common::abi::Reason).
     how: How,
     /// The chosen slot. If no backend was chosen, the number is past the end of all maps.
     pub slot: u32,
@@ -39,7 +39,7 @@ pub struct Decision {
 impl Decision {
     /// Decides on a call. `may_try`: whether the call may be the trial of an ejected backend.
     #[inline(always)]
-    pub fn make<I: Instructions>(Dialled { index, row: service }: Dialled, may_try: bool) -> Self {
+    pub fn make<I: Instructions>(Dialled { index, row: service, .. }: Dialled, may_try: bool) -> Self {
         let table = table_of(service);
         // The clock is read once for the choice and the flow.
         let now_ns = clock::now_ns();
@@ -50,12 +50,12 @@ impl Decision {
         };
         let now = tick(now_ns);
         let trial = if may_try { ejection::due_trial::<I>(index, service, now) } else { None };
-        let (pick, sample) = if let Some(slot) = trial {
-            (Pick { how: How::Trial, slot }, 0)
+        let (pick, sample, picked) = if let Some(slot) = trial {
+            (Pick { how: How::Trial, slot }, 0, core::ptr::null())
         } else {
             choose::here::<I>(index, service, table, policy, now)
         };
-        let (Pick { how, slot }, backend) = unless_lame(service, table, policy, pick, sample, now_ns);
+        let (Pick { how, slot }, backend) = unless_lame(service, table, policy, pick, picked, sample, now_ns);
         let table_generation = table.generation;
         Self { index, service, how, slot, backend, sample, table_generation, policy, syn_retries, now_ns }
     }
@@ -66,20 +66,9 @@ impl Decision {
         if self.backend.is_null() { None } else { Some(self.backend) }
     }
 
-    #[inline(always)]
-    fn reason(&self) -> Reason {
-        match self.how {
-            How::Overflowed => Reason::Overflow,
-            How::Trial => Reason::Trial,
-            How::Fallback => Reason::Fallback,
-            How::Diverted => Reason::Diverted,
-            How::Picked | How::Limited | How::Refused | How::Broken => Reason::Picked,
-        }
-    }
-
     /// The content of the record of the flow that begins with this decision.
     #[inline(always)]
-    pub fn flow(&self, dial: &Dial, backend: *const Backend, namespace: u64) -> Flow {
+    pub fn flow(&self, dial: &Dial, backend: *const Backend, namespace: u64, phase: Phase) -> Flow {
         // SAFETY: a live map value.
         let (entries, generation) = unsafe {
             ((&raw const (*backend).entries).read_volatile(), (*rows::address_of(backend)).generation)
@@ -94,8 +83,8 @@ impl Decision {
             table_generation: self.table_generation,
             entries: if entries > 0xffff { 0xffff } else { entries as u16 },
             service: self.index as u16,
-            why: self.policy | (self.reason() as u8) << 4,
-            phase: if dial.protocol() == Some(IPPROTO_TCP) { Phase::Chosen } else { Phase::Datagrams } as u8,
+            why: self.policy | (self.how as u8) << 4,
+            phase: phase as u8,
         }
     }
 
@@ -111,13 +100,13 @@ impl Decision {
             tally::outcome(self.index, |outcomes| &raw mut outcomes.untracked);
             return;
         }
-        match self.reason() {
-            Reason::Picked | Reason::Diverted => {
+        match self.how {
+            How::Trial => tally::outcome(self.index, |outcomes| &raw mut outcomes.trial),
+            How::Overflowed => tally::outcome(self.index, |outcomes| &raw mut outcomes.overflowed),
+            How::Fallback => tally::outcome(self.index, |outcomes| &raw mut outcomes.fallback),
+            How::Picked | How::Diverted | How::Limited | How::Refused | How::Broken => {
                 tally::outcome(self.index, |outcomes| &raw mut outcomes.forwarded);
             }
-            Reason::Trial => tally::outcome(self.index, |outcomes| &raw mut outcomes.trial),
-            Reason::Overflow => tally::outcome(self.index, |outcomes| &raw mut outcomes.overflowed),
-            Reason::Fallback => tally::outcome(self.index, |outcomes| &raw mut outcomes.fallback),
         }
     }
 
@@ -149,10 +138,18 @@ fn unless_lame(
     table: TableRef,
     policy: u8,
     pick: Pick,
+    picked: *const Backend,
     sample: u32,
     now_ns: u64,
 ) -> (Pick, *const Backend) {
-    let Some(backend) = rows::backend(pick.slot) else { return (pick, core::ptr::null()) };
+    let backend = if picked.is_null() {
+        match rows::backend(pick.slot) {
+            Some(backend) => backend,
+            None => return (pick, core::ptr::null()),
+        }
+    } else {
+        picked
+    };
     if !rows::is_lame(backend, now_ns) {
         return (pick, backend);
     }

@@ -18,10 +18,15 @@ pub struct Dialled {
     pub index: u32,
     /// The service's row of `SERVICES`; null if the address is not a service.
     pub row: *const Service,
+    /// The IP protocol number of the services that the socket can dial; 0 if there are none.
+    pub protocol: u8,
 }
 
 impl Dialled {
-    const NO_SERVICE: Self = Self { index: NOT_A_SERVICE, row: core::ptr::null() };
+    #[inline(always)]
+    fn no_service(protocol: u8) -> Self {
+        Self { index: NOT_A_SERVICE, row: core::ptr::null(), protocol }
+    }
 
     /// Whether the address is a service.
     #[inline(always)]
@@ -33,16 +38,17 @@ impl Dialled {
 /// The service at an address.
 #[inline(always)]
 pub fn service_at(dial: &Dial, address: Address) -> Dialled {
-    let Some(protocol) = dial.protocol() else { return Dialled::NO_SERVICE };
+    let Some(protocol) = dial.protocol() else { return Dialled::no_service(0) };
     let services = Services { row: Cell::new(core::ptr::null()) };
     let Some(index) = find(&services, Destination { address, port: dial.port(), protocol }) else {
-        return Dialled::NO_SERVICE;
+        return Dialled::no_service(protocol);
     };
     // The lookup has nearly always stored the row already.
     let row = services.row.get();
     Dialled {
         index,
         row: if row.is_null() { rows::service(index).unwrap_or(core::ptr::null()) } else { row },
+        protocol,
     }
 }
 
@@ -62,28 +68,35 @@ impl VipTable for Services {
 
     #[inline(always)]
     fn serves(&self, service: u32, destination: Destination) -> bool {
-        match rows::service(service) {
-            Some(service) => {
-                // SAFETY: a live map value; a service's address does not change while a cell refers
-                // to the service.
-                let (address, port, protocol) =
-                    unsafe { ((*service).address, (*service).port, (*service).protocol) };
-                let is_it = destination == Destination { address, port, protocol };
-                if is_it {
-                    self.row.set(service);
-                }
-                is_it
-            }
-            None => false,
+        let Some(service) = rows::service(service) else { return false };
+        let (ab, cd, end) = words(destination);
+        // The address is compared in two words, which takes fewer instructions than four.
+        // SAFETY: a live map value, with an aligned address; a service's address does not change
+        // while a cell refers to the service.
+        let is_it = unsafe {
+            let address = (&raw const (*service).address).cast::<u64>();
+            address.read_volatile() == ab
+                && address.add(1).read_volatile() == cd
+                && rows::port_and_protocol(service) == end
+        };
+        if is_it {
+            self.row.set(service);
         }
+        is_it
     }
 
     #[inline(always)]
-    fn further(&self, Destination { address, port, protocol }: Destination) -> u32 {
-        let [a, b, c, d] = address.words.map(|word| u64::from(word.to_network()));
-        let end = u32::from(port.to_network()) | u32::from(protocol) << 16;
-        service_further_on(a | b << 32, c | d << 32, end)
+    fn further(&self, destination: Destination) -> u32 {
+        let (ab, cd, end) = words(destination);
+        service_further_on(ab, cd, end)
     }
+}
+
+/// The two halves of a destination's address, and its port and protocol, in network order.
+#[inline(always)]
+fn words(Destination { address, port, protocol }: Destination) -> (u64, u64, u32) {
+    let [a, b, c, d] = address.words.map(|word| u64::from(word.to_network()));
+    (a | b << 32, c | d << 32, u32::from(port.to_network()) | u32::from(protocol) << 16)
 }
 
 /// Number of cells that one function examines. The verifier follows a loop over this number of

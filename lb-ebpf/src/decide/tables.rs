@@ -2,6 +2,7 @@
 //! cursor.
 
 use core::arch::asm;
+use core::cell::Cell;
 use core::marker::PhantomData;
 
 use lb_common::abi::{
@@ -22,13 +23,15 @@ use crate::rows;
 pub struct KernelTables<I> {
     pub index: u32,
     pub service: *const Service,
+    /// The backend that the fast path picked; null if it picked none.
+    pub picked: Cell<*const Backend>,
     instructions: PhantomData<I>,
 }
 
 impl<I> KernelTables<I> {
     #[inline(always)]
     pub const fn new(index: u32, service: *const Service) -> Self {
-        Self { index, service, instructions: PhantomData }
+        Self { index, service, picked: Cell::new(core::ptr::null()), instructions: PhantomData }
     }
 }
 
@@ -67,20 +70,23 @@ pub fn rules(service: *const Service, policy: u8) -> Rules {
     unsafe {
         let rules = &raw const (*service).rules;
         Rules {
-            policy,
             overflow: (&raw const (*rules).overflow).read_volatile(),
-            active_limit: if SCANS.load() != 0 {
-                (&raw const (*rules).active_limit).read_volatile()
-            } else {
-                0
-            },
             error_half_life: (&raw const (*rules).error_half_life).read_volatile(),
-            syn_retries: 0,
-            _reserved: 0,
-            rebind: 0,
-            unanswered_after: 0,
+            ..first_rules(service, policy)
         }
     }
+}
+
+/// The rules with which a choice begins, see [`Tables::all_rules`].
+#[inline(always)]
+pub fn first_rules(service: *const Service, policy: u8) -> Rules {
+    let active_limit = if SCANS.load() != 0 {
+        // SAFETY: a live map value.
+        unsafe { (&raw const (*service).rules.active_limit).read_volatile() }
+    } else {
+        0
+    };
+    Rules { policy, active_limit, ..Rules::default() }
 }
 
 impl<I: Instructions> Tables for KernelTables<I> {
@@ -104,20 +110,36 @@ impl<I: Instructions> Tables for KernelTables<I> {
     }
 
     #[inline(always)]
+    fn note_picked(&self, backend: *const Backend) {
+        self.picked.set(backend);
+    }
+
+    #[inline(always)]
     fn state(&self, backend: *const Backend) -> StateWord {
         rows::state(backend)
     }
 
     #[inline(always)]
     fn flows(&self, backend: *const Backend) -> u32 {
-        // SAFETY: a live map value. The number of flows fits in 32 bits.
-        unsafe { (&raw const (*backend).flows).read_volatile() as u32 }
+        // SAFETY: a live map value. The number of flows fits in the low half.
+        unsafe { (&raw const (*backend).flows).cast::<u32>().read_volatile() }
     }
 
     #[inline(always)]
     fn errors(&self, backend: *const Backend) -> RecentErrors {
         // SAFETY: a live map value; the errors are one word.
         RecentErrors::from_word(unsafe { (&raw const (*backend).errors).cast::<u64>().read_volatile() })
+    }
+
+    #[inline(always)]
+    fn has_errors(&self, backend: *const Backend) -> bool {
+        // SAFETY: a live map value.
+        unsafe { (&raw const (*backend).errors.count).read_volatile() != 0 }
+    }
+
+    #[inline(always)]
+    fn all_rules(&self, rules: Rules) -> Rules {
+        if self.service.is_null() { rules } else { self::rules(self.service, rules.policy) }
     }
 
     #[inline(always)]

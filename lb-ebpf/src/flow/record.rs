@@ -112,9 +112,8 @@ fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
             let flow = FLOWS.get_ptr_mut(index(cookie))?;
             return Some(RecordRef { bucket, flow, is_in_table: true });
         }
-        if FlowBucket::in_overflow((&raw const (*bucket).elsewhere).read_volatile()) != 0
-            && let Some(flow) = FLOW_OVERFLOW.get_ptr_mut(cookie)
-        {
+        if FlowBucket::in_overflow((&raw const (*bucket).elsewhere).read_volatile()) != 0 {
+            let flow = FLOW_OVERFLOW.get_ptr_mut(cookie)?;
             return Some(RecordRef { bucket, flow, is_in_table: false });
         }
     }

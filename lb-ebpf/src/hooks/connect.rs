@@ -5,7 +5,7 @@
 //! unchanged. A call is refused only if its address is a known service and that service has no
 //! usable backend, or all of its backends are at the limit.
 
-use lb_common::abi::NOT_A_SERVICE;
+use lb_common::abi::{NOT_A_SERVICE, Phase};
 use lb_common::net::{Address, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::decide::decision::Decision;
@@ -32,11 +32,11 @@ pub fn connect6<I: Instructions>(dial: &Dial) -> i32 {
 /// Picks a backend for a call to a service, records the flow, and counts the outcome of the call.
 #[inline(always)]
 fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
-    let is_tcp = dial.protocol() == Some(IPPROTO_TCP);
+    let is_tcp = service.protocol == IPPROTO_TCP;
     if !service.is_service() {
         // The socket may have dialled a service before, without success. Now it dials another
         // address, so its flow to that service ends here.
-        if is_tcp || dial.protocol() == Some(IPPROTO_UDP) {
+        if is_tcp || service.protocol == IPPROTO_UDP {
             record::leave::<I>(dial.cookie_if_any());
         }
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
@@ -67,6 +67,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     // end.
     let place = if opener == Opener::Mptcp { Place::NOWHERE } else { record::begin::<I>(dial.cookie()) };
     decision.count(place.is_there());
-    place.open::<I>(backend, || decision.flow(dial, backend, dial.namespace()));
+    let phase = if is_tcp { Phase::Chosen } else { Phase::Datagrams };
+    place.open::<I>(backend, || decision.flow(dial, backend, dial.namespace(), phase));
     Verdict::Forward(rows::address_of(backend))
 }

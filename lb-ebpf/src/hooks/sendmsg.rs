@@ -79,7 +79,8 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         return Verdict::Forward(rows::address_of(backend));
     }
     tally::chosen(decision.slot);
-    let tracked = datagrams::begin(cookie, backend, &decision.flow(dial, backend, dial.namespace()));
+    let tracked =
+        datagrams::begin(cookie, backend, &decision.flow(dial, backend, dial.namespace(), Phase::Datagrams));
     decision.count(tracked);
     Verdict::Forward(rows::address_of(backend))
 }
