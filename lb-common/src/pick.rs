@@ -141,8 +141,8 @@ pub trait Tables: Sized {
         false
     }
 
-    /// The pick for a sample if no backend at the sample's positions in the schedule is eligible,
-    /// or if the table is invalid or missing.
+    /// The pick for a sample if a backend at the sample's positions in the schedule is not eligible
+    /// or is ejected, or if the table is invalid or missing.
     #[inline(always)]
     fn slow_path(&self, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
         slow_path(self, table, rules, sample, now)
@@ -191,8 +191,9 @@ pub enum How {
     Limited,
     /// No backend is usable, and there is no fallback.
     Refused,
-    /// The tables contradict each other.
-    Broken,
+    /// The tables contradict each other. (The number is not that of a reason, and does not look
+    /// like the number of a trial, in which the two lowest bits are set.)
+    Broken = 8,
 }
 
 /// The result of a choice. It is a plain pair in which both parts always have a value, because the

@@ -123,7 +123,8 @@ pub const RELEASED_SK_ERR: Constant<u32, { place_of("RELEASED_SK_ERR") }> = Cons
 /// Like [`RELEASED_SK_ERR`], for `sock.sk_err_soft`.
 pub const RELEASED_SK_ERR_SOFT: Constant<u32, { place_of("RELEASED_SK_ERR_SOFT") }> = Constant::new();
 
-/// Like [`RELEASED_SK_ERR`], for `tcp_sock.bpf_sock_ops_cb_flags`.
+/// Like [`RELEASED_SK_ERR`], for `tcp_sock.bpf_sock_ops_cb_flags`. This offset and the next two are
+/// also used for TCP events if the programs may cast pointers.
 pub const RELEASED_CALLBACKS: Constant<u32, { place_of("RELEASED_CALLBACKS") }> = Constant::new();
 
 /// Like [`RELEASED_SK_ERR`], for `tcp_sock.srtt_us`.

@@ -47,7 +47,7 @@ const SEEN: u32 = 1;
 
 #[cgroup_sock_addr(connect4)]
 pub fn socklb_connect4(ctx: SockAddrContext) -> i32 {
-    let dial = Dial::new(&ctx);
+    let dial = Dial::with_socket(&ctx);
     let verdict = connect::connect4::<Linux5_12>(&dial);
     log!(&ctx, "connect4: {:i} port {}, verdict {}", dial.ip4().to_host(), dial.port().to_host(), verdict);
     verdict
@@ -55,7 +55,7 @@ pub fn socklb_connect4(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock_addr(connect4)]
 pub fn socklb_connect4_5_10(ctx: SockAddrContext) -> i32 {
-    let dial = Dial::new(&ctx);
+    let dial = Dial::with_socket(&ctx);
     let verdict = connect::connect4::<Linux5_10>(&dial);
     log!(&ctx, "connect4: {:i} port {}, verdict {}", dial.ip4().to_host(), dial.port().to_host(), verdict);
     verdict
@@ -63,7 +63,7 @@ pub fn socklb_connect4_5_10(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock_addr(connect6)]
 pub fn socklb_connect6(ctx: SockAddrContext) -> i32 {
-    let dial = Dial::new(&ctx);
+    let dial = Dial::with_socket(&ctx);
     let verdict = connect::connect6::<Linux5_12>(&dial);
     log!(&ctx, "connect6: port {}, verdict {}", dial.port().to_host(), verdict);
     verdict
@@ -71,7 +71,7 @@ pub fn socklb_connect6(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock_addr(connect6)]
 pub fn socklb_connect6_5_10(ctx: SockAddrContext) -> i32 {
-    let dial = Dial::new(&ctx);
+    let dial = Dial::with_socket(&ctx);
     let verdict = connect::connect6::<Linux5_10>(&dial);
     log!(&ctx, "connect6: port {}, verdict {}", dial.port().to_host(), verdict);
     verdict

@@ -11,8 +11,8 @@ use crate::abi::{
     Rules, TableRef,
 };
 
-/// The pick for a sample if no backend at the sample's positions in the schedule is eligible, or if
-/// the table is invalid or missing.
+/// The pick for a sample if a backend at the sample's positions in the schedule is not eligible or
+/// is ejected, or if the table is invalid or missing.
 #[inline(always)]
 pub fn slow_path<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u32, now: u32) -> Pick {
     View { tables, table, rules, now }.slow_path(sample)
@@ -20,8 +20,8 @@ pub fn slow_path<T: Tables>(tables: &T, table: TableRef, rules: Rules, sample: u
 
 impl<T: Tables> View<'_, T> {
     /// The pick by a policy that uses the schedule: examines the sample's entry, or two entries for
-    /// `p2c`. If no backend there is eligible, the slow path follows, which is a method of the
-    /// tables, so that the kernel programs can compile it as a separate function.
+    /// `p2c`. If a backend there is not eligible or is ejected, the slow path follows, which is a
+    /// method of the tables, so that the kernel programs can compile it as a separate function.
     #[inline(always)]
     pub fn by_schedule(&self, sample: u32) -> Pick {
         let slot = if !self.is_in_order() {

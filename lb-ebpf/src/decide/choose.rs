@@ -30,8 +30,8 @@ pub fn here<I: Instructions>(
     (pick, sample, tables.picked.get())
 }
 
-/// The pick if no backend at the sample's positions in the schedule is eligible, or if the table is
-/// invalid or missing.
+/// The pick if a backend at the sample's positions in the schedule is not eligible or is ejected,
+/// or if the table is invalid or missing.
 #[inline(always)]
 pub fn slow_path<I: Instructions>(index: u32, table: TableRef, sample: u32, now: u32) -> Pick {
     from_word(slow_word::<I>(index, table.to_word(), sample, now))

@@ -1,5 +1,5 @@
-//! The decision about one call to a service. Each input is read only once, so that the choice, the
-//! flow's record and the counters agree.
+//! The decision about one call to a service. Each input that the flow's record or a counter depends
+//! on is read only once, so that the choice, the record and the counters agree.
 
 use lb_common::abi::{Backend, Flow, Phase, Service, TableRef};
 use lb_common::pick::{self, How, Pick};
@@ -38,8 +38,15 @@ pub struct Decision {
 
 impl Decision {
     /// Decides on a call. `may_try`: whether the call may be the trial of an ejected backend.
+    /// `keeps_row`: whether the backend's row that the policy has examined is used further. If not,
+    /// the row is looked up again, which takes more instructions of the call, but fewer of the
+    /// verifier if much code follows.
     #[inline(always)]
-    pub fn make<I: Instructions>(Dialled { index, row: service, .. }: Dialled, may_try: bool) -> Self {
+    pub fn make<I: Instructions>(
+        Dialled { index, row: service, .. }: Dialled,
+        may_try: bool,
+        keeps_row: bool,
+    ) -> Self {
         let table = table_of(service);
         // The clock is read once for the choice and the flow.
         let now_ns = clock::now_ns();
@@ -55,6 +62,7 @@ impl Decision {
         } else {
             choose::here::<I>(index, service, table, policy, now)
         };
+        let picked = if keeps_row { picked } else { core::ptr::null() };
         let (Pick { how, slot }, backend) = unless_lame(service, table, policy, pick, picked, sample, now_ns);
         let table_generation = table.generation;
         Self { index, service, how, slot, backend, sample, table_generation, policy, syn_retries, now_ns }

@@ -65,20 +65,33 @@ unsafe fn opaque_to_verifier(counts: *const SlotCounters, number: usize) -> usiz
     (number as u64).wrapping_add(nothing) as usize
 }
 
-/// Adds a time to one of a slot's histograms.
+/// Counts an established flow, the round-trip time of its handshake, and the time of its connect.
+/// The times are nearly always equal, and then both are in the same bucket.
 #[inline(always)]
-pub fn time(slot: u32, us: u32, field: impl FnOnce(&mut SlotCounters) -> &mut Histogram) {
-    if let Some(counts) = COUNTS.get_ptr_mut(slot) {
-        // SAFETY: this CPU's map value.
-        let bucket = unsafe { opaque_to_verifier(counts, bucket(us)) };
-        // SAFETY: this CPU's map value.
-        let times = field(unsafe { &mut *counts });
-        if bucket < TIME_BUCKETS {
-            // SAFETY: within the array by the comparison.
-            unsafe {
-                atomic::add((&raw mut times.buckets).cast::<u64>().add(bucket), 1);
-                atomic::add(&raw mut times.sum_us, u64::from(us));
-            }
+pub fn established(slot: u32, rtt: u32, connect: u32) {
+    let Some(counts) = COUNTS.get_ptr_mut(slot) else { return };
+    // SAFETY: this CPU's map value; `add_time` checks the bucket.
+    unsafe {
+        atomic::add(&raw mut (*counts).established, 1);
+        let rtt_bucket = opaque_to_verifier(counts, bucket(rtt));
+        let connect_bucket =
+            if connect == rtt { rtt_bucket } else { opaque_to_verifier(counts, bucket(connect)) };
+        add_time(&raw mut (*counts).rtt, rtt, rtt_bucket);
+        add_time(&raw mut (*counts).connect, connect, connect_bucket);
+    }
+}
+
+/// Adds a time to a histogram.
+///
+/// # Safety
+/// `times` must be part of a live map value.
+#[inline(always)]
+unsafe fn add_time(times: *mut Histogram, us: u32, bucket: usize) {
+    if bucket < TIME_BUCKETS {
+        // SAFETY: guaranteed by the caller; within the array by the comparison.
+        unsafe {
+            atomic::add((&raw mut (*times).buckets).cast::<u64>().add(bucket), 1);
+            atomic::add(&raw mut (*times).sum_us, u64::from(us));
         }
     }
 }

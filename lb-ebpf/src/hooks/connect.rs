@@ -48,7 +48,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         return Verdict::Proceed;
     }
     // An untracked flow cannot report the result of a trial, so such a flow must not be a trial.
-    let decision = Decision::make::<I>(service, opener != Opener::Mptcp);
+    let decision = Decision::make::<I>(service, opener != Opener::Mptcp, true);
     let Some(backend) = decision.backend() else {
         // A datagram socket whose connect is refused remains connected to its previous peer, so it
         // retains its record.

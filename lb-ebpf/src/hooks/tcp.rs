@@ -15,10 +15,10 @@ use crate::rows;
 #[inline(always)]
 pub fn tcp<I: Instructions>(ops: &Ops) {
     match ops.event() {
-        Event::Connect => connecting(ops),
-        Event::State { to: TCP_ESTABLISHED, .. } => established::<I>(ops),
+        Event::Connect => connecting(&ops.with_socket()),
+        Event::State { to: TCP_ESTABLISHED, .. } => established::<I>(&ops.with_socket()),
         Event::State { to: TCP_FIN_WAIT2, .. } => fin_acknowledged::<I>(ops),
-        Event::State { from, to: TCP_CLOSE } => closed::<I>(ops, from),
+        Event::State { from, to: TCP_CLOSE } => closed::<I>(&ops.with_socket(), from),
         Event::State { .. } | Event::Other => {}
     }
 }
@@ -47,14 +47,13 @@ fn established<I: Instructions>(ops: &Ops) {
     }
     record.set_phase(Phase::Established);
     let slot = record.slot();
-    tally::count(slot, |counts| &raw mut counts.established);
-    let (rtt, start_ns) = (ops.smoothed_rtt_us(), record.start_ns());
-    tally::time(slot, rtt, |counts| &mut counts.rtt);
     // If the first SYN was answered, the connect took as long as the handshake, which the kernel
     // has measured. If the SYN was retransmitted, the connect took seconds, for which the kernel's
     // ticks are precise enough.
-    let took = if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(start_ns)) };
-    tally::time(slot, took, |counts| &mut counts.connect);
+    let rtt = ops.smoothed_rtt_us();
+    let took =
+        if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(record.start_ns())) };
+    tally::established(slot, rtt, took);
     // The connection may lead to another peer than the backend: if no socket listens, a loopback
     // socket can connect to itself, and programs that run after socklb's program can redirect a
     // socket.

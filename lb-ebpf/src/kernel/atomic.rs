@@ -10,6 +10,7 @@
 use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
 
 use lb_common::abi::Cursor;
+use lb_common::load::in_one_register;
 
 /// A set of atomic instructions.
 pub trait Instructions {
@@ -62,7 +63,11 @@ impl Instructions for Linux5_12 {
     unsafe fn replace(word: *mut u64, old: u64, new: u64) -> bool {
         // SAFETY: the caller's pointer points to an aligned word of a map value.
         unsafe {
-            atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, old, new).1
+            let (before, _) =
+                atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, old, new);
+            // LLVM replaces a comparison of the result with the flag that the instruction returns,
+            // makes a number of this flag, and then compares the number.
+            in_one_register(before) == old
         }
     }
 

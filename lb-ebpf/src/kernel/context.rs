@@ -43,12 +43,32 @@ pub unsafe fn cookie_if_any<T>(context: *mut T, socket: impl FnOnce() -> *const 
 /// recvmsg is about to report.
 pub struct Dial {
     ctx: *mut bpf_sock_addr,
+    /// The kernel's own structure of the socket, if it was loaded at the beginning.
+    socket: Option<*const u8>,
 }
 
 impl Dial {
     #[inline(always)]
     pub fn new(ctx: &SockAddrContext) -> Self {
-        Self { ctx: ctx.sock_addr }
+        Self { ctx: ctx.sock_addr, socket: None }
+    }
+
+    /// Like [`Dial::new`], for programs that use the socket several times.
+    #[inline(always)]
+    pub fn with_socket(ctx: &SockAddrContext) -> Self {
+        let dial = Self::new(ctx);
+        let socket = if can_cast() { dial.socket() } else { core::ptr::null() };
+        Self { socket: Some(socket), ..dial }
+    }
+
+    /// The kernel's own structure of the socket. Requires [`can_cast`].
+    #[inline(always)]
+    fn socket(&self) -> *const u8 {
+        match self.socket {
+            Some(socket) => socket,
+            // SAFETY: the context and its socket are valid while the program runs.
+            None => unsafe { field(cast(self.ctx.cast_const(), CALL.load()), CALL_SOCKET.load()) },
+        }
     }
 
     /// The IPv4 address. Use it only in an IPv4 hook.
@@ -85,13 +105,6 @@ impl Dial {
             protocol if protocol <= 0xff => Some(protocol as u8),
             _ => None,
         }
-    }
-
-    /// The kernel's own structure of the socket. Requires [`can_cast`].
-    #[inline(always)]
-    fn socket(&self) -> *const u8 {
-        // SAFETY: the context and its socket are valid while the program runs.
-        unsafe { field(cast(self.ctx.cast_const(), CALL.load()), CALL_SOCKET.load()) }
     }
 
     /// The socket's cookie: unique while the host is up, constant for the socket's whole life,

@@ -6,9 +6,13 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated as helper;
 use aya_ebpf::programs::SockOpsContext;
+use lb_common::load::in_one_register;
 use lb_common::net::{Address, Be16, Be32};
 
-use crate::globals::{EVENT, EVENT_SOCKET, SK_ERR, SK_ERR_SOFT, SOCKET_FLAGS, can_cast};
+use crate::globals::{
+    EVENT, EVENT_SOCKET, RELEASED_CALLBACKS, RELEASED_RETRANSMITS, RELEASED_SRTT, SK_ERR, SK_ERR_SOFT,
+    SOCKET_FLAGS, TCP_SOCK, can_cast,
+};
 use crate::kernel::cast::{cast, field};
 use crate::kernel::context::cookie_if_any;
 use crate::kernel::socket::{is_ordinary, is_ordinary_at, queued_error, read_at};
@@ -29,12 +33,27 @@ pub enum Event {
 
 pub struct Ops {
     ctx: *mut bpf_sock_ops,
+    /// The kernel's own structure of the socket, if it was loaded before.
+    socket: Option<*const u8>,
+}
+
+/// Returns a number that was loaded through the context, see [`Ops::tcp_field`].
+#[inline(always)]
+fn from_context(number: impl Into<u64>) -> u64 {
+    in_one_register(number.into())
 }
 
 impl Ops {
     #[inline(always)]
     pub fn new(ctx: &SockOpsContext) -> Self {
-        Self { ctx: ctx.ops }
+        Self { ctx: ctx.ops, socket: None }
+    }
+
+    /// Loads the kernel's own structure of the socket, for events that use it several times.
+    #[inline(always)]
+    pub fn with_socket(&self) -> Self {
+        let socket = if can_cast() { self.socket() } else { core::ptr::null() };
+        Self { ctx: self.ctx, socket: Some(socket) }
     }
 
     #[inline(always)]
@@ -57,8 +76,30 @@ impl Ops {
     /// The kernel's own structure of the socket. Requires [`can_cast`].
     #[inline(always)]
     fn socket(&self) -> *const u8 {
-        // SAFETY: the context and its socket are valid while the program runs.
-        unsafe { field(cast(self.ctx.cast_const(), EVENT.load()), EVENT_SOCKET.load()) }
+        match self.socket {
+            Some(socket) => socket,
+            // SAFETY: the context and its socket are valid while the program runs.
+            None => unsafe { field(cast(self.ctx.cast_const(), EVENT.load()), EVENT_SOCKET.load()) },
+        }
+    }
+
+    /// A field of the kernel's own structure of a TCP socket; `None` if the programs may not load
+    /// it. The verifier replaces an access of the same field through the context with about nine
+    /// instructions. (The numbers of bytes are loaded through the context: with two ways to load
+    /// them, the variables of this program and of the functions that it calls would exceed the
+    /// stack.)
+    ///
+    /// Callers that load the field through the context instead pass the loaded value to
+    /// [`from_context`]: otherwise the compiler would merge the two loads into one load from
+    /// either of two pointers, which the verifier rejects.
+    #[inline(always)]
+    fn tcp_field<T: Copy>(&self, offset: u32) -> Option<T> {
+        if !can_cast() || offset == 0 {
+            return None;
+        }
+        // SAFETY: a TCP socket, because the kernel reports events of no other; the offset is that
+        // of a field with this size.
+        Some(unsafe { field(cast(self.socket(), TCP_SOCK.load()), offset) })
     }
 
     /// Like [`Dial::cookie_if_any`](crate::kernel::context::Dial::cookie_if_any).
@@ -72,11 +113,7 @@ impl Ops {
     /// programs.
     #[inline(always)]
     pub fn request_states(&self) {
-        // SAFETY: the context is valid while the program runs, and the helper takes it.
-        unsafe {
-            let flags = (&raw const (*self.ctx).bpf_sock_ops_cb_flags).read_volatile();
-            helper::bpf_sock_ops_cb_flags_set(self.ctx, (flags | BPF_SOCK_OPS_STATE_CB_FLAG) as i32);
-        }
+        self.set_requests(self.requests() | BPF_SOCK_OPS_STATE_CB_FLAG);
     }
 
     /// Withdraws the request for events of the socket's state changes. The request belongs to the
@@ -85,25 +122,45 @@ impl Ops {
     /// inherit it.
     #[inline(always)]
     pub fn decline_states(&self) {
-        // SAFETY: the context is valid while the program runs, and the helper takes it.
-        unsafe {
-            let flags = (&raw const (*self.ctx).bpf_sock_ops_cb_flags).read_volatile();
-            helper::bpf_sock_ops_cb_flags_set(self.ctx, (flags & !BPF_SOCK_OPS_STATE_CB_FLAG) as i32);
+        self.set_requests(self.requests() & !BPF_SOCK_OPS_STATE_CB_FLAG);
+    }
+
+    /// The set of events that programs have requested for the socket.
+    #[inline(always)]
+    fn requests(&self) -> u32 {
+        match self.tcp_field::<u8>(RELEASED_CALLBACKS.load()) {
+            Some(requests) => u32::from(requests),
+            // SAFETY: the context is valid while the program runs.
+            None => {
+                from_context(unsafe { (&raw const (*self.ctx).bpf_sock_ops_cb_flags).read_volatile() }) as u32
+            }
         }
     }
 
     #[inline(always)]
+    fn set_requests(&self, requests: u32) {
+        // SAFETY: the helper takes this context.
+        unsafe { helper::bpf_sock_ops_cb_flags_set(self.ctx, requests as i32) };
+    }
+
+    #[inline(always)]
     pub fn smoothed_rtt_us(&self) -> u32 {
-        // SAFETY: the context is valid while the program runs. The kernel stores eighths of a
-        // microsecond.
-        unsafe { (&raw const (*self.ctx).srtt_us).read_volatile() >> 3 }
+        let eighths = match self.tcp_field::<u32>(RELEASED_SRTT.load()) {
+            Some(eighths) => eighths,
+            // SAFETY: the context is valid while the program runs.
+            None => from_context(unsafe { (&raw const (*self.ctx).srtt_us).read_volatile() }) as u32,
+        };
+        eighths >> 3
     }
 
     /// Number of retransmitted segments, including SYNs.
     #[inline(always)]
     pub fn retransmits(&self) -> u32 {
-        // SAFETY: the context is valid while the program runs.
-        unsafe { (&raw const (*self.ctx).total_retrans).read_volatile() }
+        match self.tcp_field(RELEASED_RETRANSMITS.load()) {
+            Some(segments) => segments,
+            // SAFETY: the context is valid while the program runs.
+            None => from_context(unsafe { (&raw const (*self.ctx).total_retrans).read_volatile() }) as u32,
+        }
     }
 
     /// Bytes received in sequence, counting a FIN as one.
