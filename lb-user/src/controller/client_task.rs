@@ -174,7 +174,7 @@ pub(super) struct ServiceTask {
     /// The control that changes the service's weights, if weights follow load or start slowly.
     control: Option<control::Controlled>,
     /// The size of the service's subset, if that size follows load.
-    size: Option<size::FollowedSize>,
+    pub size: Option<size::FollowedSize>,
     /// The missing backends, if the service has the key `on_backend_loss`.
     missing: Option<MissingBackends>,
     /// The state of the key `rebalance`, if the service has this key.

@@ -233,8 +233,11 @@ impl ClientTask {
         else {
             return Ok(false);
         };
-        let fact = self.follow_size(position, assignment).fact(position);
-        if self.balancer.handle(now, fact)? {
+        let assignment = match &mut self.services[position].size {
+            Some(followed) => followed.take(assignment),
+            None => assignment,
+        };
+        if self.balancer.handle(now, assignment.fact(position))? {
             self.settled = None;
         }
         Ok(true)

@@ -25,6 +25,15 @@ pub struct FollowedSize {
     assignment: Option<Assignment>,
 }
 
+impl FollowedSize {
+    /// Stores a new assignment. Returns the assignment with the present number of members.
+    pub fn take(&mut self, assignment: Assignment) -> Assignment {
+        let resized = assignment.resized(self.size.size());
+        self.assignment = Some(assignment);
+        resized
+    }
+}
+
 impl Controller {
     /// For each subset with a size that follows load, adapts the size to the open flows of the
     /// client task.
@@ -54,19 +63,6 @@ impl ClientTask {
                 let size = BandedSize::of(band, u32::try_from(members).unwrap_or(u32::MAX));
                 Some(FollowedSize { band, size, assignment: None })
             });
-        }
-    }
-
-    /// Stores a new assignment. Returns the assignment with the present number of members if the
-    /// size follows load; otherwise returns it unchanged.
-    pub fn follow_size(&mut self, position: usize, assignment: Assignment) -> Assignment {
-        match &mut self.services[position].size {
-            Some(followed) => {
-                let resized = assignment.resized(followed.size.size());
-                followed.assignment = Some(assignment);
-                resized
-            }
-            None => assignment,
         }
     }
 
