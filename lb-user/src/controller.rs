@@ -19,10 +19,10 @@
 //!
 //! In reading order:
 //! - events and effects (this file);
-//! - lists: their sources (`sources`), the rules for the read of one list (`list_reads`), servers
-//!   that send lists (`remote`) or addresses of services (`addresses`), host names in lists
-//!   (`hosts`) and the file that stores the addresses of host names (`host_store`), the delivery of
-//!   lists to clients (`delivery`);
+//! - lists: their sources and their delivery to clients (`sources`), the rules for the read of one
+//!   list (`list_reads`), servers that send lists (`remote`) or addresses of services
+//!   (`addresses`), host names in lists (`hosts`) and the file that stores the addresses of host
+//!   names (`host_store`);
 //! - files that are stored for later starts (`state_files`), and files that Envoy reads
 //!   (`envoy_files`);
 //! - a new configuration (`reload`), the changes in it (`changes`), and the settings that it cannot
@@ -52,8 +52,6 @@ mod addresses;
 mod hosts;
 
 mod host_store;
-
-mod delivery;
 
 mod state_files;
 
