@@ -34,7 +34,7 @@ use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
 pub use self::shrink::{Guard, PendingRemovals};
-use crate::assignments::Assignments;
+use crate::assignments::{Assignments, Consumer};
 use lb_document::diagnostic::Diagnostics;
 
 /// The maximum size of a file with a list, in bytes.
@@ -576,9 +576,29 @@ pub struct Contents {
 }
 
 impl Contents {
+    /// This list with complete assignments, and with deferred removals if it removes most endpoints
+    /// of `guard`. Reuses assignments in `before` if the lists are equal. May take seconds for a
+    /// job with many tasks and endpoints.
+    #[must_use]
+    pub fn completed(
+        mut self,
+        guard: Option<&Guard>,
+        before: Option<&Assignments>,
+        consumers: &[Consumer],
+    ) -> Self {
+        if let Some(guard) = guard {
+            self.defer_removals(guard);
+        }
+        if let Some(before) = before {
+            self.assignments.follow(before);
+        }
+        self.assignments.complete(consumers);
+        self
+    }
+
     /// If the list removes most endpoints, defers the removals. The list is then not stored on
     /// disk, because the server has not sent the list in this form.
-    pub fn defer_removals(&mut self, guard: &Guard) {
+    fn defer_removals(&mut self, guard: &Guard) {
         let Some((pending, joined)) = guard.defer_removals(self.assignments.list()) else { return };
         self.assignments = Assignments::new(joined);
         self.text = [].into();

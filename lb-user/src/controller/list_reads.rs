@@ -1,10 +1,11 @@
 //! The rules for the read of one list: with which other list it is compared, and what is in force
 //! if it cannot be used. `daemon/lists` reads the texts that these rules need.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lb_config::discovery::{DnsSettings, RemoteRules};
 use lb_core::feed::Version;
+use lb_discovery::HostName;
 
 use crate::assignments::{self, Assignments, Consumer};
 use crate::config::Config;
@@ -86,24 +87,18 @@ impl ListPurpose {
         }
     }
 
-    /// The list that takes effect after this version was read, with complete assignments. May take
-    /// seconds for a job with many tasks and endpoints.
-    pub fn complete(&self, source: &ListSource, version: Version<Stamp>, contents: Contents) -> Contents {
+    /// The list with which a list with these host names is compared, after this version was read;
+    /// `None` if the list takes effect without deferred removals.
+    pub fn guard_for(
+        &self,
+        source: &ListSource,
+        version: Version<Stamp>,
+        hosts: &BTreeSet<HostName>,
+    ) -> Option<&Guard> {
         // Removals in an edited file are not deferred, because an operator has edited it.
         let is_compared = self.suspension.is_none()
-            && (source.file().is_none() || self.seen == Some(version.stamp) && !contents.hosts.is_empty());
-        self.compared(self.guard.as_ref().filter(|_| is_compared), contents)
-    }
-
-    fn compared(&self, guard: Option<&Guard>, mut contents: Contents) -> Contents {
-        if let Some(guard) = guard {
-            contents.defer_removals(guard);
-        }
-        if let Some(before) = &self.before {
-            contents.assignments.follow(before);
-        }
-        contents.assignments.complete(&self.consumers);
-        contents
+            && (source.file().is_none() || self.seen == Some(version.stamp) && !hosts.is_empty());
+        self.guard.as_ref().filter(|_| is_compared)
     }
 
     /// Whether the first read of a list also needs the stored last good list: in place of a list
@@ -115,7 +110,7 @@ impl ListPurpose {
     }
 
     /// The result of the first read of a list, with complete assignments. `stored` is the stored
-    /// last good list, if [`Self::needs_stored`]. Takes as long as [`Self::complete`].
+    /// last good list, if [`Self::needs_stored`]. Takes as long as [`Contents::completed`].
     pub fn first_reading(
         self,
         service: String,
@@ -124,17 +119,21 @@ impl ListPurpose {
         read: Result<Contents, SourceError>,
         stored: Option<Result<Contents, SourceError>>,
     ) -> Reading {
+        let completed = |contents: Contents, guard: Option<&Guard>| {
+            contents.completed(guard, self.before.as_ref(), &self.consumers)
+        };
         let (result, instead, in_force) = match (read, stored) {
             (Ok(contents), Some(Ok(stored))) => {
                 let guard = Guard { base: stored.assignments.shared_list(), accepted: None };
-                (Ok(self.compared(Some(&guard), contents)), None, None)
+                (Ok(completed(contents, Some(&guard))), None, None)
             }
             (Ok(contents), Some(Err(_)) | None) => {
-                (Ok(self.complete(&source, version, contents)), None, None)
+                let guard = self.guard_for(&source, version, &contents.hosts);
+                (Ok(completed(contents, guard)), None, None)
             }
             (Err(error), stored) => {
                 let stored = stored.filter(|stored| !stored.as_ref().is_err_and(SourceError::is_absent));
-                let instead = stored.map(|stored| Ok(self.compared(None, stored?)));
+                let instead = stored.map(|stored| Ok(completed(stored?, None)));
                 let in_force = self.before.map(|mut assignments| {
                     assignments.complete(&self.consumers);
                     assignments
@@ -150,8 +149,6 @@ impl ListPurpose {
 mod tests {
     use std::io;
     use std::path::PathBuf;
-
-    use lb_discovery::HostName;
 
     use super::*;
     use crate::config::tests::good;
@@ -174,8 +171,7 @@ mod tests {
         let text = format!("[{}]", endpoints.join(", ")).into_bytes();
         let mut contents = source("file").parse("/etc/users.json".as_ref(), text, None).unwrap();
         let host = HostName { name: "c.example".into(), is_ipv6: false };
-        contents.hosts =
-            has_hosts.then_some(host).into_iter().collect::<std::collections::BTreeSet<_>>().into();
+        contents.hosts = has_hosts.then_some(host).into_iter().collect::<BTreeSet<_>>().into();
         contents
     }
 
@@ -213,7 +209,9 @@ mod tests {
             ("file", false, same, None, 1),
         ] {
             let purpose = ListPurpose { guard: Some(guard(10)), seen, suspension, ..purpose(service) };
-            let contents = purpose.complete(&source(service), version(1), list(1, has_hosts));
+            let contents = list(1, has_hosts);
+            let guard = purpose.guard_for(&source(service), version(1), &contents.hosts);
+            let contents = contents.completed(guard, None, &purpose.consumers);
             assert_eq!(endpoints(&contents), expected, "{service} {has_hosts} {seen:?} {suspension:?}");
             assert_eq!(contents.pending.is_some(), expected == 10);
             assert!(contents.assignments.membership(&purpose.consumers[0]).is_some());

@@ -57,7 +57,12 @@ impl ListReader {
             Ok(version) => {
                 let read = self.list(&source, Place::of(&source, latest), &purpose, PATIENCE).await;
                 let of = source.clone();
-                (version, Some(beside(move || Ok(purpose.complete(&of, version, read?))).await))
+                let complete = move || {
+                    let contents = read?;
+                    let guard = purpose.guard_for(&of, version, &contents.hosts);
+                    Ok(contents.completed(guard, purpose.before.as_ref(), &purpose.consumers))
+                };
+                (version, Some(beside(complete).await))
             }
             Err(no_answer) => (NO_VERSION, Some(Err(no_answer.into()))),
         };
