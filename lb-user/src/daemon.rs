@@ -5,10 +5,10 @@
 //!
 //! In reading order: the loop that waits for events (`event_loop`), the start and the end
 //! (`start`), watched directories (`watches`), work that takes long and therefore runs outside of
-//! the loop (`work`), calls on files whose file system may not answer (`file_io`), the reading of
-//! lists (`lists`) and configurations (`loader`), the servers that send lists (`remotes`), the
-//! opening of clients (`opener`), files on disk (`files`), and probes, reports and network
-//! interfaces (`network`, `receiving`).
+//! the loop (`work`), files, whose file system may not answer (`file_io`), the reading of lists
+//! (`lists`) and configurations (`loader`), the servers that send lists (`remotes`), the opening of
+//! clients (`opener`), stored files and the files that Envoy reads (`files`), and probes, reports
+//! and network interfaces (`network`, `receivers`).
 
 mod event_loop;
 
@@ -39,9 +39,10 @@ use std::sync::Arc;
 use lb_core::feed::ReadFailure;
 
 pub use self::event_loop::run;
+pub use self::file_io::HostFiles;
 #[cfg(test)]
-pub use self::files::Files;
-pub use self::files::{HostFiles, set_aside};
+pub use self::file_io::{FileIo, Files};
+pub use self::files::set_aside;
 #[cfg(test)]
 pub use self::lists::ListReader;
 #[cfg(test)]

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, mpsc};
 use tracing::{info, warn};
 
 use super::Reread;
-use super::files::HostFiles;
+use super::file_io::{FileIo, HostFiles};
 use super::lists::ListReader;
 use super::network::HostNetwork;
 use super::remotes::Remotes;
@@ -102,7 +102,7 @@ async fn turn(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()
     let (state, file, kernel) =
         (config.paths.state.clone(), config.path.clone(), Arc::clone(&environment.kernel));
     let remotes = Remotes::default();
-    let lists = ListReader::new(Arc::new(HostFiles), Arc::new(remotes.clone()));
+    let lists = ListReader::new(FileIo::new(Arc::new(HostFiles)), Arc::new(remotes.clone()));
     let worker = Worker::new(lists, file, reread, state, watches.clone(), kernel, features.knows_mptcp);
     let (stopping, news) = (Arc::clone(&environment.stopping), Arc::new(Notify::new()));
     let network = HostNetwork::new(Arc::clone(&news), config.paths.pins.clone(), features);

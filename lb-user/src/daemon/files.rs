@@ -1,131 +1,16 @@
-//! Files on disk: endpoint lists, and the files that are stored for the next start of the daemon.
+//! The files that the daemon stores for its next start, and the files that Envoy reads.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lb_core::feed::Version;
-use lb_host::store::{StateDirectory, StoreError};
 use tracing::warn;
 
+use super::file_io::Files;
 use crate::controller::{
     EnvoyChanges, EnvoyFile, EnvoyResults, StateFiles, StoreFailures, StoredFile, StoredRead, asides,
 };
 use crate::envoy::{self, EnvoyLbEndpoint};
-use crate::source::{self, SourceError, Stamp, last_good};
-
-/// The files of a host. Each call blocks until the file system answers.
-pub trait Files: Send + Sync {
-    /// The stamp of the file at a path; `None` if there is no file.
-    fn stamp(&self, path: &Path) -> Option<Stamp>;
-
-    /// Whether there is anything at a path.
-    ///
-    /// # Errors
-    /// If the file system cannot determine this.
-    fn exists(&self, path: &Path) -> io::Result<bool>;
-
-    /// The version of the file at a path. Also opens the file, because some network file systems
-    /// answer stat(2) from a cache even while their server does not answer.
-    fn version(&self, path: &Path) -> Version<Stamp>;
-
-    /// Reads an endpoint file.
-    ///
-    /// # Errors
-    /// See [`source::read_whole`].
-    fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError>;
-
-    /// Reads a file that an earlier daemon stored, if it has at most `most` bytes.
-    ///
-    /// # Errors
-    /// See [`last_good::read_at_most`].
-    fn read_stored(&self, path: &Path, most: u64) -> Result<Vec<u8>, SourceError>;
-
-    /// # Errors
-    /// If the file cannot be renamed. Its path is then unchanged.
-    fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError>;
-
-    /// Removes a file that was stored, if it exists.
-    ///
-    /// # Errors
-    /// See [`StateDirectory::remove`].
-    fn remove_stored(&self, path: &Path) -> Result<(), StoreError>;
-
-    /// # Errors
-    /// See [`last_good::save`].
-    fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError>;
-
-    /// Replaces a file that other programs read: writes a new file and renames it over the old one,
-    /// unless the old content equals `text`. `name` is the file's path below `directory`.
-    ///
-    /// # Errors
-    /// See [`StateDirectory::write`].
-    fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError>;
-
-    /// Removes a published file, if it exists.
-    ///
-    /// # Errors
-    /// See [`StateDirectory::remove`].
-    fn withdraw(&self, directory: &Path, name: &Path) -> Result<(), StoreError>;
-}
-
-/// The files of this host.
-pub struct HostFiles;
-
-impl Files for HostFiles {
-    fn stamp(&self, path: &Path) -> Option<Stamp> {
-        Stamp::at(path)
-    }
-
-    fn exists(&self, path: &Path) -> io::Result<bool> {
-        match std::fs::symlink_metadata(path) {
-            Ok(_) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn version(&self, path: &Path) -> Version<Stamp> {
-        source::answers(path)
-    }
-
-    fn read(&self, path: &Path) -> Result<Vec<u8>, SourceError> {
-        source::read_whole(path)
-    }
-
-    fn read_stored(&self, path: &Path, most: u64) -> Result<Vec<u8>, SourceError> {
-        last_good::read_at_most(path, most)
-    }
-
-    fn rename_stored(&self, path: &Path, to: &Path) -> Result<(), StoreError> {
-        let (store, name) = last_good::place(path);
-        store.rename(name, to)
-    }
-
-    fn remove_stored(&self, path: &Path) -> Result<(), StoreError> {
-        let (store, name) = last_good::place(path);
-        store.remove(name)
-    }
-
-    fn store(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
-        last_good::save(path, text)
-    }
-
-    fn publish(&self, directory: &Path, name: &Path, text: &[u8]) -> Result<(), StoreError> {
-        let published = StateDirectory::public(directory);
-        // Envoy reads a file again whenever the file is replaced, so a file that already has this
-        // content is not replaced. The read fails if the file is longer than `text`; in this case,
-        // the content differs.
-        if published.read(name, text.len() as u64).is_ok_and(|before| before.as_deref() == Some(text)) {
-            return Ok(());
-        }
-        published.write(name, &[text])
-    }
-
-    fn withdraw(&self, directory: &Path, name: &Path) -> Result<(), StoreError> {
-        StateDirectory::public(directory).remove(name)
-    }
-}
 
 /// Stores and removes files. Returns the files for which this failed.
 pub fn store_all(disk: &dyn Files, files: StateFiles) -> StoreFailures {
@@ -195,6 +80,7 @@ pub fn set_aside(disk: &dyn Files, path: &Path) -> io::Result<Vec<PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::file_io::HostFiles;
     use super::*;
     use crate::controller::{StoredLoads, StoredOverrides};
 

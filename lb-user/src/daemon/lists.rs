@@ -11,8 +11,7 @@ use lb_discovery::{HostTable, Latest};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::file_io::{FileIo, PATIENCE};
-use super::files::Files;
+use super::file_io::{FileIo, Files, PATIENCE};
 use super::remotes::Servers;
 use super::work::beside;
 use crate::controller::{ListPurpose, Reading, WorkResult};
@@ -25,9 +24,7 @@ const TEXTS: usize = 4;
 /// Cheap to clone.
 #[derive(Clone)]
 pub struct ListReader {
-    /// The threads that read the files.
     pub io: FileIo,
-    pub files: Arc<dyn Files>,
     pub servers: Arc<dyn Servers>,
     texts: Arc<Semaphore>,
     /// Only one text is parsed at a time, because the result may need more memory than the text.
@@ -35,9 +32,8 @@ pub struct ListReader {
 }
 
 impl ListReader {
-    pub fn new(files: Arc<dyn Files>, servers: Arc<dyn Servers>) -> Self {
-        let texts = Arc::new(Semaphore::new(TEXTS));
-        Self { io: FileIo::new(), files, servers, texts, parsing: Arc::default() }
+    pub fn new(io: FileIo, servers: Arc<dyn Servers>) -> Self {
+        Self { io, servers, texts: Arc::new(Semaphore::new(TEXTS)), parsing: Arc::default() }
     }
 
     /// Reads the list and computes its missing assignments, unless the version of the list is still
@@ -113,8 +109,8 @@ impl ListReader {
     }
 
     pub async fn version(&self, path: &Path, patience: Duration) -> Result<Version<Stamp>, NoAnswer> {
-        let (files, file) = (Arc::clone(&self.files), path.to_owned());
-        self.io.run(path, patience, move || files.version(&file)).await
+        let file = path.to_owned();
+        self.io.run(path, patience, move |files| files.version(&file)).await
     }
 
     /// The list, without assignments. If the list has host names without answers, waits for at most
@@ -151,10 +147,11 @@ impl ListReader {
             }
             Place::File(path) => {
                 let permit = self.texts.clone().acquire_owned().await.expect("the semaphore is never closed");
-                let (files, file) = (Arc::clone(&self.files), path.to_path_buf());
+                let file = path.to_path_buf();
                 let is_stored = file == source.last_good;
-                let read =
-                    move || if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) };
+                let read = move |files: &dyn Files| {
+                    if is_stored { files.read_stored(&file, MAX_BYTES) } else { files.read(&file) }
+                };
                 // If the file does not answer in time, this function returns here, which releases
                 // the permit.
                 let text = self.io.run(path, patience, read).await??;

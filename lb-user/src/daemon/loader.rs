@@ -62,7 +62,7 @@ impl Loader {
         // The version is taken before the file is read, so that any later change is detected.
         let version = self.lists.version(&self.file, PATIENCE).await;
         let config = match &version {
-            Ok(_) => self.lists.io.run(&self.file, TO_READ, move || reread(&known)).await,
+            Ok(_) => self.lists.io.run(&self.file, TO_READ, move |_| reread(&known)).await,
             Err(no_answer) => Err(no_answer.clone()),
         };
         let config = match config {

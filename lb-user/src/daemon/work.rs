@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::file_io::PATIENCE;
+use super::file_io::{Files, PATIENCE};
 use super::lists::ListReader;
 use super::loader::Loader;
 use super::watches::Watches;
@@ -130,8 +130,7 @@ impl Worker {
     /// Reads the stamp of a file, and watches the file's directory.
     async fn look(&self, path: &Path) -> Result<Option<Stamp>, NoAnswer> {
         let (file, watches) = (path.to_owned(), self.watches.clone());
-        let files = Arc::clone(&self.lists.files);
-        let look = move || {
+        let look = move |files: &dyn Files| {
             // The watch is added first, so that it reports any change that happens after the stamp
             // was read.
             watches.add(&directory_of(&file));
@@ -143,8 +142,7 @@ impl Worker {
     async fn store(&self, files: StateFiles) -> StoreFailures {
         let all = files.clone();
         let directory = self.state.join("last-good");
-        let disk = Arc::clone(&self.lists.files);
-        let stored = self.lists.io.run(&directory, TO_STORE, move || files::store_all(&*disk, files)).await;
+        let stored = self.lists.io.run(&directory, TO_STORE, move |disk| files::store_all(disk, files)).await;
         stored.unwrap_or_else(|no_answer| StoreFailures { left: all, error: Some(no_answer.to_string()) })
     }
 
@@ -158,8 +156,7 @@ impl Worker {
         let mut results = EnvoyResults::new();
         for (directory, changes) in by_directory {
             let all: Vec<EnvoyFile> = changes.keys().cloned().collect();
-            let disk = Arc::clone(&self.lists.files);
-            let write = move || files::write_envoy_files(&*disk, changes);
+            let write = move |disk: &dyn Files| files::write_envoy_files(disk, changes);
             match self.lists.io.run(&directory, TO_STORE, write).await {
                 Ok(written) => results.extend(written),
                 Err(hung) => results.extend(all.into_iter().map(|file| (file, Some(hung.to_string())))),
@@ -198,18 +195,18 @@ pub async fn read_stored(
 /// The files of overrides that could not be parsed; an error if they are not known now.
 async fn overrides_aside(lists: &ListReader, state: &Path) -> Result<Vec<PathBuf>, String> {
     let path = StoredOverrides::path(state);
-    let (disk, file) = (Arc::clone(&lists.files), path.clone());
-    let aside = lists.io.run(&path, PATIENCE, move || files::set_aside(&*disk, &file)).await;
+    let file = path.clone();
+    let aside = lists.io.run(&path, PATIENCE, move |disk| files::set_aside(disk, &file)).await;
     let aside = aside.map_err(|no_answer| no_answer.to_string())?;
     aside.map_err(|error| format!("cannot search for files beside {}: {error}", path.display()))
 }
 
 async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Path) -> StoredRead<S> {
     let path = S::path(state);
-    let (disk, file) = (Arc::clone(&lists.files), path.clone());
+    let file = path.clone();
     lists
         .io
-        .run(&path, PATIENCE, move || files::read_stored(&*disk, &file))
+        .run(&path, PATIENCE, move |disk| files::read_stored(disk, &file))
         .await
         .unwrap_or_else(|no_answer| StoredRead::Unread(no_answer.to_string()))
 }
@@ -217,8 +214,8 @@ async fn read_one<S: StoredFile + Send + 'static>(lists: &ListReader, state: &Pa
 /// Reads the names and directories of the files that an earlier daemon wrote for Envoy.
 pub async fn read_envoy_places(lists: &ListReader, state: &Path) -> Vec<EnvoyFile> {
     let path = envoy_places_path(state);
-    let (disk, file) = (Arc::clone(&lists.files), path.clone());
-    let read = move || disk.read_stored(&file, MAX_BYTES).ok();
+    let file = path.clone();
+    let read = move |disk: &dyn Files| disk.read_stored(&file, MAX_BYTES).ok();
     EnvoyFile::stored(lists.io.run(&path, PATIENCE, read).await.ok().flatten())
 }
 

@@ -42,7 +42,7 @@ use crate::controller::{
     BackgroundWork, Clock, Controller, Effect, Environment, Event, Loaded, NamespaceFound, Network, Notice,
     OverridesRead, ReceiveAt, StoreFailures, StoredRead, StoredState, Tried, WorkResult,
 };
-use crate::daemon::{Files, ListReader, Servers, Watches, Worker};
+use crate::daemon::{FileIo, Files, ListReader, Servers, Watches, Worker};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::{Exchange, ReportExchanger, ReportStore, SharedExchange};
 use crate::source::{Contents, NoAnswer, SourceError, Stamp, last_good};
@@ -772,7 +772,10 @@ impl Stage {
         let (now, disk) = (Instant::now(), Arc::new(Disk::default()));
         let (reread, servers) = (Arc::clone(&disk), Arc::new(ScriptedServers::new(now)));
         let worker = Worker::new(
-            ListReader::new(Arc::clone(&disk) as Arc<dyn Files>, Arc::clone(&servers) as Arc<dyn Servers>),
+            ListReader::new(
+                FileIo::new(Arc::clone(&disk) as Arc<dyn Files>),
+                Arc::clone(&servers) as Arc<dyn Servers>,
+            ),
             PathBuf::from(CONFIG),
             Arc::new(move |known| read_config(&reread, known)),
             PathBuf::from("/var/lib/socklb"),
