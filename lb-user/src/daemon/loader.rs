@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 
 use super::file_io::PATIENCE;
 use super::lists::ListReader;
-use super::work::{self, beside};
-use super::{Reread, opener};
+use super::work::beside;
+use super::{Reread, files, opener};
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
 use crate::controller::{
@@ -41,9 +41,8 @@ impl Loader {
         let mut loaded = Loaded::of(version, config, request.begun);
         if is_start {
             let Config { paths, dns, .. } = &request.running;
-            // Lists that are read later use the stored addresses of host names.
-            loaded.stored = Some(work::read_stored(&self.lists, &paths.state, StoredKinds::ALL, dns).await);
-            loaded.envoy_files = work::read_envoy_places(&self.lists, &paths.state).await;
+            loaded.stored = Some(files::read_stored(&self.lists, &paths.state, StoredKinds::ALL, dns).await);
+            loaded.envoy_files = files::read_envoy_places(&self.lists.io, &paths.state).await;
         }
         if let Some(config) = request.to_apply(&loaded.config) {
             let patience = if is_start { AT_A_START } else { PATIENCE };
