@@ -3,20 +3,17 @@
 //! pure functions evaluate the results in between. The shell itself decides only about its own
 //! threads, time limits and calls.
 //!
-//! In reading order: the loop that waits for events (`event_loop`), the start and the end
-//! (`start`), watched directories (`watches`), work that takes long and therefore runs outside of
-//! the loop (`work`), files, whose file system may not answer (`file_io`), the reading of lists
-//! (`lists`) and configurations (`loader`), the servers that send lists (`remotes`), the opening of
-//! clients (`opener`), stored files and the files that Envoy reads (`files`), and probes, reports
-//! and network interfaces (`network`, `receivers`).
+//! In reading order: the loop that waits for events and executes effects (`event_loop`), the start
+//! and the end (`start`), watched directories (`watches`), files, whose file system may not answer
+//! (`file_io`), the reading of lists (`lists`) and configurations (`loader`), the servers that send
+//! lists (`remotes`), the opening of clients (`opener`), stored files and the files that Envoy
+//! reads (`files`), and probes, reports and network interfaces (`network`, `receivers`).
 
 mod event_loop;
 
 mod start;
 
 mod watches;
-
-mod work;
 
 mod file_io;
 
@@ -38,6 +35,8 @@ use std::sync::Arc;
 
 use lb_core::feed::ReadFailure;
 
+#[cfg(test)]
+pub use self::event_loop::Worker;
 pub use self::event_loop::run;
 pub use self::file_io::HostFiles;
 #[cfg(test)]
@@ -49,8 +48,6 @@ pub use self::lists::ListReader;
 pub use self::remotes::Servers;
 #[cfg(test)]
 pub use self::watches::Watches;
-#[cfg(test)]
-pub use self::work::Worker;
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
 

@@ -168,7 +168,7 @@ impl FileIo {
                 drop((turn, thread));
                 result
             };
-            tokio::task::spawn_blocking(work).await.expect("the task does not panic")
+            beside(work).await
         };
         match tokio::time::timeout(patience, done).await {
             Ok(result) => Ok(result),
@@ -186,6 +186,11 @@ impl FileIo {
         turns.retain(|_, turn| Arc::strong_count(turn) > 1);
         turns.entry(file.to_owned()).or_default().clone()
     }
+}
+
+/// Runs `work`, which may block, on a separate thread.
+pub async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("the task does not panic")
 }
 
 #[cfg(test)]

@@ -11,9 +11,8 @@ use lb_discovery::{HostTable, Latest};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::file_io::{FileIo, Files, PATIENCE};
+use super::file_io::{FileIo, Files, PATIENCE, beside};
 use super::remotes::Servers;
-use super::work::beside;
 use crate::controller::{ListPurpose, Reading, WorkResult};
 use crate::source::{Contents, ListSource, MAX_BYTES, NO_VERSION, NoAnswer, SourceError, Stamp, unanswered};
 

@@ -11,9 +11,8 @@ use std::time::Duration;
 use lb_core::feed::{ReadFailure, Version};
 use tokio::task::JoinSet;
 
-use super::file_io::PATIENCE;
+use super::file_io::{PATIENCE, beside};
 use super::lists::ListReader;
-use super::work::beside;
 use super::{Reread, files, opener};
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
