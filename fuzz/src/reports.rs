@@ -11,9 +11,8 @@ use lb_core::health::Health;
 use lb_core::reports::Name;
 use lb_core::service::Protocol;
 use lb_report::client::reported::{Base, Disbelieved, ReportState};
-use lb_report::client::senders::{Refusal, Request, Senders, Target};
+use lb_report::client::senders::{Refusal, Request, Senders, Target, name_in};
 use lb_report::keys::{BackendKey, Keys, Numbered, ServiceKey};
-use lb_report::name::name_in;
 use lb_report::wire::{Datagram, Kind};
 use lb_report::wire::{MAX_HOLD, MAX_VALID_FOR};
 

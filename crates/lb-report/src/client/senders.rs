@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use lb_core::health::{Health, ReportedVerdict};
 use lb_core::reports::Name;
+use lb_core::service::Protocol;
 use xxhash_rust::xxh64::xxh64;
 
 use super::reported::{Base, Disbelieved, ReportState, Reported};
 use crate::keys::{BackendKey, Keys};
-use crate::name::name_in;
 use crate::wire::MAX_HOLD;
 use crate::wire::{ACKNOWLEDGED_FOR_MS, Datagram, Malformed};
 
@@ -449,6 +449,11 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
     }
 }
 
+/// The backend of a parsed datagram; `None` if services cannot have its protocol.
+pub fn name_in(datagram: &Datagram) -> Option<Name> {
+    Some(Name { protocol: Protocol::of_number(datagram.protocol)?, address: datagram.backend() })
+}
+
 /// A number from 0 to 1 that depends on the seed and the turn.
 fn fraction(seed: u64, turn: u64) -> f64 {
     let hash = xxh64(&turn.to_le_bytes(), seed);
@@ -483,7 +488,6 @@ impl<T: Copy + Ord + Add<Duration, Output = T> + Sub<T, Output = Duration>> Send
 #[cfg(test)]
 mod tests {
     use lb_common::net::{Be16, Be32};
-    use lb_core::service::Protocol;
 
     use super::*;
     use crate::keys::{Numbered, ServiceKey};
