@@ -4,9 +4,9 @@
 //! In reading order: the queries to the loop (`query`) and the programs that send them
 //! (`registrations`); the inputs (`checks`, `measurements`, `udp`); the kernel's answers in the
 //! agent's place (`responders`); the stored state (`lame_duck_store`); the loop (`event_loop`),
-//! which applies queries (`verbs`) and a changed configuration (`reload`) and shows its status
-//! (`summary`); and HTTP (`pages`, `control`). Two callers start an agent here: the command `socklb
-//! agent serve`, and a program that runs a backend and has its own agent.
+//! which applies queries and a changed configuration (`reload`) and shows its status (`summary`);
+//! and HTTP (`pages`, `control`). Two callers start an agent here: the command `socklb agent
+//! serve`, and a program that runs a backend and has its own agent.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -46,9 +46,7 @@ mod lame_duck_store;
 
 mod event_loop;
 
-mod verbs;
-
-pub use verbs::list;
+pub use event_loop::list;
 
 mod reload;
 
