@@ -438,7 +438,7 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use lb_common::net::Be32;
+    use lb_common::net::{Be16, Be32, IPPROTO_TCP};
     use lb_core::service::Protocol;
     use lb_fake::FakeKernel;
     use lb_kernel::Kernel as _;
@@ -542,23 +542,48 @@ mod tests {
         assert!(listener.look(|_, counts, _| counts.refused.values().sum::<u64>()) > 0);
     }
 
+    /// The forged datagrams report the backend as a lame duck, with a higher number than all
+    /// accepted reports, and without a MAC.
     #[test]
-    fn refused_datagrams_are_counted() {
-        let (listener, _) = start();
-        let stranger = agent();
+    fn datagrams_of_strangers_are_counted_and_change_nothing() {
+        let (listener, maps) = start();
+        let (agent, stranger) = (agent(), agent());
+        let target = target(&agent);
+        listener.set_targets([target.clone()], |_| (None, None));
+        answer(&agent, Readiness::Ready);
+        let mut forged = Datagram::about(Kind::Push, IPPROTO_TCP, target.name.address);
+        forged.readiness = Readiness::LameDuck as u8;
+        forged.key_id = Be16::from_host(1);
+        forged.counter = Be32::from_host(u32::MAX);
+        forged.hold = Be32::from_host(60_000);
+        forged.valid_for = Be32::from_host(1_000);
+        for _ in 0..50 {
+            stranger.send_to(forged.bytes(), listener.address()).unwrap();
+        }
         for length in [0, 10, BYTES, BYTES + 1] {
             stranger.send_to(&vec![0; length], listener.address()).unwrap();
         }
         // The socket is one queue, so the thread handles these datagrams before it handles an
         // answer that arrives later.
-        let agent = agent();
-        listener.set_targets([target(&agent)], |_| (None, None));
-        let refused = || listener.look(|_, counts, _| counts.refused.values().sum::<u64>());
-        // Bound: each turn answers one request, and checks whether all datagrams were counted.
-        while refused() < 4 {
+        let refused = || {
+            listener.look(|_, counts, _| {
+                let mut sums = BTreeMap::new();
+                for (why, count) in &counts.refused {
+                    *sums.entry(why.name()).or_insert(0_u64) += count;
+                }
+                sums
+            })
+        };
+        // Each turn answers one request, and checks whether all datagrams were counted.
+        for _ in 0..50 {
+            if refused().values().sum::<u64>() == 54 {
+                break;
+            }
             answer(&agent, Readiness::Ready);
         }
-        assert_eq!(refused(), 4);
+        assert_eq!(refused(), [("forged", 50), ("malformed", 4)].into());
+        assert!(listener.sick().is_empty());
+        assert_eq!(maps.lame_until_ns(target.id), 0);
     }
 
     #[test]
