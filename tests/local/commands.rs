@@ -56,9 +56,13 @@ fn every_command_reads_its_directories_from_the_configuration() {
     let doctor = stage::daemon::finish(socklb(&["doctor", "--run"]).arg(setup.folder.join("run")));
     let doctor = String::from_utf8_lossy(&doctor.stdout).into_owned();
     assert!(doctor.contains(&format!("configuration  {file}: 1 client")), "{doctor}");
-    let elsewhere = by_variable(&["status", "--pins", "/sys/fs/bpf/nowhere"]);
-    let text = String::from_utf8_lossy(&elsewhere.stdout).into_owned();
-    assert!(text.contains("showing the pins in /sys/fs/bpf/nowhere"), "{text}");
+    let elsewhere = setup.pins.join("elsewhere").display().to_string();
+    let output = by_variable(&["status", "--json", "--pins", &elsewhere]);
+    let status: StatusDocument = serde_json::from_slice(&output.stdout).expect("the text is JSON");
+    assert_eq!((output.status.code(), status.clients.len()), (Some(3), 0));
+    let message = stage::faults_of(&status).join("\n");
+    assert!(message.contains(&format!("has its pins in {}", setup.pins.display())), "{message}");
+    assert!(message.contains(&format!("showing the pins in {elsewhere}")), "{message}");
     let (code, text) =
         failure(&stage::daemon::finish(&mut socklb(&["status", "-c", "/nowhere/socklb.toml"])));
     assert!(code == Some(1) && text.contains("read /nowhere/socklb.toml"), "{text}");
@@ -69,47 +73,21 @@ fn every_command_reads_its_directories_from_the_configuration() {
     assert!(!setup.pins.exists());
 }
 
-/// A directory on the command line takes precedence over the directory that the daemon uses.
+/// A TCP and a UDP service share the address.
 #[test]
-fn the_pins_option_overrides_the_pins_of_the_daemon() {
-    let fixture = Fixture::new();
-    let run = fixture.setup.folder.join("run");
-    let elsewhere = fixture.setup.pins.join("elsewhere");
-    let mut command = std::process::Command::new(stage::program("socklb"));
-    command.arg("--run").arg(&run).arg("--pins").arg(&elsewhere).args(["status", "--json"]);
-    let output = stage::daemon::finish(&mut command);
-    let status: StatusDocument = serde_json::from_slice(&output.stdout).expect("the text is JSON");
-    assert_eq!((output.status.code(), status.clients.len()), (Some(3), 0));
-    let message = stage::faults_of(&status).join("\n");
-    assert!(message.contains(&format!("has its pins in {}", fixture.setup.pins.display())), "{message}");
-    assert!(message.contains(&format!("showing the pins in {}", elsewhere.display())), "{message}");
-}
-
-/// These names contain characters with a meaning in the path of a request.
-#[test]
-fn explain_of_an_unknown_name_lists_the_known_ones() {
-    let fixture = Fixture::new();
-    for (arguments, expected) in [
-        (
-            &["explain", "a b/?%26"][..],
-            "no client here dials a service \"a b/?%26\"; services here are: users",
-        ),
-        (
-            &["explain", "users", "--client", "a&client=web"],
-            "there is no client \"a&client=web\" here; clients here are: web",
-        ),
-    ] {
-        assert_eq!(failure(&fixture.setup.run(arguments)), (Some(1), format!("socklb: {expected}")));
-    }
-}
-
-#[test]
-fn status_prints_a_table_or_json() {
-    let fixture = Fixture::new();
+fn status_and_explain_show_each_service_and_list_known_names() {
+    let mut fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = std::fs::read_to_string(&path).expect("read");
+    let udp = "[[service]]\nname = \"datagrams\"\naddress = \"10.96.0.10:80\"\nprotocol = \"udp\"\n\
+               backends = { static = [\"127.0.0.1:8001\"] }\n";
+    std::fs::write(&path, text + udp).expect("write");
+    fixture.start();
     let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
     for part in [
         "client web",
         "service users 10.96.0.10:80/tcp",
+        "service datagrams 10.96.0.10:80/udp",
         "backend",
         "wanted",
         "flows/s",
@@ -121,105 +99,39 @@ fn status_prints_a_table_or_json() {
     assert!(!text.contains('\x1b'), "no escape sequences in a pipe");
     look(|| fixture.setup.status())
         .has(|status| (status.schema, status.faults.len()), (lb_view::status::SCHEMA, 0));
+    let protocols: Vec<String> =
+        fixture.setup.client().services.into_iter().map(|service| service.protocol).collect();
+    assert_eq!(protocols, ["tcp", "udp"]);
     let sorted: StatusDocument =
         fixture.setup.document(&["status", "web", "-s", "users", "--sort", "address"]);
     let addresses = sorted.clients[0].services[0].backends.iter().map(|backend| backend.address.to_string());
     assert!(addresses.eq(["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"]));
-    for (arguments, expected) in [
-        (&["cron"][..], "there is no client \"cron\" here; clients here are: web"),
-        (
-            &["--service", "user"],
-            "no client here dials a service \"user\"; did you mean users? services here are: users",
-        ),
-        (
-            &["--backend", "127.0.0.1:9"],
-            "there is no backend 127.0.0.1:9; backends here are: 127.0.0.1:8001, ",
-        ),
-    ] {
-        let (code, text) = failure(&fixture.setup.run(&[&["status"][..], arguments].concat()));
-        assert!(code == Some(1) && text.contains(expected), "{text}");
-    }
-}
-
-#[test]
-fn tcp_and_udp_at_one_address_are_two_services() {
-    let mut fixture = Fixture::without_daemon();
-    let path = fixture.setup.folder.join("socklb.toml");
-    let text = std::fs::read_to_string(&path).expect("read");
-    let udp = "[[service]]\nname = \"datagrams\"\naddress = \"10.96.0.10:80\"\nprotocol = \"udp\"\n\
-               backends = { static = [\"127.0.0.1:8001\"] }\n";
-    std::fs::write(&path, text + udp).expect("write");
-    fixture.start();
-    let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
-    for part in ["service users 10.96.0.10:80/tcp", "service datagrams 10.96.0.10:80/udp"] {
-        assert!(text.contains(part), "{part:?} is not in:\n{text}");
-    }
-    let protocols: Vec<String> =
-        fixture.setup.client().services.into_iter().map(|service| service.protocol).collect();
-    assert_eq!(protocols, ["tcp", "udp"]);
     let explained: Vec<Explanation> = fixture.setup.document(&["explain", "datagrams"]);
     assert_eq!(explained[0].members[0].address.to_string(), "127.0.0.1:8001");
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "the TCP service uses its own list");
-}
-
-/// `overrides` and `status` show the same drains, whatever has become of the file of overrides.
-#[test]
-fn without_a_daemon_the_overrides_are_the_drains_in_the_tables() {
-    const FIRST: &str = "127.0.0.1:8001";
-    let mut fixture = Fixture::new();
-    let run = |fixture: &Fixture, arguments: &[&str]| {
-        let output = fixture.setup.run(arguments);
-        let (code, errors) = failure(&output);
-        (code, String::from_utf8_lossy(&output.stdout).into_owned(), errors)
-    };
-    let nothing = "no overrides of service users on this host\n";
-    assert_eq!(run(&fixture, &["overrides", "--service", "users"]).1, nothing);
-    assert_eq!(run(&fixture, &["drain", "users", FIRST]).0, Some(0));
-    fixture.daemon.take().expect("a daemon runs").kill();
-    let file = fixture.setup.folder.join("state/overrides/overrides.json");
-    let aside = file.with_file_name("overrides.json.not-understood");
-    for (to, note) in [
-        (&file, "showing the stored overrides"),
-        (&aside, "which the next daemon stores"),
-        (&file.with_file_name("lost.json"), "which the next daemon ends"),
+    // Some of these names contain characters with a meaning in the path of a request.
+    for (arguments, expected) in [
+        (&["status", "cron"][..], "there is no client \"cron\" here; clients here are: web"),
+        (
+            &["status", "--service", "user"],
+            "no client here dials a service \"user\"; did you mean users? services here are: datagrams, users",
+        ),
+        (
+            &["status", "--backend", "127.0.0.1:9"],
+            "there is no backend 127.0.0.1:9; backends here are: 127.0.0.1:8001, ",
+        ),
+        (
+            &["explain", "a b/?%26"],
+            "no client here dials a service \"a b/?%26\"; services here are: datagrams, users",
+        ),
+        (
+            &["explain", "users", "--client", "a&client=web"],
+            "there is no client \"a&client=web\" here; clients here are: web",
+        ),
     ] {
-        let from = if file.exists() { &file } else { &aside };
-        std::fs::rename(from, to).expect("rename the file");
-        let (code, text, errors) = run(&fixture, &["overrides"]);
-        assert!(code == Some(3) && text.contains(FIRST) && errors.contains(note), "{text}{errors}");
-        let backend = fixture.setup.backend(FIRST).expect("the backend has a slot");
-        assert!(backend.is_drained_by_operator(), "{backend:?}");
-        let (code, _, errors) = run(&fixture, &["overrides", "--service", "user"]);
-        assert!(code == Some(1) && errors.contains("services here are: users"), "{errors}");
+        let (code, text) = failure(&fixture.setup.run(arguments));
+        assert!(code == Some(1) && text.starts_with(&format!("socklb: {expected}")), "{text}");
     }
-    for arguments in [
-        &["drain", "users", FIRST, "--json"][..],
-        &["undrain", "users", FIRST, "--json"],
-        &["weight", "users", FIRST, "50%", "--json"],
-        &["close", "users", FIRST, "--json"],
-    ] {
-        let (code, text, _) = run(&fixture, arguments);
-        let document: Value = serde_json::from_str(&text).expect("a document");
-        let refused = document["refused"].as_str().unwrap_or_default();
-        assert!(code == Some(1) && refused.starts_with("the daemon is not running"), "{text}");
-    }
-}
-
-#[test]
-fn a_signal_ends_the_closing_with_a_message() {
-    const OPEN: u64 = 30;
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let _open: Vec<_> = (0..3 * OPEN).map(|_| probe.dial(SERVICE)).collect();
-    let open = || fixture.setup.backend("127.0.0.1:8001").map_or(0, |backend| backend.active);
-    assert_eq!(open(), OPEN);
-    let arguments = ["close", "users", "127.0.0.1:8001", "--rate", "1/s"];
-    let mut closes = stage::daemon::Beside::start(&fixture.setup, &arguments);
-    stage::eventually("the first connection is closed", open, |open| *open < OPEN);
-    stage::daemon::signal(&closes.child, rustix::process::Signal::TERM);
-    closes.ends(143);
-    let text = closes.text();
-    assert!(text.contains("stopped closing; connections that are closed stay closed"), "{text}");
 }
 
 /// bpftool shows the content of the maps, without socklb.

@@ -8,11 +8,11 @@ use lb_view::overrides::{Overridden, OverridesDocument};
 use rustix::mount::MountFlags;
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
-use stage::daemon::{Beside, refuse_to_destroy_sockets, signal};
-use stage::fixture::{Fixture, SERVICE, config};
+use stage::daemon::{Beside, refuse_to_destroy_sockets};
+use stage::fixture::{Fixture, SERVICE};
 use stage::probe::without;
 use stage::terminal::Terminal;
-use stage::{Daemon, Probe, eventually, look, replace};
+use stage::{Daemon, Probe, eventually, look};
 
 const FIRST: &str = "127.0.0.1:8001";
 const ALL: [&str; 3] = [FIRST, "127.0.0.1:8002", "127.0.0.1:8003"];
@@ -37,23 +37,6 @@ fn overrides(fixture: &Fixture) -> OverridesDocument {
     fixture.setup.document(&["overrides"])
 }
 
-/// Waits until no running connect still uses a table from before the overrides.
-#[track_caller]
-fn settled(fixture: &Fixture) {
-    let clients = |document: &OverridesDocument| {
-        let all = document.overrides.iter().flat_map(|one| &one.clients);
-        all.map(|effect| effect.is_settled).collect::<Vec<bool>>()
-    };
-    eventually(
-        "the overrides are settled",
-        || overrides(fixture),
-        |document| {
-            let clients = clients(document);
-            !clients.is_empty() && clients.iter().all(|is_settled| *is_settled)
-        },
-    );
-}
-
 /// The names of the backends that answer 60 connects.
 fn names(probe: &mut Probe) -> BTreeSet<String> {
     probe.dial_many(SERVICE, 60).into_keys().collect()
@@ -61,55 +44,6 @@ fn names(probe: &mut Probe) -> BTreeSet<String> {
 
 fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
-}
-
-#[test]
-fn a_drained_backend_gets_no_connection_and_no_connect_fails() {
-    let fixture = Fixture::new();
-    let mut probes: Vec<Probe> = (0..2).map(|_| Probe::start(&fixture.cgroup)).collect();
-    for probe in &mut probes {
-        probe.start_dialling(SERVICE);
-    }
-    let started = |address: &str| fixture.setup.backend(address).map_or(0, |backend| backend.started);
-    eventually("connects reach b1", || started(FIRST), |started| *started > 100);
-    let text = good(&fixture, &["drain", "users", FIRST, "--reason", "new kernel"]);
-    assert!(
-        text.contains("127.0.0.1:8001 of service users is drained on this host only, until it is removed"),
-        "{text}"
-    );
-    settled(&fixture);
-    let before = started(FIRST);
-    let others = started(ALL[1]);
-    eventually("connects to other backends continue", || started(ALL[1]), |now| *now > others + 1_000);
-    let after = look(|| started(FIRST)).now("other connects have begun and ended since");
-    assert_eq!(after, before, "no connect has chosen b1 since the daemon confirmed the drain");
-    good(&fixture, &["undrain", "users", FIRST]);
-    eventually("connects reach b1 again", || started(FIRST), |now| *now > before + 100);
-    for probe in &mut probes {
-        // A failed connect would be counted under the name of its errno.
-        let names: BTreeSet<String> = probe.stop_dialling().into_keys().collect();
-        assert_eq!(names, set(&["b1", "b2", "b3"]));
-    }
-    // The backend itself has accepted exactly the connections that socklb has counted.
-    look(|| fixture.backends[0].accepted()).becomes(started(FIRST));
-}
-
-#[test]
-fn waiting_ends_with_the_last_connection_even_if_the_daemon_was_killed() {
-    let mut fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let dialled: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
-    let mut waits = Beside::start(&fixture.setup, &["drain", "users", FIRST, "--wait"]);
-    waits.prints("127.0.0.1:8001: 1 open flow");
-    fixture.daemon.take().expect("a daemon runs").kill();
-    waits.prints("the daemon does not answer; the backends stay drained");
-    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the drain needs no daemon");
-    fixture.start();
-    assert_eq!(waits.ending(), None, "a flow is open: {}", waits.text());
-    let last = dialled.iter().find(|dialled| dialled.name == "b1").expect("one connection goes to b1");
-    probe.close(last.socket);
-    waits.ends(0);
-    assert!(waits.text().contains("127.0.0.1:8001: 0 open flows after"), "{}", waits.text());
 }
 
 #[test]
@@ -124,30 +58,6 @@ fn a_drain_closes_the_flows_that_do_not_end_by_themselves() {
     assert_eq!(active(), [2; 3]);
     let text = good(&fixture, &["drain", "users", FIRST, "--close", "all", "--wait", "--timeout", "60s"]);
     assert_eq!(active(), [0, 2, 2], "{text}");
-}
-
-#[test]
-fn the_end_of_waiting_leaves_the_drain_in_force() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    for _ in 0..3 {
-        probe.dial(SERVICE);
-    }
-    let drain = ["drain", "users", FIRST, "--wait"];
-    let (code, text) = run(&fixture, &[&drain[..], &["--timeout", "1s"]].concat());
-    assert_eq!(code, Some(3), "{text}");
-    assert!(text.contains("1 open flow after") && text.contains("the backends stay drained"), "{text}");
-    let mut waits = Beside::start(&fixture.setup, &drain);
-    waits.prints("127.0.0.1:8001: 1 open flow");
-    signal(&waits.child, Signal::INT);
-    waits.ends(130);
-    waits.prints("the backends stay drained");
-    assert_eq!(names(&mut probe), set(&["b2", "b3"]));
-    let mut waits = Beside::start(&fixture.setup, &drain);
-    waits.prints("127.0.0.1:8001: 1 open flow");
-    good(&fixture, &["undrain", "users", FIRST]);
-    waits.ends(1);
-    assert!(waits.text().contains("127.0.0.1:8001 is no longer drained"), "{}", waits.text());
 }
 
 #[test]
@@ -185,119 +95,63 @@ fn the_progress_on_a_terminal_is_one_line_and_control_c_ends_only_the_waiting() 
     assert!(!written.contains("127.0.0.1:8001: 2 op"), "{written:?}");
 }
 
-/// The first kills hit any moment of a command. The later kills follow the daemon's decision.
-#[test]
-fn kills_of_the_daemon_during_commands_lose_nothing_that_was_answered() {
-    let mut fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let is_drained = |fixture: &Fixture| !overrides(fixture).overrides.is_empty();
-    let decisions =
-        |fixture: &Fixture| fixture.daemon().log().matches("an operator overrides a backend").count();
-    for (round, action) in ["drain", "undrain"].into_iter().cycle().take(8).enumerate() {
-        let (wanted, before, decided) = (action == "drain", is_drained(&fixture), decisions(&fixture));
-        let mut command = Beside::start(&fixture.setup, &[action, "users", FIRST]);
-        if round >= 2 && wanted != before {
-            eventually("the daemon logs another decision", || decisions(&fixture), |now| *now > decided);
-        }
-        fixture.daemon.take().expect("a daemon runs").kill();
-        let is_answered = command.ended() == 0;
-        if is_answered {
-            assert_eq!(names(&mut probe).contains("b1"), !wanted, "{action}: {}", command.text());
-        }
-        fixture.start();
-        let now = is_drained(&fixture);
-        assert!(now == wanted || now == before && !is_answered, "{action}: {}", command.text());
-        let mut serves = || names(&mut probe).contains("b1");
-        eventually("the override is in force", &mut serves, |serves| *serves != now);
-        good(&fixture, &[action, "users", FIRST]);
-        eventually("a repeated command has its effect", serves, |serves| *serves != wanted);
-    }
-}
-
-/// The drain's end time is reached while no daemon runs.
-#[test]
-fn a_drain_that_ends_without_a_daemon_is_in_force_until_the_next_one_starts() {
-    let mut fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let answer: Overridden =
-        fixture.setup.document(&["drain", "users", FIRST, "--for", &stage::window("3s")]);
-    let until = answer.overrides[0].of.until.expect("the drain has an end");
-    fixture.daemon.take().expect("a daemon runs").kill();
-    let unix = || std::time::UNIX_EPOCH.elapsed().expect("the time is after 1970").as_secs();
-    eventually("the time of the drain is over", unix, |now| *now > until);
-    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "no daemon ends the drain");
-    fixture.start();
-    eventually("b1 serves again", || names(&mut probe), |names| names.contains("b1"));
-    look(|| overrides(&fixture).overrides).becomes([]);
-}
-
+/// A command waits for the end of the backend's connections meanwhile.
 #[test]
 fn a_drain_survives_the_death_of_the_daemon() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
-    good(&fixture, &["drain", "users", "0", "--for", "1h", "--reason", "new kernel"]);
+    let dialled: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
+    let drain = ["drain", "users", "0", "--for", "1h", "--reason", "new kernel", "--wait"];
+    let mut waits = Beside::start(&fixture.setup, &drain);
+    waits.prints("127.0.0.1:8001: 1 open flow");
     fixture.daemon.take().expect("a daemon runs").kill();
-    assert_eq!(names(&mut probe), set(&["b2", "b3"]));
+    waits.prints("the daemon does not answer; the backends stay drained");
+    assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the drain needs no daemon");
     let drained = fixture.setup.backend(FIRST).expect("the backend has a slot");
     assert_eq!((drained.state.as_str(), drained.witness.as_deref()), ("drained", Some("operator")));
     let (code, text) = run(&fixture, &["overrides"]);
     assert_eq!(code, Some(3), "{text}");
     for part in [
         "the daemon is not running",
+        "showing the stored overrides",
         "127.0.0.1:8001",
         "drain",
         "reason: new kernel",
-        "client web: 0 open flows",
+        "client web: 1 open flow",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
-    assert!(
-        code == Some(1) && text.contains("the daemon is not running: nothing was changed"),
-        "exit code {code:?}: {text}"
-    );
+    // The maps also show which backends are drained.
+    let file = fixture.setup.folder.join("state/overrides/overrides.json");
+    let lost = file.with_file_name("lost.json");
+    fs::rename(&file, &lost).expect("rename the file");
+    let (code, text) = run(&fixture, &["overrides"]);
+    let is_shown = text.contains(FIRST) && text.contains("which the next daemon ends");
+    assert!(code == Some(3) && is_shown, "exit code {code:?}: {text}");
+    fs::rename(&lost, &file).expect("rename the file");
+    for arguments in [&["undrain", "users", FIRST][..], &["drain", "users", FIRST, "--close", "all"]] {
+        let (code, text) = run(&fixture, arguments);
+        assert!(
+            code == Some(1) && text.contains("the daemon is not running: nothing was changed"),
+            "{arguments:?}: exit code {code:?}: {text}"
+        );
+    }
     fixture.start();
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "no connect chooses b1, not even the first");
+    assert_eq!(waits.ending(), None, "a flow is open: {}", waits.text());
     let document = look(|| overrides(&fixture)).has(|document| document.overrides.len(), 1);
     let of = &document.overrides[0].of;
     assert_eq!(of.reason.as_deref(), Some("new kernel"));
     assert!(of.until.is_some_and(|until| until == of.since + 3_600), "{of:?}");
     let (_, text) = run(&fixture, &["status"]);
     assert!(text.contains("drained (operator)"), "{text}");
+    let last = dialled.iter().find(|dialled| dialled.name == "b1").expect("one connection goes to b1");
+    probe.close(last.socket);
+    waits.ends(0);
+    assert!(waits.text().contains("127.0.0.1:8001: 0 open flows after"), "{}", waits.text());
     good(&fixture, &["undrain", "users", FIRST]);
     eventually("b1 serves again", || names(&mut probe), |names| names.contains("b1"));
     assert_eq!(overrides(&fixture).overrides, []);
-}
-
-#[test]
-fn with_drain_fallback_drained_backends_serve_if_there_are_no_others() {
-    let mut fixture = Fixture::without_daemon();
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "health = { drain_fallback = true }");
-    replace(&fixture.setup.folder.join("socklb.toml"), &text);
-    fixture.start();
-    good(&fixture, &[&["drain", "users", "--force"], &ALL[..]].concat());
-    settled(&fixture);
-    assert_eq!(names(&mut fixture.probe()), set(&["b1", "b2", "b3"]));
-    let (code, text) = run(&fixture, &["status"]);
-    assert!(code == Some(3) && text.contains("because `drain_fallback` is on"), "exit code {code:?}: {text}");
-}
-
-/// A file in the place of the directory prevents the daemon from storing overrides.
-#[test]
-fn an_override_that_cannot_be_stored_is_in_force_and_reported() {
-    let fixture = Fixture::new();
-    fs::write(fixture.setup.folder.join("state/overrides"), "").expect("write a file");
-    let (code, text) = run(&fixture, &["drain", "users", FIRST]);
-    assert!(code == Some(3) && text.contains("lost when the daemon restarts"), "exit code {code:?}: {text}");
-    assert_eq!(names(&mut fixture.probe()), set(&["b2", "b3"]));
-    let (code, text) = run(&fixture, &["overrides"]);
-    assert!(
-        code == Some(3) && text.contains("degraded: cannot store the overrides"),
-        "exit code {code:?}: {text}"
-    );
-    fs::remove_file(fixture.setup.folder.join("state/overrides")).expect("remove the file");
-    let not_kept = || overrides(&fixture).not_kept;
-    eventually("a retry stores the override", not_kept, Option::is_none);
 }
 
 /// The state directory is a small separate file system.
@@ -315,8 +169,15 @@ fn an_override_is_stored_as_soon_as_the_disk_has_room_and_may_be_written() {
     let full = fs::write(&filler, [7; 64 << 10]).expect_err("64 KiB and the daemon's files have no room");
     assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
     let (code, text) = run(&fixture, &["drain", "users", FIRST]);
-    assert!(code == Some(3) && text.contains("No space left on device"), "exit code {code:?}: {text}");
+    for part in ["No space left on device", "lost when the daemon restarts"] {
+        assert!(code == Some(3) && text.contains(part), "exit code {code:?}: {text}");
+    }
     assert_eq!(names(&mut probe), set(&["b2", "b3"]), "the override is in force");
+    let (code, text) = run(&fixture, &["overrides"]);
+    assert!(
+        code == Some(3) && text.contains("degraded: cannot store the overrides"),
+        "exit code {code:?}: {text}"
+    );
     fs::remove_file(filler).expect("remove the file");
     eventually("a retry stores the override", || not_kept(&fixture), Option::is_none);
     let remount =
@@ -403,7 +264,7 @@ fn a_drain_that_is_to_close_flows_changes_nothing_if_the_daemon_cannot_close_any
 
 #[test]
 fn impossible_requests_name_what_exists_and_change_nothing() {
-    let mut fixture = Fixture::new();
+    let fixture = Fixture::new();
     for (arguments, expected) in [
         (&["drain", "users", "127.0.0.1:1"][..], "127.0.0.1:8001"),
         (&["drain", "users", "9"], "127.0.0.1:8001"),
@@ -415,6 +276,10 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
         let (code, text) = run(&fixture, arguments);
         assert!(code == Some(1) && text.contains(expected), "{arguments:?}: exit code {code:?}: {text}");
     }
+    let (code, text) = run(&fixture, &["overrides", "--service", "user"]);
+    assert!(code == Some(1) && text.contains("services here are: users"), "{text}");
+    let nothing = "no overrides of service users on this host\n";
+    assert_eq!(good(&fixture, &["overrides", "--service", "users"]), nothing);
     let refused: Overridden = fixture.setup.document(&["drain", "users", "9"]);
     assert!(refused.refused.is_some() && refused.changed.is_empty(), "{refused:?}");
     let refused: serde_json::Value = fixture.setup.document(&["close", "users", "9"]);
@@ -426,17 +291,20 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
     assert_eq!(overrides(&fixture).overrides, []);
     good(&fixture, &["drain", "users", FIRST]);
     assert!(good(&fixture, &["drain", "users", FIRST]).contains(", as before"));
+    // The daemon hangs.
     fixture.daemon().signal(Signal::STOP);
+    // The command first checks that the daemon can drain and close, and sends no change to a daemon
+    // that does not answer.
+    let (code, text) = run(&fixture, &["drain", "users", ALL[1], "--close", "all", "--wait"]);
+    let expected = "does not answer: nothing was changed\n";
+    assert!(code == Some(1) && text.ends_with(expected), "exit code {code:?}: {text}");
     let (code, text) = run(&fixture, &["undrain", "users", FIRST]);
     let expected = "does not answer: the daemon may still make the change when it continues";
     assert!(code == Some(1) && text.contains(expected), "exit code {code:?}: {text}");
     fixture.daemon().signal(Signal::CONT);
-    fixture.stop();
-    for arguments in [&["drain", "users", FIRST][..], &["drain", "users", FIRST, "--close", "all"]] {
-        let (code, text) = run(&fixture, arguments);
-        assert!(
-            code == Some(1) && text.contains("the daemon is not running: nothing was changed"),
-            "{arguments:?}: exit code {code:?}: {text}"
-        );
-    }
+    let daemon = || fixture.setup.status().daemon;
+    eventually("the daemon has answered the earlier requests", daemon, Option::is_some);
+    let second = stage::address(ALL[1]);
+    let all = overrides(&fixture).overrides;
+    assert!(all.iter().all(|one| one.of.scope.backend != second), "{all:?}");
 }
