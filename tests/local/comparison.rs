@@ -37,10 +37,11 @@ fn shown(comparison: &Comparison) -> Vec<String> {
     lines
 }
 
-/// `--endpoints` compares a new list with the list in use, and reports faults of the new list.
+/// `--endpoints` compares a new list with the list in use. Without a daemon, `check` compares the
+/// file with the maps, which contain only some of the keys.
 #[test]
-fn an_endpoint_list_is_previewed_against_the_one_in_use() {
-    let fixture = Fixture::new();
+fn a_file_is_compared_with_the_running_daemon_and_without_one_with_the_maps() {
+    let mut fixture = Fixture::new();
     let path = fixture.setup.folder.join("socklb.toml");
     let path = path.to_str().expect("the path is UTF-8");
     let preview = |list: &str| {
@@ -67,12 +68,6 @@ fn an_endpoint_list_is_previewed_against_the_one_in_use() {
     let same = fixture.setup.run(&["check", path, "--against-running"]);
     let text = String::from_utf8_lossy(&same.stdout);
     assert!(text.ends_with("compared with the running daemon\nnothing would change\n"), "{same:?}");
-}
-
-/// Without a daemon, `check` compares the file with the maps, which contain only some of the keys.
-#[test]
-fn without_a_daemon_a_file_is_compared_with_the_maps() {
-    let mut fixture = Fixture::new();
     write_another(&fixture);
     fixture.stop();
     let comparison = compared(&fixture, "new.toml");

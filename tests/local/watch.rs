@@ -19,7 +19,7 @@ fn watching(fixture: &Fixture, columns: u16, rows: u16) -> Terminal {
 }
 
 #[test]
-fn every_end_of_watch_restores_the_terminal() {
+fn every_end_and_stop_of_watch_restores_the_terminal() {
     let fixture = Fixture::new();
     let check = |end: &dyn Fn(&mut Terminal), code: i32| {
         let mut terminal = watching(&fixture, 100, 24);
@@ -36,11 +36,31 @@ fn every_end_of_watch_restores_the_terminal() {
     for end in [Signal::TERM, Signal::HUP] {
         check(&|terminal| signal(terminal.program(), end), 128 + end.as_raw());
     }
+    // The terminal is also restored while the command is stopped.
+    let mut terminal = watching(&fixture, 100, 24);
+    let is_stopped = |terminal: &Terminal| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", terminal.program().id())).expect("read");
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    terminal.types("\x1a");
+    eventually("the command is stopped", || is_stopped(&terminal), |is_stopped| *is_stopped);
+    eventually("the screen is restored", || terminal.is_taken(), |is_taken| !is_taken);
+    assert!(!terminal.is_raw());
+    signal(terminal.program(), Signal::CONT);
+    eventually("the screen is taken again", || terminal.is_taken(), |is_taken| *is_taken);
+    terminal.types("q");
+    assert_eq!(terminal.ended().code(), Some(0));
+    eventually("the screen is restored", || terminal.is_taken(), |is_taken| !is_taken);
+    assert!(!terminal.is_raw());
+    // The command reports a misspelt name before it switches to the alternate screen.
+    let mut terminal = Terminal::start(fixture.setup.socklb(&["status", "wep", "--watch"]), 100, 24);
+    assert_eq!(terminal.ended().code(), Some(1));
+    assert_eq!(terminal.written(), "");
 }
 
 #[test]
-fn the_view_fits_every_size_of_the_terminal() {
-    let fixture = Fixture::new();
+fn the_view_fits_the_terminal_and_shows_failed_reads() {
+    let mut fixture = Fixture::new();
     let mut terminal = watching(&fixture, 120, 24);
     let whole =
         terminal.shows("the whole status", |rows| rows.iter().any(|row| row.contains("127.0.0.1:8003")));
@@ -61,14 +81,6 @@ fn the_view_fits_every_size_of_the_terminal() {
     terminal.shows("the last rows", |rows| rows.last() == Some(&last));
     terminal.resize(120, 24);
     terminal.shows("the whole status again", |rows| rows.len() == whole.len());
-    terminal.types("q");
-    assert_eq!(terminal.ended().code(), Some(0));
-}
-
-#[test]
-fn a_failed_read_is_reported_and_retried() {
-    let mut fixture = Fixture::new();
-    let mut terminal = watching(&fixture, 100, 24);
     fixture.stop();
     terminal.shows("the row that reports a missing daemon", |rows| rows[0].starts_with("no daemon answers"));
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
@@ -86,34 +98,4 @@ fn a_failed_read_is_reported_and_retried() {
     });
     terminal.types("q");
     assert_eq!(terminal.ended().code(), Some(0));
-}
-
-/// `status --watch` restores the terminal while it is stopped.
-#[test]
-fn watch_can_be_stopped_and_continued() {
-    let fixture = Fixture::new();
-    let mut terminal = watching(&fixture, 100, 24);
-    let is_stopped = |terminal: &Terminal| {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", terminal.program().id())).expect("read");
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    };
-    terminal.types("\x1a");
-    eventually("the command is stopped", || is_stopped(&terminal), |is_stopped| *is_stopped);
-    eventually("the screen is restored", || terminal.is_taken(), |is_taken| !is_taken);
-    assert!(!terminal.is_raw());
-    signal(terminal.program(), Signal::CONT);
-    eventually("the screen is taken again", || terminal.is_taken(), |is_taken| *is_taken);
-    terminal.types("q");
-    assert_eq!(terminal.ended().code(), Some(0));
-    eventually("the screen is restored", || terminal.is_taken(), |is_taken| !is_taken);
-    assert!(!terminal.is_raw());
-}
-
-/// The command reports a misspelt name before it switches to the alternate screen.
-#[test]
-fn a_failed_first_read_is_an_error() {
-    let fixture = Fixture::new();
-    let mut terminal = Terminal::start(fixture.setup.socklb(&["status", "wep", "--watch"]), 100, 24);
-    assert_eq!(terminal.ended().code(), Some(1));
-    assert_eq!(terminal.written(), "");
 }
