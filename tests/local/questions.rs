@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Signal;
 use stage::daemon::failure;
 use stage::fixture::Fixture;
-use stage::{Cgroup, Daemon, Setup, Stage, eventually};
+use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually};
 
 fn socket(setup: &Setup) -> PathBuf {
     setup.folder.join("run/socklb.sock")
@@ -127,15 +127,43 @@ fn at_most_half_of_the_connections_may_wait() {
     assert!(code == 200 && body.contains("elsewhere"), "status {code}: {body}");
 }
 
-/// A stopped daemon accepts no connection. When its queue is full, a blocking connect would never
-/// return.
+/// A cgroup remains covered while the daemon hangs, and commands respect their time limit. When the
+/// queue of the daemon's socket is full, a blocking connect would never return.
 #[test]
-fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
+fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs_also_with_a_full_queue() {
     let mut fixture = Fixture::without_daemon();
     // This limit belongs to the stage's network namespace.
     std::fs::write("/proc/sys/net/core/somaxconn", "8").expect("make queues short");
     fixture.start();
+    let mut inside = fixture.probe();
     fixture.daemon().signal(Signal::STOP);
+    let config = fixture.setup.folder.join("socklb.toml");
+    let config = config.to_str().expect("the path is UTF-8");
+    let check = |inside: &mut Probe, why: &str| {
+        let mut exec = fixture.setup.socklb(&["exec", "web", "--timeout", "8", "--"]);
+        let exec = stage::daemon::finish(exec.arg(stage::program("socklb")).arg("--version"));
+        assert_eq!(failure(&exec), (Some(0), String::new()));
+        assert_eq!(inside.socklb(&fixture.setup, &["wait", "web", "--timeout", "8"]), 0);
+        // The test itself is in another cgroup.
+        let begun = Instant::now();
+        let (code, text) = failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
+        assert!(code == Some(1) && text.contains("within 1 s") && text.contains(why), "{text}");
+        assert!(
+            begun.elapsed() < stage::patience(),
+            "the time limit also applies to the search for the reason: {:?}",
+            begun.elapsed()
+        );
+        let status = fixture.setup.run(&["status"]);
+        let text = String::from_utf8_lossy(&status.stdout).into_owned();
+        assert!(text.contains("service users") && text.contains("does not answer"), "{text}");
+        assert_eq!(status.status.code(), Some(3), "{text}");
+        let explain = fixture.setup.run(&["explain", "users", "--config", config]);
+        let (code, text) = failure(&explain);
+        assert!(code == Some(0) && text.contains("does not answer"), "{text}");
+        let text = String::from_utf8_lossy(&explain.stdout).into_owned();
+        assert!(text.contains("from the configuration"), "{text}");
+    };
+    check(&mut inside, "does not answer");
     let path = SocketAddrUnix::new(socket(&fixture.setup)).expect("the path fits");
     let mut queue = Vec::new();
     let enter = || {
@@ -148,15 +176,12 @@ fn commands_do_not_wait_for_a_stopped_daemon_with_a_full_queue() {
     };
     let full = eventually("the queue is full", enter, |entered| *entered == Err(Errno::AGAIN));
     assert_eq!(full, Err(Errno::AGAIN));
-    let config = fixture.setup.folder.join("socklb.toml");
-    let (code, text) =
-        failure(&fixture.setup.run(&["run", "--config", config.to_str().expect("the path is UTF-8")]));
+    check(&mut inside, "Resource temporarily unavailable");
+    let (code, text) = failure(&fixture.setup.run(&["run", "--config", config]));
     assert!(
         code == Some(1) && text.contains("another socklb process answers on this socket"),
         "exit code {code:?}: {text}"
     );
-    let status = fixture.setup.status();
-    assert!(stage::faults_of(&status)[0].contains("does not answer"), "{status:?}");
     drop(queue);
     fixture.daemon().signal(Signal::CONT);
     eventually("the daemon answers again", || fixture.setup.status(), |status| status.daemon.is_some());

@@ -1,7 +1,7 @@
 //! The client's service stops and starts: its cgroup is removed and created again, and the new
 //! cgroup is covered before the service dials.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use lb_view::diagnosis::{Diagnosis, Severity};
 use stage::{Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
@@ -13,28 +13,7 @@ fn degraded(setup: &Setup) -> Option<i32> {
 }
 
 #[test]
-fn a_cgroup_created_later_is_attached_at_once() {
-    let stage = Stage::new();
-    let cgroup = Cgroup::absent();
-    let setup = Setup::new(&stage, "a");
-    let _backend = stage::Backend::start("b1", "127.0.0.1:8001");
-    let _daemon = Daemon::start(&setup, &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
-    assert_eq!(degraded(&setup), Some(3));
-    let status = setup.status();
-    let path = cgroup.relative();
-    let fault = format!(
-        "client web: cgroup {} does not exist; the daemon attaches the client when the cgroup appears",
-        path.display()
-    );
-    assert_eq!(stage::faults_of(&status), [fault], "the fault is reported once");
-    cgroup.create();
-    eventually("the cgroup is attached", || degraded(&setup), |code| *code == Some(0));
-    look(|| setup.client().cgroup_id).becomes(Some(cgroup.id()));
-    assert_eq!(Probe::start(&cgroup).dial(SERVICE).name, "b1");
-}
-
-#[test]
-fn a_cgroup_created_with_its_parents_is_attached() {
+fn a_cgroup_created_later_is_attached_at_once_also_with_its_parents() {
     let stage = Stage::new();
     let outer = Cgroup::absent();
     let setup = Setup::new(&stage, "a");
@@ -43,22 +22,36 @@ fn a_cgroup_created_with_its_parents_is_attached() {
     let inner = outer.relative().join("slice/service");
     let text = text.replace(&outer.relative().display().to_string(), &inner.display().to_string());
     let _daemon = Daemon::start(&setup, &text);
+    let fault = format!(
+        "client web: cgroup {} does not exist; the daemon attaches the client when the cgroup appears",
+        inner.display()
+    );
     for _ in 0..2 {
+        assert_eq!(degraded(&setup), Some(3), "a client without its cgroup is degraded");
+        look(|| setup.faults()).becomes([fault.clone()]);
         outer.create();
         std::fs::create_dir(outer.path().join("slice")).expect("make the slice");
         let service = outer.child("slice/service");
         eventually("the cgroup is attached", || degraded(&setup), |code| *code == Some(0));
+        look(|| setup.client().cgroup_id).becomes(Some(service.id()));
         let mut probe = Probe::start(&service);
         assert_eq!(probe.dial(SERVICE).name, "b1");
         drop((probe, service));
         outer.remove();
-        assert_eq!(degraded(&setup), Some(3), "a client without its cgroup is degraded");
     }
+    assert_eq!(degraded(&setup), Some(3));
 }
 
 #[test]
-fn wait_returns_when_the_cgroup_is_covered() {
-    let fixture = Fixture::new();
+fn wait_returns_when_the_cgroup_is_covered_and_otherwise_reports_why() {
+    let mut fixture = Fixture::without_daemon();
+    // A service that starts before the daemon waits for the daemon.
+    let mut early = fixture.probe();
+    early.start_socklb(&fixture.setup, &["wait", "web"]);
+    fixture.start();
+    assert_eq!(early.finish_socklb(), 0);
+    assert_eq!(early.dial_many(SERVICE, 30).len(), 3);
+    early.kill();
     // The cgroup was covered before the process was started.
     assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web"]), 0);
     // The cgroup is new: the waiting process is in a cgroup that the daemon has not seen yet.
@@ -72,106 +65,34 @@ fn wait_returns_when_the_cgroup_is_covered() {
     // A child of the client's cgroup is covered, too.
     let inside = fixture.cgroup.child("inside");
     assert_eq!(Probe::start(&inside).socklb(&fixture.setup, &["wait", "web"]), 0);
+    drop(inside);
+    wait_fails_with_the_reason(&mut fixture);
 }
 
-#[test]
-fn wait_reports_why_it_cannot_succeed() {
-    let mut fixture = Fixture::new();
-    let wait = |arguments: &[&str]| stage::daemon::failure(&fixture.setup.run(arguments));
-    let (code, text) = wait(&["wait", "cron"]);
+fn wait_fails_with_the_reason(fixture: &mut Fixture) {
+    let wait = |fixture: &Fixture, arguments: &[&str]| stage::daemon::failure(&fixture.setup.run(arguments));
+    let (code, text) = wait(fixture, &["wait", "cron"]);
     assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
     // The test itself is in another cgroup.
-    let (code, text) = wait(&["wait", "web"]);
+    let (code, text) = wait(fixture, &["wait", "web"]);
     let path = fixture.cgroup.path().display().to_string();
     assert!(
         code == Some(1) && text.contains(&path) && text.contains("this process is in another cgroup"),
         "{text}"
     );
     fixture.stop();
-    let (code, text) = stage::daemon::failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
+    let (code, text) = wait(fixture, &["wait", "web", "--timeout", "1"]);
     assert!(code == Some(1) && text.contains("no daemon is running"), "{text}");
     // After the daemon has ended, the attached programs still cover the cgroup.
     assert_eq!(fixture.probe().socklb(&fixture.setup, &["wait", "web", "--timeout", "1"]), 0);
 }
 
-/// A service that starts before the daemon waits for the daemon.
-#[test]
-fn wait_succeeds_once_the_daemon_starts() {
-    let mut fixture = Fixture::without_daemon();
-    let mut probe = fixture.probe();
-    probe.start_socklb(&fixture.setup, &["wait", "web"]);
-    fixture.start();
-    assert_eq!(probe.finish_socklb(), 0);
-    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
-}
-
+/// exec creates the client's cgroup, but no cgroup for a mistyped path while the client is attached
+/// to another cgroup.
 #[test]
 fn exec_starts_a_command_in_a_covered_cgroup() {
     let fixture = Fixture::new();
     // The cgroup is gone, as after a stop of the service, so exec makes it.
-    fixture.cgroup.remove();
-    let probe = stage::program("probe");
-    let inner = fixture.cgroup.path().display().to_string();
-    let mut command = fixture.setup.socklb(&["exec", "web", "--"]);
-    command.arg(probe).arg(&inner);
-    let mut probe = Probe::of(&mut command);
-    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
-    assert_eq!(
-        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
-        0
-    );
-}
-
-#[test]
-fn exec_of_an_unstartable_program_exits_like_a_shell() {
-    let fixture = Fixture::new();
-    for (client, program, code, expected) in [
-        ("web", "/no/such/program", 127, "/no/such/program"),
-        ("web", "/proc/self/status", 126, "/proc/self/status"),
-        ("cron", "true", 1, "clients here are: web"),
-    ] {
-        let (ended, text) = stage::daemon::failure(&fixture.setup.run(&["exec", client, "--", program]));
-        assert!(ended == Some(code) && text.contains(expected), "exit code {ended:?}: {text}");
-    }
-}
-
-/// A cgroup remains covered while the daemon hangs, and the commands respect their time limit.
-#[test]
-fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs() {
-    let fixture = Fixture::new();
-    let mut inside = fixture.probe();
-    fixture.daemon().signal(rustix::process::Signal::STOP);
-    let mut exec = fixture.setup.socklb(&["exec", "web", "--timeout", "8", "--"]);
-    let exec = stage::daemon::finish(exec.arg(stage::program("socklb")).arg("--version"));
-    assert_eq!(stage::daemon::failure(&exec), (Some(0), String::new()));
-    assert_eq!(inside.socklb(&fixture.setup, &["wait", "web", "--timeout", "8"]), 0);
-    // The test itself is in another cgroup.
-    let begun = std::time::Instant::now();
-    let (code, text) = stage::daemon::failure(&fixture.setup.run(&["wait", "web", "--timeout", "1"]));
-    assert!(code == Some(1) && text.contains("within 1 s") && text.contains("does not answer"), "{text}");
-    assert!(
-        begun.elapsed() < stage::patience(),
-        "the time limit also applies to the search for the reason: {:?}",
-        begun.elapsed()
-    );
-    let status = fixture.setup.run(&["status"]);
-    let text = String::from_utf8_lossy(&status.stdout).into_owned();
-    assert!(text.contains("service users") && text.contains("does not answer"), "{text}");
-    assert_eq!(status.status.code(), Some(3), "{text}");
-    let config = fixture.setup.folder.join("socklb.toml");
-    let explain =
-        fixture.setup.run(&["explain", "users", "--config", config.to_str().expect("the path is UTF-8")]);
-    let (code, text) = stage::daemon::failure(&explain);
-    assert!(code == Some(0) && text.contains("does not answer"), "{text}");
-    let text = String::from_utf8_lossy(&explain.stdout).into_owned();
-    assert!(text.contains("from the configuration"), "{text}");
-}
-
-/// exec reports that it creates a cgroup, and creates no cgroup for a mistyped path while the
-/// client is attached to another cgroup.
-#[test]
-fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
-    let fixture = Fixture::new();
     fixture.cgroup.remove();
     let exec = || {
         let mut exec = fixture.setup.socklb(&["exec", "web", "--"]);
@@ -184,7 +105,25 @@ fn exec_reports_the_cgroup_that_it_creates_and_refuses_a_mistyped_path() {
         "exit code {code:?}: {text}"
     );
     assert_eq!(exec(), (Some(0), String::new()));
-    eventually("the cgroup is attached", || degraded(&fixture.setup), |code| *code == Some(0));
+    // The command's first connect is balanced, although the cgroup is new.
+    fixture.cgroup.remove();
+    let mut command = fixture.setup.socklb(&["exec", "web", "--"]);
+    command.arg(stage::program("probe")).arg(&path);
+    let mut probe = Probe::of(&mut command);
+    assert_eq!(probe.dial_many(SERVICE, 30).len(), 3);
+    assert_eq!(
+        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
+        0
+    );
+    // A program that cannot be started has the exit code of a shell.
+    for (client, program, code, expected) in [
+        ("web", "/no/such/program", 127, "/no/such/program"),
+        ("web", "/proc/self/status", 126, "/proc/self/status"),
+        ("cron", "true", 1, "clients here are: web"),
+    ] {
+        let (ended, text) = stage::daemon::failure(&fixture.setup.run(&["exec", client, "--", program]));
+        assert!(ended == Some(code) && text.contains(expected), "exit code {ended:?}: {text}");
+    }
     let wrong = fixture.cgroup.relative().join("wrogn").display().to_string();
     let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     let right = format!("cgroup = \"{}\"", fixture.cgroup.relative().display());
@@ -209,37 +148,45 @@ fn an_inherited_socket_is_reported_as_uncovered() {
     let fixture = Fixture::new();
     let direct = std::net::TcpStream::connect("127.0.0.1:8001").expect("connect");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
-    for fd in [direct.as_raw_fd(), listener.as_raw_fd()] {
-        // SAFETY: the descriptor is open while the test runs.
-        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let inherit = |fd: BorrowedFd<'_>| {
         rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("make the socket inheritable");
-    }
+    };
+    [direct.as_fd(), listener.as_fd(), datagrams.as_fd()].into_iter().for_each(inherit);
     let mut probe = fixture.probe();
     probe.dial(SERVICE);
-    let sockets = || -> Vec<(Severity, String)> {
-        let Diagnosis { findings, .. } = fixture.setup.document(&["doctor", "--config", "socklb.toml"]);
+    let sockets = |arguments: &[&str]| -> Vec<(Severity, String)> {
+        let arguments = [&["doctor", "--config", "socklb.toml"], arguments].concat();
+        let Diagnosis { findings, .. } = fixture.setup.document(&arguments);
         let sockets = findings.into_iter().filter(|finding| finding.check == "sockets");
         sockets.map(|finding| (finding.state, finding.text)).collect()
     };
-    let found = sockets();
-    let uncovered: Vec<&String> =
-        found.iter().map(|(_, text)| text).filter(|t| t.contains("not covered")).collect();
-    assert_eq!(uncovered.len(), 2, "{found:?}");
-    assert!(uncovered.iter().any(|text| text.contains("connected to 127.0.0.1:8001")), "{found:?}");
-    assert!(uncovered.iter().any(|text| text.contains("it only listens")), "{found:?}");
-    assert!(uncovered.iter().all(|text| text.contains("of probe (pid")), "{found:?}");
+    let uncovered = |found: &[(Severity, String)]| -> Vec<String> {
+        found.iter().map(|(_, text)| text.clone()).filter(|text| text.contains("not covered")).collect()
+    };
+    let found = uncovered(&sockets(&[]));
+    assert_eq!(found.len(), 2, "the kernel does not list sockets that are not connected: {found:?}");
+    assert!(found.iter().any(|text| text.contains("connected to 127.0.0.1:8001")), "{found:?}");
+    assert!(found.iter().any(|text| text.contains("it only listens")), "{found:?}");
+    assert!(found.iter().all(|text| text.contains("of probe (pid")), "{found:?}");
+    // The sockets of one process are read from its descriptors.
+    let pid = probe.pid().to_string();
+    let of_process = sockets(&["--pid", &pid]);
+    for what in ["it is connected to 127.0.0.1:8001", "it sends datagrams"] {
+        let is_expected =
+            |(state, text): &&(Severity, String)| *state == Severity::Warning && text.ends_with(what);
+        assert_eq!(of_process.iter().filter(is_expected).count(), 1, "{what}: {of_process:#?}");
+    }
     // If a second process inherits the sockets, the message names both processes.
     let second = fixture.probe();
-    let found = sockets();
-    let together: Vec<&String> =
-        found.iter().map(|(_, text)| text).filter(|t| t.contains("not covered")).collect();
+    let found = uncovered(&sockets(&[]));
     let pids = [probe.pid(), second.pid()].map(|pid| format!("probe (pid {pid})"));
-    assert_eq!(together.len(), 2, "{found:?}");
-    assert!(together.iter().all(|text| pids.iter().all(|pid| text.contains(pid))), "{found:?}");
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found.iter().all(|text| pids.iter().all(|pid| text.contains(pid))), "{found:?}");
     drop(second);
     drop(probe);
-    drop((direct, listener));
+    drop((direct, listener, datagrams));
     let _probe = fixture.probe();
-    let found = sockets();
+    let found = sockets(&[]);
     assert!(found.iter().all(|(state, _)| *state == Severity::Ok), "{found:?}");
 }
