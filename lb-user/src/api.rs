@@ -684,6 +684,40 @@ mod tests {
 
     use super::*;
 
+    fn desk(queries: mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> Queries {
+        Queries {
+            status: Rounds::of(queries.clone(), |facts| json(&status::of(&Linux, facts))),
+            queries,
+            explaining: Arc::new(Semaphore::new(1)),
+            waiting: Arc::new(Semaphore::new(WAITERS)),
+            admins,
+        }
+    }
+
+    #[test]
+    fn a_user_without_permission_is_refused_with_those_who_have_it() {
+        let who = |user, group| PeerCredentials { user, groups: vec![group], process: 1 };
+        let (stranger, own) = (own_user() + 1, own_user());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let refused = |who: PeerCredentials, admins: Option<u32>| {
+            runtime.block_on(async {
+                let desk = desk(mpsc::channel(1).0, admins);
+                who_may_write(Some(Extension(who)), &desk, "users", "drain").err()
+            })
+        };
+        let because = |admins: &str| {
+            let text = format!(
+                "user {stranger} has no permission: only root, user {own} (the daemon's), and {admins} have this permission"
+            );
+            Some((StatusCode::FORBIDDEN, text))
+        };
+        assert_eq!(refused(who(stranger, 7), None), because("the members of the group in [admin] group"));
+        assert_eq!(refused(who(stranger, 7), Some(8)), because("the members of group 8 ([admin] group)"));
+        for permitted in [who(stranger, 8), who(own, 7), who(0, 7)] {
+            assert_eq!(refused(permitted, Some(8)), None);
+        }
+    }
+
     #[test]
     fn a_coverage_request_for_more_than_64_cgroups_is_refused() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -692,13 +726,7 @@ mod tests {
         let asked_for = |count: usize| {
             runtime.block_on(async {
                 let (queries, mut asked) = mpsc::channel(1);
-                let desk = Queries {
-                    status: Rounds::of(queries.clone(), |facts| json(&status::of(&Linux, facts))),
-                    queries,
-                    explaining: Arc::new(Semaphore::new(1)),
-                    waiting: Arc::new(Semaphore::new(WAITERS)),
-                    admins: None,
-                };
+                let desk = desk(queries, None);
                 let answering = tokio::spawn(async move {
                     let Some(ControllerQuery::Cover { cgroups, answer, .. }) = asked.recv().await else {
                         return 0;

@@ -50,9 +50,7 @@ fn json(status: &StatusDocument) -> String {
 /// `path`.
 fn taken_over(fixture: &mut Fixture, path: &Path) {
     let mut status = fixture.setup.status();
-    if fixture.daemon.is_some() {
-        fixture.stop();
-    }
+    fixture.stop();
     status.clients[0].configured_cgroup = Some(path.to_owned());
     let run = fixture.setup.folder.join("run");
     fs::remove_dir_all(&run).expect("remove the daemon's directory");
@@ -70,50 +68,13 @@ fn exec(setup: &Setup) -> Output {
     finish(exec.arg(stage::program("socklb")).arg("--version"))
 }
 
-/// The daemon's answer determines where root's `exec` writes: outside of cgroup2, `exec` must write
-/// nothing.
+/// Another process may replace the daemon's socket. The daemon's answer determines where root's
+/// `exec` writes: outside of cgroup2, `exec` must write nothing.
 #[test]
-fn exec_refuses_paths_outside_cgroup2_even_from_the_daemon() {
-    let mut fixture = Fixture::new();
-    let folder = fixture.setup.folder.join("trap");
-    fs::create_dir(&folder).expect("make a folder");
-    let victim = fixture.setup.write("victim", "of root\n");
-    symlink(&victim, folder.join("cgroup.procs")).expect("set the trap");
-    let mount = stage::cgroup::mount();
-    let paths: [PathBuf; 4] = [
-        folder.clone(),
-        folder.join("made"),
-        mount.join("../../../..").join(folder.strip_prefix("/").expect("absolute")).join("made"),
-        PathBuf::from("trap/made"),
-    ];
-    let (mut checked, status) = (0, fixture.setup.status());
-    for path in &paths {
-        if fixture.daemon.is_some() {
-            taken_over(&mut fixture, path);
-            // The pins belong to the foreign daemon's user, as if socklb ran as a separate user.
-            chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("change the pins' owner");
-        } else {
-            let mut status = status.clone();
-            status.clients[0].configured_cgroup = Some(path.clone());
-            let socket = fixture.setup.folder.join("run/socklb.sock");
-            fs::remove_file(&socket).expect("remove the daemon's socket");
-            lies(&socket, NOBODY, json(&status));
-        }
-        let (code, text) = failure(&exec(&fixture.setup));
-        assert_eq!(code, Some(1), "{}: {text}", path.display());
-        assert!(text.contains("leads out of the cgroup2 mount"), "{}: {text}", path.display());
-        checked += 1;
-    }
-    assert_eq!(checked, paths.len());
-    assert_eq!(stage::daemon::read(&victim), "of root\n");
-    assert!(!folder.join("made").exists());
-}
-
-/// Another process may replace the daemon's socket.
-#[test]
-fn root_refuses_a_daemon_of_a_user_that_does_not_own_the_pins() {
+fn root_refuses_a_foreign_daemon_and_paths_outside_cgroup2_even_from_the_daemon() {
     let mut fixture = Fixture::new();
     let cgroup = fixture.cgroup.path().to_owned();
+    let status = fixture.setup.status();
     taken_over(&mut fixture, &cgroup);
     let expected = format!("runs as user {NOBODY}, which is neither root nor the owner of");
     for output in [exec(&fixture.setup), fixture.setup.run(&["wait", "web"]), fixture.setup.run(&["status"])]
@@ -125,11 +86,29 @@ fn root_refuses_a_daemon_of_a_user_that_does_not_own_the_pins() {
     chown(&fixture.setup.pins, Some(NOBODY), Some(NOBODY)).expect("change the pins' owner");
     let (code, text) = failure(&exec(&fixture.setup));
     assert_eq!((code, text.as_str()), (Some(0), ""));
-}
-
-/// Runs socklb as a user that is a member of this group and owns no file.
-fn as_member_of(group: u32, fixture: &Fixture, arguments: &[&str]) -> Output {
-    as_user(&["--regid", &group.to_string(), "--clear-groups"], fixture, arguments)
+    let folder = fixture.setup.folder.join("trap");
+    fs::create_dir(&folder).expect("make a folder");
+    let victim = fixture.setup.write("victim", "of root\n");
+    symlink(&victim, folder.join("cgroup.procs")).expect("set the trap");
+    let mount = stage::cgroup::mount();
+    let paths: [PathBuf; 4] = [
+        folder.clone(),
+        folder.join("made"),
+        mount.join("../../../..").join(folder.strip_prefix("/").expect("absolute")).join("made"),
+        PathBuf::from("trap/made"),
+    ];
+    for path in &paths {
+        let mut status = status.clone();
+        status.clients[0].configured_cgroup = Some(path.clone());
+        let socket = fixture.setup.folder.join("run/socklb.sock");
+        fs::remove_file(&socket).expect("remove the daemon's socket");
+        lies(&socket, NOBODY, json(&status));
+        let (code, text) = failure(&exec(&fixture.setup));
+        assert_eq!(code, Some(1), "{}: {text}", path.display());
+        assert!(text.contains("leads out of the cgroup2 mount"), "{}: {text}", path.display());
+    }
+    assert_eq!(stage::daemon::read(&victim), "of root\n");
+    assert!(!folder.join("made").exists());
 }
 
 /// Runs socklb as a user of the groups that these options of setpriv(1) set.
@@ -152,36 +131,53 @@ fn as_user(groups: &[&str], fixture: &Fixture, arguments: &[&str]) -> Output {
     finish(command.args(arguments))
 }
 
+/// Members of the group in `[admin]` may make changes, whether it is their primary group or a
+/// supplementary one. Other users may at most read, if the mode of the socket lets them open it.
+/// The log shows each call and its user.
 #[test]
-fn other_users_can_use_neither_the_daemon_nor_its_pins() {
-    let fixture = Fixture::new();
+fn members_of_the_admin_group_may_make_changes_and_other_users_at_most_read() {
+    const OTHERS: &str = "65532";
+    let mut fixture = Fixture::without_daemon();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = fs::read_to_string(&path).expect("read the configuration");
+    fs::write(&path, format!("{text}\n[admin]\ngroup = \"{NOBODY}\"\n")).expect("name a group");
+    fixture.start();
+    let nobody = NOBODY.to_string();
+    let readmit = ["readmit", "users", "127.0.0.1:8001"];
+    let close = ["close", "users", "127.0.0.1:8001"];
+    let drain = ["drain", "users", "127.0.0.1:8001"];
+    let others = ["--regid", OTHERS, "--clear-groups"];
+    let is_denied = |arguments: &[&str], expected: &str| {
+        let (code, text) = failure(&as_user(&others, &fixture, arguments));
+        assert!(code == Some(4) && text.contains(expected), "{arguments:?}: exit code {code:?}: {text}");
+    };
+    // A user of another group can use neither the daemon nor its pins.
     for arguments in
-        [&["status"][..], &["flows"], &["explain", "users"], &["wait", "web"], &["detach", "web"]]
+        [&["status"][..], &["flows"], &["explain", "users"], &["wait", "web"], &["detach", "web"], &readmit]
     {
-        let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
-        assert!(
-            code == Some(4) && text.contains("ermission denied"),
-            "{arguments:?}: exit code {code:?}: {text}"
-        );
+        is_denied(arguments, "ermission denied");
     }
-    assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3);
-}
-
-#[test]
-fn members_of_the_sockets_group_may_read_and_change_nothing() {
-    let fixture = Fixture::new();
+    for groups in [&["--regid", &nobody, "--clear-groups"][..], &["--regid", OTHERS, "--groups", &nobody]] {
+        let output = as_user(groups, &fixture, &readmit);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let expected = "client web, service users: 127.0.0.1:8001 was not ejected\n";
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    }
+    let output = as_user(&["--regid", &nobody, "--clear-groups"], &fixture, &close);
+    assert!(output.status.success(), "{output:?}");
+    let calls =
+        || fixture.daemon().log().lines().filter(|line| line.contains("requested a readmission")).count();
+    assert_eq!(calls(), 2, "{}", fixture.daemon().log());
+    assert!(fixture.daemon().log().contains("user=65533"), "{}", fixture.daemon().log());
+    // Even if the mode lets other users open the socket, they may only read from it.
     let socket = fixture.setup.folder.join("run/socklb.sock");
-    chown(&socket, None, Some(NOBODY)).expect("change the group of the socket");
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("open the socket to all users");
     for arguments in [&["status"][..], &["explain", "users"]] {
-        let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
+        let (code, text) = failure(&as_user(&others, &fixture, arguments));
         assert_eq!((code, text.as_str()), (Some(0), ""), "{arguments:?}");
     }
     for arguments in [&["flows"][..], &["detach", "web"]] {
-        let (code, text) = failure(&as_member_of(NOBODY, &fixture, arguments));
-        assert!(
-            code == Some(4) && text.contains("ermission denied"),
-            "{arguments:?}: exit code {code:?}: {text}"
-        );
+        is_denied(arguments, "ermission denied");
     }
     // Requests with a method other than GET are refused.
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
@@ -194,60 +190,18 @@ fn members_of_the_sockets_group_may_read_and_change_nothing() {
     }
     // Commands that change something are refused.
     for verb in [
-        &["readmit", "users", "127.0.0.1:8001"][..],
+        &readmit[..],
+        &close,
+        &drain,
         &["load", "freeze", "users"],
-        &["drain", "users", "127.0.0.1:8001"],
         &["undrain", "users", "127.0.0.1:8001"],
         &["weight", "users", "127.0.0.1:8001", "50%"],
     ] {
-        let (code, text) = failure(&as_member_of(NOBODY, &fixture, verb));
-        let expected =
-            "user 65533 has no permission: only root, user 0 (the daemon's), and the members of the group";
-        assert!(code == Some(4) && text.contains(expected), "exit code {code:?}: {text}");
+        is_denied(
+            verb,
+            "user 65533 has no permission: only root, user 0 (the daemon's), and the members of group 65534",
+        );
     }
-}
-
-/// Members of the group in `[admin]` may lift ejections, whether it is their primary group or a
-/// supplementary one. Other users may not, even if they can open the socket. The log shows each
-/// call and its user.
-#[test]
-fn members_of_the_admin_group_may_lift_ejections() {
-    const OTHERS: &str = "65532";
-    let mut fixture = Fixture::without_daemon();
-    let path = fixture.setup.folder.join("socklb.toml");
-    let text = fs::read_to_string(&path).expect("read the configuration");
-    fs::write(&path, format!("{text}\n[admin]\ngroup = \"{NOBODY}\"\n")).expect("name a group");
-    fixture.start();
-    let nobody = NOBODY.to_string();
-    let readmit = ["readmit", "users", "127.0.0.1:8001"];
-    for groups in [&["--regid", &nobody, "--clear-groups"][..], &["--regid", OTHERS, "--groups", &nobody]] {
-        let output = as_user(groups, &fixture, &readmit);
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
-        let expected = "client web, service users: 127.0.0.1:8001 was not ejected\n";
-        assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
-    }
-    let close = ["close", "users", "127.0.0.1:8001"];
-    let output = as_user(&["--regid", &nobody, "--clear-groups"], &fixture, &close);
-    assert!(output.status.success(), "{output:?}");
-    let calls =
-        || fixture.daemon().log().lines().filter(|line| line.contains("requested a readmission")).count();
-    assert_eq!(calls(), 2, "{}", fixture.daemon().log());
-    assert!(fixture.daemon().log().contains("user=65533"), "{}", fixture.daemon().log());
-    // A user of another group cannot open the socket. Even if the mode permits this, the daemon
-    // refuses the request.
-    let others = ["--regid", OTHERS, "--clear-groups"];
-    let (code, text) = failure(&as_user(&others, &fixture, &readmit));
-    assert!(code == Some(4) && text.contains("ermission denied"), "exit code {code:?}: {text}");
-    let socket = fixture.setup.folder.join("run/socklb.sock");
-    fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).expect("open the socket to all users");
-    let (code, text) = failure(&as_user(&others, &fixture, &readmit));
-    assert!(
-        code == Some(4)
-            && text.contains("user 65533 has no permission: only root, user 0 (the daemon's), and"),
-        "{text}"
-    );
-    let (code, text) = failure(&as_user(&others, &fixture, &close));
-    assert!(code == Some(4) && text.contains("user 65533 has no permission"), "exit code {code:?}: {text}");
     let log = fixture.daemon().log();
     assert!(
         log.contains("refused a change: the user has no permission")
@@ -256,6 +210,7 @@ fn members_of_the_admin_group_may_lift_ejections() {
             && log.contains("user=65533"),
         "{log}"
     );
+    assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3);
 }
 
 #[test]
@@ -295,11 +250,19 @@ fn run_instructions(text: &str) {
 }
 
 #[test]
-fn unsafe_directories_are_refused_with_their_remedy() {
+fn unsafe_directories_and_links_are_refused_with_their_remedy() {
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "a");
     setup.write("socklb.toml", &config(&cgroup, "{ static = ['127.0.0.1:8001'] }", ""));
+    // In a bpf file system that all users may write to, any user can create a file with the name of
+    // the pin directory.
+    fs::create_dir(stage.bpffs().join("other")).expect("make a directory");
+    symlink(stage.bpffs().join("other"), &setup.pins).expect("replace the pin directory with a link");
+    let (code, text) = start(&setup);
+    let expected = format!("{} is a symbolic link", setup.pins.display());
+    assert!(code == Some(1) && text.contains(&expected), "exit code {code:?}: {text}");
+    fs::remove_file(&setup.pins).expect("remove the link");
     let daemon = Daemon::start_again(&setup);
     assert_eq!(daemon.stop(), Some(0));
     let client = setup.pins_of("web");
@@ -338,21 +301,6 @@ fn unsafe_directories_are_refused_with_their_remedy() {
     let daemon = Daemon::start_again(&setup);
     look(|| setup.status().faults).becomes([]);
     assert_eq!(daemon.stop(), Some(0));
-}
-
-/// In a bpf file system that all users may write to, any user can create a file with the name of
-/// the pin directory.
-#[test]
-fn a_symbolic_link_in_place_of_the_pins_is_refused() {
-    let stage = Stage::new();
-    let cgroup = Cgroup::new();
-    let setup = Setup::new(&stage, "a");
-    setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
-    fs::create_dir(stage.bpffs().join("other")).expect("make a directory");
-    symlink(stage.bpffs().join("other"), &setup.pins).expect("replace the pin directory with a link");
-    let (code, text) = start(&setup);
-    let expected = format!("{} is a symbolic link", setup.pins.display());
-    assert!(code == Some(1) && text.contains(&expected), "exit code {code:?}: {text}");
 }
 
 /// Root runs `detach` on directories of the daemon's user. A symbolic link in them must not make
