@@ -47,59 +47,32 @@ fn add_client(fixture: &Fixture, cgroup: &Cgroup) {
     fixture.daemon().signal(Signal::HUP);
 }
 
-/// Removes a resource, changes the endpoint list and the clients, restores the resource, and checks
-/// that the daemon applies the changes.
-#[track_caller]
-fn changes_wait(
-    fixture: &Fixture,
-    mut probe: Probe,
-    take: impl FnOnce(&Daemon),
-    give_back: impl FnOnce(&Daemon),
-) {
-    let links = link_ids(&fixture.setup.pins_of("web"));
-    let second = Cgroup::new();
-    take(fixture.daemon());
-    fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
-    add_client(fixture, &second);
-    eventually("the daemon reports a fault", || status(fixture), |(code, _)| *code == Some(3));
-    give_back(fixture.daemon());
-    let wanted = ["127.0.0.1:8002", "127.0.0.1:8003"];
-    eventually("the daemon applies the list by itself", || addresses(fixture), |found| *found == wanted);
-    eventually(
-        "the daemon adds the client by itself",
-        || status(fixture),
-        |(code, text)| *code == Some(0) && text.contains("client second"),
-    );
-    assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
-    let counts = probe.stop_dialling();
-    assert!(!counts.is_empty() && counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    assert_eq!(Probe::start(&second).dial_many(SERVICE, 20).len(), 2);
-    eventually("every flow has ended", || fixture.setup.active(), |active| *active == 0);
-}
-
 #[test]
-fn changes_wait_while_descriptors_are_exhausted() {
-    let fixture = Fixture::new();
-    let probe = busy(&fixture);
-    changes_wait(
-        &fixture,
-        probe,
-        |daemon| daemon.leave_descriptors(Some(0)),
-        |daemon| {
-            daemon.leave_descriptors(None);
-        },
-    );
-}
-
-#[test]
-fn a_daemon_without_descriptors_stops_cleanly() {
+fn without_descriptors_changes_wait_and_the_daemon_stops_cleanly() {
     let mut fixture = Fixture::new();
     let probe = busy(&fixture);
+    let links = link_ids(&fixture.setup.pins_of("web"));
+    let second = Cgroup::new();
+    fixture.daemon().leave_descriptors(Some(0));
+    fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
+    add_client(&fixture, &second);
+    eventually("the daemon reports a fault", || status(&fixture), |(code, _)| *code == Some(3));
+    fixture.daemon().leave_descriptors(None);
+    let wanted = ["127.0.0.1:8002", "127.0.0.1:8003"];
+    eventually("the daemon applies the list by itself", || addresses(&fixture), |found| *found == wanted);
+    eventually(
+        "the daemon adds the client by itself",
+        || status(&fixture),
+        |(code, text)| *code == Some(0) && text.contains("client second"),
+    );
+    assert_eq!(Probe::start(&second).dial_many(SERVICE, 20).len(), 2);
     fixture.daemon().leave_descriptors(Some(0));
     fixture.stop();
     fixture.start();
     eventually("status reports no fault", || status(&fixture), |(code, _)| *code == Some(0));
+    assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
     all_reached(probe);
+    eventually("every flow has ended", || fixture.setup.active(), |active| *active == 0);
 }
 
 /// Whether a daemon has ended because of a failed allocation. Rust aborts a program if an
@@ -205,7 +178,7 @@ fn starts_or_reports(fixture: &Fixture, resource: Resource, amount: u64, words: 
 }
 
 #[test]
-fn a_start_with_too_few_descriptors_reports_it_and_changes_nothing() {
+fn a_start_with_too_few_descriptors_or_too_little_memory_reports_it_and_changes_nothing() {
     let mut fixture = Fixture::new();
     let probe = busy(&fixture);
     fixture.stop();
@@ -218,17 +191,6 @@ fn a_start_with_too_few_descriptors_reports_it_and_changes_nothing() {
         amounts.filter(|amount| starts_or_reports(&fixture, Resource::Nofile, *amount, &words)).collect();
     assert!(ran.contains(&1024), "{ran:?}");
     assert_eq!(link_ids(&fixture.setup.pins_of("web")), links);
-    fixture.start();
-    eventually("status reports no fault", || status(&fixture), |(code, _)| *code == Some(0));
-    all_reached(probe);
-}
-
-#[test]
-fn a_start_with_too_little_memory_reports_it_and_changes_nothing() {
-    let mut fixture = Fixture::new();
-    let probe = busy(&fixture);
-    fixture.stop();
-    let links = link_ids(&fixture.setup.pins_of("web"));
     // If the memory is too small for `socklb --version`, the kernel does not even start the
     // program.
     let amounts: Vec<u64> = (1..=16).map(|number| (number * 12) << 20).collect();
