@@ -5,25 +5,11 @@ use std::path::PathBuf;
 
 use rustix::thread::CapabilitySet;
 use stage::probe::without;
-use stage::protocol::Counts;
-use stage::{Daemon, Probe, address, eventually};
+use stage::{Daemon, Probe, address, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
 
-/// Asserts that no connect failed, and each was balanced.
-#[track_caller]
-fn no_failure(counts: &Counts) {
-    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    assert!(counts.values().sum::<u32>() > 0, "{counts:?}");
-}
-
-fn busy(fixture: &Fixture) -> Probe {
-    let mut probe = fixture.probe();
-    probe.start_dialling(SERVICE);
-    probe
-}
-
-/// Waits until the busy probe has made 200 more connects.
+/// Waits until the busy probes have made 200 more connects.
 fn some_connects(fixture: &Fixture) {
     let connects = || -> u64 {
         let backends = fixture.setup.backends("web", "users");
@@ -31,41 +17,6 @@ fn some_connects(fixture: &Fixture) {
     };
     let before = connects();
     eventually("the client makes more connects", connects, |now| *now > before + 200);
-}
-
-#[test]
-fn a_restart_fails_no_connect_and_loses_no_count() {
-    let mut fixture = Fixture::new();
-    let mut held = fixture.probe();
-    let open: Vec<_> = (0..6).map(|_| held.dial(SERVICE)).collect();
-    let mut probe = busy(&fixture);
-    for _ in 0..3 {
-        some_connects(&fixture);
-        fixture.stop();
-        some_connects(&fixture);
-        fixture.start();
-    }
-    some_connects(&fixture);
-    no_failure(&probe.stop_dialling());
-    fixture.setup.active_becomes(6);
-    for dialled in &open {
-        assert_eq!(held.peer(dialled.socket), address(SERVICE));
-        held.close(dialled.socket);
-    }
-    fixture.setup.active_becomes(0);
-}
-
-#[test]
-fn a_kill_fails_no_connect() {
-    let mut fixture = Fixture::new();
-    let mut probe = busy(&fixture);
-    for _ in 0..3 {
-        some_connects(&fixture);
-        fixture.daemon.take().expect("a daemon runs").kill();
-        some_connects(&fixture);
-        fixture.start();
-    }
-    no_failure(&probe.stop_dialling());
 }
 
 fn links(fixture: &Fixture) -> PathBuf {
@@ -82,24 +33,52 @@ fn programs(fixture: &Fixture) -> BTreeMap<String, u32> {
     links.map(program).collect()
 }
 
+/// The bug: when a daemon was killed and replaced, connects failed, or went to the service
+/// address itself.
 #[test]
-fn a_restart_of_the_same_build_retains_the_attached_programs() {
+fn r24_restarts_and_kills_fail_no_connect_lose_no_count_and_retain_the_programs() {
     let mut fixture = Fixture::new();
     let before = programs(&fixture);
     assert_eq!(before.len(), 10);
-    for _ in 0..2 {
-        fixture.stop();
-        fixture.start();
-        assert_eq!(programs(&fixture), before);
-        fixture.daemon.take().expect("a daemon runs").kill();
+    let mut held = fixture.probe();
+    let open: Vec<_> = (0..6).map(|_| held.dial(SERVICE)).collect();
+    let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
+    for probe in &mut probes {
+        probe.start_dialling(SERVICE);
+    }
+    for is_killed in [false, true, false, true] {
+        some_connects(&fixture);
+        if is_killed {
+            fixture.daemon.take().expect("a daemon runs").kill();
+        } else {
+            fixture.stop();
+        }
+        // `status` reports that the daemon is not running.
+        assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
+        some_connects(&fixture);
         fixture.start();
         assert_eq!(programs(&fixture), before);
     }
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    some_connects(&fixture);
+    for probe in &mut probes {
+        let counts = probe.stop_dialling();
+        assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+        assert!(counts.values().sum::<u32>() > 0, "{counts:?}");
+    }
+    assert_eq!(
+        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
+        0
+    );
+    fixture.setup.active_becomes(6);
+    for dialled in &open {
+        assert_eq!(held.peer(dialled.socket), address(SERVICE));
+        held.close(dialled.socket);
+    }
+    fixture.setup.active_becomes(0);
 }
 
 #[test]
-fn a_start_replaces_all_programs_if_an_attachment_differs() {
+fn a_start_replaces_all_programs_if_an_attachment_differs_or_cannot_be_inspected() {
     type Change = fn(&Fixture);
     fn connect4(fixture: &Fixture) -> PathBuf {
         links(fixture).join(format!("connect4@{}", fixture.cgroup.id()))
@@ -134,11 +113,7 @@ fn a_start_replaces_all_programs_if_an_attachment_differs() {
         );
         assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "{what}");
     }
-}
-
-#[test]
-fn a_start_replaces_attached_programs_that_it_cannot_inspect() {
-    let mut fixture = Fixture::new();
+    // Without CAP_SYS_ADMIN, the daemon cannot inspect the attached programs.
     let before: BTreeSet<u32> = programs(&fixture).into_values().collect();
     fixture.stop();
     let daemon = Daemon::spawn_with(&fixture.setup, |command| without(command, CapabilitySet::SYS_ADMIN));
@@ -148,63 +123,50 @@ fn a_start_replaces_attached_programs_that_it_cannot_inspect() {
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }
 
+/// The lock of a client's pins permits one daemon, and `detach` only without this daemon.
 #[test]
-fn detach_leaves_nothing_behind() {
+fn a_second_daemon_on_the_same_pins_is_refused_and_detach_leaves_nothing_behind() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open = probe.dial(SERVICE);
+    let before = fixture.setup.status();
+    let mut second = fixture.setup.clone();
+    second.folder = second.folder.join("second");
+    std::fs::create_dir(&second.folder).expect("make a folder");
+    second.write("socklb.toml", &config(&fixture.cgroup, "{ static = [] }", ""));
+    assert_eq!(Daemon::spawn(&second).wait(), Some(1));
+    let log = stage::daemon::read(&second.folder.join("log"));
+    assert!(log.contains("another socklb process has locked"), "{log}");
     let refused = fixture.setup.run(&["detach", "web"]);
     assert_eq!(refused.status.code(), Some(1), "`detach` fails while a daemon runs");
+    // The first daemon continues as before.
+    let after = fixture.setup.status();
+    assert_eq!(before.daemon, after.daemon);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    // `detach` removes a client that the running daemon does not use. The status names this command
+    // if a client is attached, but not configured.
     fixture.stop();
+    let elsewhere = stage::Cgroup::new();
+    let text = config(&elsewhere, r#"{ file = "users.toml" }"#, "").replace("\"web\"", "\"other\"");
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
     let done = fixture.setup.run(&["detach", "web"]);
     assert!(done.status.success(), "{done:?}");
-    assert!(!fixture.setup.pins.exists(), "`detach` also removes the directories of the pins");
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
     // Connects of the cgroup go to the dialled address.
     assert_eq!(probe.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
     assert_eq!(probe.peer(open.socket), fixture.backends[backend(&open.name)].address());
+    fixture.stop();
     let again = fixture.setup.run(&["detach", "web"]);
     assert_eq!(again.status.code(), Some(1), "`detach` fails when no pins exist");
+    assert!(fixture.setup.run(&["detach", "other"]).status.success());
+    assert!(!fixture.setup.pins.exists(), "`detach` also removes the directories of the pins");
     assert!(fixture.setup.run(&["detach", "--all"]).status.success());
 }
 
 fn backend(name: &str) -> usize {
     name.strip_prefix('b').and_then(|n| n.parse::<usize>().ok()).expect("the name has the form bN") - 1
-}
-
-#[test]
-fn flows_of_the_former_cgroup_of_a_client_still_end() {
-    let mut fixture = Fixture::new();
-    let mut before = fixture.probe();
-    let open: Vec<_> = (0..5).map(|_| before.dial(SERVICE)).collect();
-    fixture.stop();
-    let elsewhere = stage::Cgroup::new();
-    fixture.setup.write("socklb.toml", &config(&elsewhere, r#"{ file = "users.toml" }"#, ""));
-    fixture.start();
-    // The old cgroup is not balanced any more, but the new one is.
-    assert_eq!(before.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
-    assert_eq!(Probe::start(&elsewhere).dial_many(SERVICE, 30).values().sum::<u32>(), 30);
-    fixture.setup.active_becomes(5);
-    assert_eq!(before.peer(open[0].socket), address(SERVICE));
-    for dialled in open {
-        before.close(dialled.socket);
-    }
-    fixture.setup.active_becomes(0);
-    let cgroups = || -> BTreeSet<String> {
-        let links = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("list the links");
-        let cgroup =
-            |name: String| name.split_once('@').expect("a link's name contains a cgroup").1.to_owned();
-        links
-            .map(|link| {
-                cgroup(
-                    link.expect("read a directory entry")
-                        .file_name()
-                        .into_string()
-                        .expect("the link's name is UTF-8"),
-                )
-            })
-            .collect()
-    };
-    eventually("the old links are removed", cgroups, |cgroups| cgroups.len() == 1);
 }
 
 #[test]
@@ -301,34 +263,4 @@ fn tables_are_replaced_without_membarrier() {
     }
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());
-}
-
-/// The status names this command if a client is attached, but not configured.
-#[test]
-fn detach_removes_a_client_that_the_running_daemon_does_not_use() {
-    let mut fixture = Fixture::new();
-    fixture.stop();
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "").replace("\"web\"", "\"other\"");
-    fixture.setup.write("socklb.toml", &text);
-    fixture.start();
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
-    assert!(fixture.setup.run(&["detach", "web"]).status.success());
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
-}
-
-#[test]
-fn a_second_daemon_on_the_same_pins_is_refused() {
-    let fixture = Fixture::new();
-    let before = fixture.setup.status();
-    let mut second = fixture.setup.clone();
-    second.folder = second.folder.join("second");
-    std::fs::create_dir(&second.folder).expect("make a folder");
-    second.write("socklb.toml", &config(&fixture.cgroup, "{ static = [] }", ""));
-    assert_eq!(Daemon::spawn(&second).wait(), Some(1));
-    let log = stage::daemon::read(&second.folder.join("log"));
-    assert!(log.contains("another socklb process has locked"), "{log}");
-    // The first daemon continues as before.
-    let after = fixture.setup.status();
-    assert_eq!(before.daemon, after.daemon);
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
 }

@@ -1,13 +1,14 @@
 //! Tests for bugs of other balancers. Each test has the name of the effect, and the number of the
 //! bug in docs/design/bugs-of-others.md.
 //!
-//! R9 (a cgroup that is created again), R10 (cgroup namespaces), R24 (daemons that stop and start),
-//! R25 (the verifier) and R29 (services that restart) have longer tests elsewhere; the tests in
-//! this file show the bugs themselves.
+//! R9 (a cgroup that is created again), R10 (cgroup namespaces), R25 (the verifier) and R29
+//! (services that restart) have longer tests elsewhere; the tests in this file show the bugs
+//! themselves. R24 (daemons that stop and start) is in the module `lifecycle`.
 
 use std::path::PathBuf;
 
 use lb_common::abi::{Service, map};
+use lb_view::diagnosis::{Diagnosis, Severity};
 use stage::maps::array;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, look};
 
@@ -28,7 +29,31 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     fixture.write_endpoints(&entries);
     fixture.start();
     let mut probe = fixture.probe();
-    for _ in 0..300 {
+    // The doctor reports nearly full maps before they are full. The overflow table has room for the
+    // same number of flows. Without fetching atomics all flows are in the overflow table.
+    let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
+        [
+            (60, Severity::Ok, "128 flow_records (64, and the same number in the overflow table)"),
+            (118, Severity::Warning, "128 flow_records"),
+        ]
+    } else {
+        [(50, Severity::Ok, "64 flow_records"), (60, Severity::Warning, "64 flow_records")]
+    };
+    let config = fixture.setup.folder.join("socklb.toml").display().to_string();
+    for (flows, expected, room) in looks {
+        // A flow for which both tables have no room is not counted.
+        let open = || {
+            probe.dial(SERVICE);
+            fixture.setup.active()
+        };
+        eventually("so many flows are open", open, |active| *active == flows);
+        let Diagnosis { findings, .. } = fixture.setup.document(&["doctor", "--config", &config]);
+        let limits: Vec<_> = findings.iter().filter(|finding| finding.check == "limits").collect();
+        let text = format!("{flows} of {room}");
+        let named = limits.iter().any(|finding| finding.state == expected && finding.text.contains(&text));
+        assert!(named, "{limits:?}");
+    }
+    for _ in 0..200 {
         probe.dial(SERVICE);
     }
     let outcomes = fixture.setup.service().outcomes;
@@ -47,25 +72,6 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     });
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-}
-
-/// The bug: connects to a service without backends failed with EPERM, which clients take as a sign
-/// of a firewall.
-#[test]
-fn r7_a_service_without_backends_fails_with_its_errno_and_never_eperm() {
-    for (name, errno) in [("ECONNREFUSED", libc::ECONNREFUSED), ("EHOSTUNREACH", libc::EHOSTUNREACH)] {
-        let fixture = Fixture::without_daemon();
-        let text = config(&fixture.cgroup, "{ static = [] }", &format!("on_no_backend = \"{name}\""));
-        let _daemon = Daemon::start(&fixture.setup, &text);
-        let mut probe = fixture.probe();
-        assert_eq!(probe.try_dial(SERVICE).map(|dialled| dialled.name), Err(stage::kernel::refusal(errno)));
-        // The errno is the same for IPv4 in IPv6 form, and for a non-blocking call.
-        assert_eq!(
-            probe.try_dial("[::ffff:10.96.0.10]:80").map(|dialled| dialled.name),
-            Err(stage::kernel::refusal(errno))
-        );
-        assert_eq!(probe.try_start_connect(SERVICE), Err(stage::kernel::refusal(errno)));
-    }
 }
 
 /// The bug: links stayed on the removed cgroup, updates succeeded, the status showed "enabled", and
@@ -151,32 +157,6 @@ fn r11_neighbouring_programs_are_listed_and_later_rewrites_are_detected() {
     assert_eq!(dialled.name, "ours");
     probe.close(dialled.socket);
     look(|| setup.backends("web", "users")[0].diverted).becomes(1);
-}
-
-/// The bug: when a daemon was killed and replaced by a newer or an older one, connects failed, or
-/// went to the service address itself.
-#[test]
-fn r24_a_kill_under_load_leaks_no_connect() {
-    let mut fixture = Fixture::new();
-    let mut probes: Vec<Probe> = (0..2).map(|_| fixture.probe()).collect();
-    for probe in &mut probes {
-        probe.start_dialling(SERVICE);
-    }
-    for _ in 0..3 {
-        fixture.daemon.take().expect("a daemon runs").kill();
-        // `status` reports that the daemon is not running.
-        assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
-        fixture.start();
-    }
-    for probe in &mut probes {
-        let counts = probe.stop_dialling();
-        assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    }
-    assert_eq!(
-        look(|| fixture.setup.client().not_a_service).now("a connect is counted before it returns"),
-        0
-    );
-    fixture.setup.active_becomes(0);
 }
 
 /// The bug: a program that had grown past the verifier's limits loaded with small tables and failed

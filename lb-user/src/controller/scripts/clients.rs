@@ -434,9 +434,11 @@ fn clients_that_swap_cgroups_are_always_balanced() {
     });
 }
 
+/// Flows of the old cgroup end as usual. Its last links are removed after that.
 #[test]
 fn a_client_that_moves_leaves_its_old_cgroup() {
     script("", |stage| {
+        stage.connect().expect("all backends accept connects");
         let (before, after) = (stage.place, stage.kernel.make_cgroup(&cgroup_path("b")));
         stage.clients(&[("web", "b")]);
         stage.stop_faults();
@@ -444,6 +446,17 @@ fn a_client_that_moves_leaves_its_old_cgroup() {
         assert_eq!(stage.dial(30), 0);
         assert!(!stage.reaches(before));
         assert_eq!(stage.faults(), [""; 0]);
+        let links = |stage: &Stage| {
+            let kernel = stage.task().datapath().kernel();
+            (
+                kernel.begins_at().expect("faults are off"),
+                kernel.has_old_links(after.0).expect("faults are off"),
+            )
+        };
+        assert_eq!(links(stage), (vec![after.0], true));
+        stage.close_all();
+        stage.stop_faults();
+        assert_eq!(links(stage), (vec![after.0], false));
     });
 }
 
