@@ -17,7 +17,7 @@ fn doctor(setup: &Setup) -> (Option<i32>, Vec<Finding>) {
 }
 
 /// The findings of one check: severity, text and help.
-fn of<'a>(findings: &'a [Finding], check: &str) -> Vec<(Severity, &'a str, Option<&'a str>)> {
+pub fn of<'a>(findings: &'a [Finding], check: &str) -> Vec<(Severity, &'a str, Option<&'a str>)> {
     let of = findings.iter().filter(|finding| finding.check == check);
     of.map(|finding| (finding.state, finding.text.as_str(), finding.help.as_deref())).collect()
 }
@@ -71,6 +71,19 @@ fn every_problem_is_reported_with_its_remedy() {
         assert_eq!(code, Some(3));
     };
     check(&fixture.setup, "daemon", Severity::Warning, "no daemon answers", "systemctl start socklb");
+    // A user renames the pin directory: the programs continue with their tables, but no command
+    // finds them.
+    let version = fixture.setup.pins_of("web").parent().expect("the pins have a parent directory").to_owned();
+    std::fs::rename(&version, version.with_file_name("x1")).expect("move the pins");
+    let (code, findings) = doctor(&fixture.setup);
+    let programs = of(&findings, "other programs");
+    let named = programs
+        .iter()
+        .filter(|(state, text, _)| *state == Severity::Warning && text.contains("socklb_connect4"));
+    assert_eq!((code, named.count()), (Some(3), 1), "{programs:?}");
+    std::fs::rename(version.with_file_name("x1"), &version).expect("move them back");
+    let (_, findings) = doctor(&fixture.setup);
+    assert_eq!(of(&findings, "other programs")[0].0, Severity::Ok);
     fixture.setup.write(
         "socklb.toml",
         &config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "")
@@ -107,36 +120,6 @@ fn every_problem_is_reported_with_its_remedy() {
     let elsewhere = fixture.setup.folder.join("pins");
     fixture.setup.pins = elsewhere;
     check(&fixture.setup, "bpffs", Severity::Problem, "is not on a bpf file system", "mount -t bpf");
-}
-
-/// For a user without privileges, the doctor names each missing privilege and the command that
-/// grants it.
-#[test]
-fn missing_privileges_are_reported() {
-    let stage = Stage::new();
-    let setup = Setup::new(&stage, "a");
-    let cgroup = Cgroup::new();
-    let path = setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
-    let mut command = crate::faults::as_nobody(&stage, &setup, &[]);
-    let output = stage::daemon::finish(command.args(["doctor", "--json", "--config"]).arg(path));
-    assert_eq!(output.status.code(), Some(3));
-    let Diagnosis { findings, .. } = serde_json::from_slice(&output.stdout).expect("the text is JSON");
-    let found = of(&findings, "privileges");
-    let missing = [
-        (Severity::Problem, "CAP_BPF"),
-        (Severity::Problem, "CAP_NET_ADMIN"),
-        (Severity::Note, "CAP_PERFMON"),
-    ];
-    for (state, capability) in missing {
-        let named = found.iter().any(|(s, text, help)| {
-            *s == state && text.starts_with(capability) && help.is_some() == (capability == "CAP_PERFMON")
-        });
-        assert!(named, "{capability} is not in {found:?}");
-    }
-    // One command grants all missing capabilities. Only an administrator can run it.
-    let given = found.iter().find_map(|(_, _, help)| *help).expect("the finding has a help text");
-    assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
-    assert_eq!(of(&findings, "programs")[0].0, Severity::Problem);
 }
 
 /// Two daemons with separate pins are attached to one cgroup. Each daemon reports the other, even
@@ -176,25 +159,6 @@ fn two_daemons_on_one_cgroup_report_each_other() {
             && help.is_some_and(|help| help.contains("socklb detach --all --pins"))
     };
     assert_eq!((code, programs.iter().filter(ours).count()), (Some(3), 10), "{programs:?}");
-}
-
-/// If a user renames the pin directory, the programs continue with their tables, but no command
-/// finds them.
-#[test]
-fn programs_with_moved_pins_are_reported() {
-    let mut fixture = Fixture::new();
-    fixture.stop();
-    let version = fixture.setup.pins_of("web").parent().expect("the pins have a parent directory").to_owned();
-    std::fs::rename(&version, version.with_file_name("x1")).expect("move the pins");
-    let (code, findings) = doctor(&fixture.setup);
-    let programs = of(&findings, "other programs");
-    let named = programs
-        .iter()
-        .filter(|(state, text, _)| *state == Severity::Warning && text.contains("socklb_connect4"));
-    assert_eq!((code, named.count()), (Some(3), 1), "{programs:?}");
-    std::fs::rename(version.with_file_name("x1"), &version).expect("move them back");
-    let (_, findings) = doctor(&fixture.setup);
-    assert_eq!(of(&findings, "other programs")[0].0, Severity::Ok);
 }
 
 /// The exit code and the findings of `doctor` about one process.
@@ -253,90 +217,6 @@ fn the_coverage_of_a_process_is_reported() {
     );
 }
 
-#[test]
-fn inherited_uncovered_sockets_are_reported() {
-    let fixture = Fixture::new();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("listen");
-    let connected = std::net::TcpStream::connect(listener.local_addr().expect("the listener has an address"))
-        .expect("connect");
-    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
-    let inherit = |fd: std::os::fd::BorrowedFd<'_>| {
-        rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).expect("make the socket inheritable");
-    };
-    use std::os::fd::AsFd as _;
-    inherit(connected.as_fd());
-    inherit(datagrams.as_fd());
-    let mut command = std::process::Command::new("/usr/bin/sleep");
-    fixture.cgroup.enter(&mut command);
-    let process = stage::daemon::ChildGuard::of(command.arg("60").spawn().expect("start a process"));
-    let (code, findings) = doctor_of(&fixture.setup, process.id());
-    assert_eq!((code, of(&findings, "coverage")[0].0), (Some(3), Severity::Ok));
-    let sockets = of(&findings, "sockets");
-    let peer = listener.local_addr().expect("the listener has an address");
-    for what in [format!("it is connected to {peer}"), "it sends datagrams".to_owned()] {
-        let is_expected = |(state, text, help): &&(Severity, &str, Option<&str>)| {
-            *state == Severity::Warning && text.ends_with(&what) && help.is_some()
-        };
-        assert_eq!(sockets.iter().filter(is_expected).count(), 1, "{what}: {sockets:#?}");
-    }
-}
-
-/// Nearly full maps are reported before they are full.
-#[test]
-fn nearly_full_maps_are_reported() {
-    let mut fixture = Fixture::without_daemon();
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
-    fixture.setup.write("socklb.toml", &text);
-    fixture.start();
-    let mut probe = fixture.probe();
-    // The overflow table has room for the same number of flows. Without fetching atomics all flows
-    // are in the overflow table.
-    let looks = if stage::kernel::FETCHING_ATOMICS.is_here() {
-        [
-            (60, Severity::Ok, "128 flow_records (64, and the same number in the overflow table)"),
-            (118, Severity::Warning, "128 flow_records"),
-        ]
-    } else {
-        [(50, Severity::Ok, "64 flow_records"), (60, Severity::Warning, "64 flow_records")]
-    };
-    for (flows, expected, room) in looks {
-        for _ in fixture.setup.active()..flows {
-            probe.dial(stage::fixture::SERVICE);
-        }
-        let (_, findings) = doctor(&fixture.setup);
-        let limits = of(&findings, "limits");
-        let text = format!("{flows} of {room}");
-        let named = limits.iter().any(|(state, found, _)| *state == expected && found.contains(&text));
-        assert!(named, "{limits:?}");
-    }
-}
-
-/// The doctor and the systemd unit assume an upper bound for the daemon's open descriptors per
-/// client.
-#[test]
-fn open_files_per_client_stay_within_the_estimate_of_the_doctor() {
-    let stage = Stage::new();
-    let setup = Setup::new(&stage, "a");
-    let root = Cgroup::new();
-    let cgroups: Vec<Cgroup> = (0..4).map(|n| root.child(&format!("c{n}"))).collect();
-    let client = |(n, cgroup): (usize, &Cgroup)| {
-        format!("[[client]]\njob = \"j{n}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
-    };
-    let service = "[[service]]\nname = \"users\"\naddress = \"10.96.0.10:80\"\nbackends = { static = [] }\n";
-    let open = |clients: usize| -> usize {
-        let text: String = cgroups.iter().take(clients).enumerate().map(client).collect();
-        let daemon = Daemon::start(&setup, &(text + service));
-        setup.status();
-        let count = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
-            .expect("list the daemon's descriptors")
-            .count();
-        assert_eq!(daemon.stop(), Some(0));
-        count
-    };
-    let (one, four) = (open(1), open(4));
-    assert!(four - one <= 3 * 20 && one <= 20 + 64, "{one} files with one client, {four} with four");
-}
-
 /// R10: a daemon in a cgroup namespace must report a cgroup that it cannot see.
 #[test]
 fn r10_a_cgroup_namespace_is_resolved_or_reported() {
@@ -378,25 +258,4 @@ fn r10_a_cgroup_namespace_is_resolved_or_reported() {
     let attached = || daemon.log().matches(&format!("id={}", cgroup.id())).count();
     stage::eventually("the daemon attaches", attached, |times| *times == 2);
     assert_eq!(daemon.stop(), Some(0));
-}
-
-#[test]
-fn probes_for_a_client_in_another_network_namespace_are_noted() {
-    let stage = Stage::new();
-    let setup = Setup::new(&stage, "a");
-    let cgroup = Cgroup::new();
-    let _client = stage::Probe::start_with(&cgroup, stage::namespace::in_a_network_of_its_own);
-    let named = |health: &str| {
-        setup.write("socklb.toml", &config(&cgroup, r#"{ static = ["127.0.0.1:8001"] }"#, health));
-        let (_, findings) = doctor(&setup);
-        let found = of(&findings, "probes");
-        found.iter().any(|(state, text, help)| {
-            *state == Severity::Note
-                && text
-                    .ends_with("tcp and http probes of users may fail although the client's connects succeed")
-                && help.is_some()
-        })
-    };
-    assert!(named(r#"health = { probe = "tcp" }"#));
-    assert!(!named(""));
 }

@@ -5,6 +5,7 @@ use std::fs;
 use std::process::{Command, Output};
 
 use lb_common::abi::{ABI_VERSION, map};
+use lb_view::diagnosis::{Diagnosis, Severity};
 use lb_view::status::EjectionMode;
 use stage::daemon::failure;
 use stage::kernel;
@@ -27,21 +28,20 @@ fn check(output: &Output, code: i32, messages: &[&str]) {
 }
 
 #[test]
-fn a_missing_bpffs_is_reported_with_its_mount_command() {
-    let stage = Stage::new();
-    let mut setup = Setup::new(&stage, "a");
-    let cgroup = Cgroup::new();
-    setup.pins = setup.folder.join("not-bpffs");
-    check(&start(&setup, &config(&cgroup, "{ static = [] }", "")), 1, &["not-bpffs", "mount -t bpf"]);
-    assert!(!setup.pins.exists(), "no pins remain after the failed start");
-}
-
-#[test]
-fn a_missing_cgroup2_is_reported_with_its_mount_command() {
+fn missing_mounts_are_reported_with_their_commands_and_a_failed_start_attaches_nothing() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroup = Cgroup::new();
     let text = config(&cgroup, "{ static = [] }", "");
+    let elsewhere = Setup { pins: setup.folder.join("not-bpffs"), ..setup.clone() };
+    check(&start(&elsewhere, &text), 1, &["not-bpffs", "mount -t bpf"]);
+    assert!(!elsewhere.pins.exists(), "no pins remain after the failed start");
+    // A folder is in the place of the socket.
+    let socket = setup.folder.join("run/socklb.sock");
+    fs::create_dir_all(&socket).expect("create a folder in place of the socket");
+    check(&start(&setup, &text), 1, &["run/socklb.sock", "not a socket"]);
+    assert!(!setup.pins_of("web").exists(), "the failed start has attached nothing");
+    fs::remove_dir(socket).expect("remove the folder");
     // The mounts of this stage's namespace change, and not those of the host.
     rustix::mount::unmount(stage::cgroup::mount(), rustix::mount::UnmountFlags::DETACH)
         .expect("unmount cgroup2");
@@ -67,8 +67,29 @@ fn a_start_without_privileges_exits_with_4_and_names_the_capabilities() {
     let cgroup = Cgroup::new();
     let path = setup.write("socklb.toml", &config(&cgroup, "{ static = [] }", ""));
     let output =
-        as_nobody(&stage, &setup, &[]).args(["run", "--config"]).arg(path).output().expect("start socklb");
+        as_nobody(&stage, &setup, &[]).args(["run", "--config"]).arg(&path).output().expect("start socklb");
     check(&output, 4, &["CAP_BPF and CAP_NET_ADMIN"]);
+    // The doctor names each missing privilege and the command that grants it.
+    let mut command = as_nobody(&stage, &setup, &[]);
+    let output = stage::daemon::finish(command.args(["doctor", "--json", "--config"]).arg(path));
+    assert_eq!(output.status.code(), Some(3));
+    let Diagnosis { findings, .. } = serde_json::from_slice(&output.stdout).expect("the text is JSON");
+    let found = crate::doctor::of(&findings, "privileges");
+    let missing = [
+        (Severity::Problem, "CAP_BPF"),
+        (Severity::Problem, "CAP_NET_ADMIN"),
+        (Severity::Note, "CAP_PERFMON"),
+    ];
+    for (state, capability) in missing {
+        let named = found.iter().any(|(s, text, help)| {
+            *s == state && text.starts_with(capability) && help.is_some() == (capability == "CAP_PERFMON")
+        });
+        assert!(named, "{capability} is not in {found:?}");
+    }
+    // One command grants all missing capabilities. Only an administrator can run it.
+    let given = found.iter().find_map(|(_, _, help)| *help).expect("the finding has a help text");
+    assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
+    assert_eq!(crate::doctor::of(&findings, "programs")[0].0, Severity::Problem);
 }
 
 /// A command that runs socklb as an ordinary user with exactly these capabilities. That user owns
@@ -251,13 +272,14 @@ fn unrecognized_mptcp_connections_are_reclaimed() {
 }
 
 #[test]
-fn foreign_and_missing_pins_are_refused() {
+fn foreign_and_missing_pins_and_maps_of_another_shape_are_refused() {
     let mut fixture = Fixture::new();
     fixture.stop();
+    let path = fixture.setup.folder.join("socklb.toml");
+    let text = fs::read_to_string(&path).expect("read the configuration");
     let maps = fixture.setup.pins_of("web").join("maps");
     // A foreign pin is in a directory of socklb.
     fs::rename(maps.join(map::COUNTS), maps.join("theirs")).expect("rename a pin");
-    let path = fixture.setup.folder.join("socklb.toml");
     let output = fixture.setup.run(&["run", "--config", path.to_str().expect("the path is UTF-8")]);
     check(&output, 1, &["maps/theirs", "not one of socklb's"]);
     // A pin of socklb is missing while programs are attached.
@@ -269,37 +291,17 @@ fn foreign_and_missing_pins_are_refused() {
     // The command in the message repairs the fault.
     assert!(fixture.setup.run(&["detach", "web"]).status.success());
     fixture.start();
-}
-
-#[test]
-fn maps_of_another_shape_are_not_adopted() {
-    let mut fixture = Fixture::new();
     fixture.stop();
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 1024\n";
-    let output = start(&fixture.setup, &text);
+    // The maps have another size than the configuration.
+    let output = start(&fixture.setup, &(text.clone() + "[limits]\nflow_records = 1024\n"));
     check(&output, 1, &["datagrams", "131072 entries", "1024 entries", "socklb detach web"]);
     // A map of another kind has the name of one of socklb's maps.
-    let maps = fixture.setup.pins_of("web").join("maps");
     fs::remove_file(maps.join(map::CURSORS)).expect("remove the pin");
     fs::rename(maps.join(map::OUTCOMES), maps.join(map::CURSORS)).expect("put another map in its place");
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
     check(
         &start(&fixture.setup, &text),
         1,
         &["maps/cursors", &format!("this socklb (ABI {ABI_VERSION}) needs")],
     );
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "connects continue");
-}
-
-#[test]
-fn a_failed_start_attaches_nothing() {
-    let stage = Stage::new();
-    let setup = Setup::new(&stage, "a");
-    let cgroup = Cgroup::new();
-    // A folder is in the place of the socket.
-    fs::create_dir_all(setup.folder.join("run/socklb.sock")).expect("create a folder in place of the socket");
-    check(&start(&setup, &config(&cgroup, "{ static = [] }", "")), 1, &["run/socklb.sock", "not a socket"]);
-    assert!(!setup.pins_of("web").exists());
-    fs::remove_dir(setup.folder.join("run/socklb.sock")).expect("remove the folder");
-    let _daemon = Daemon::start_again(&setup);
 }

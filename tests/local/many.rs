@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use lb_common::abi::map;
 use lb_view::diagnosis::Diagnosis;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, look};
+use stage::{Backend, Cgroup, Daemon, Manager, Probe, Setup, Stage, eventually, look, replace};
 
 use stage::fixture::{SERVICE, config};
 
@@ -28,7 +28,7 @@ fn as_many(clients: usize) -> usize {
 }
 
 #[test]
-fn sixty_four_client_tasks_are_balanced_independently() {
+fn a_reload_adds_sixty_three_client_tasks_that_are_balanced_independently() {
     let stage = Stage::new();
     let setup = Setup::new(&stage, "a");
     let cgroups: Vec<Cgroup> = (0..65).map(|_| Cgroup::new()).collect();
@@ -42,7 +42,29 @@ fn sixty_four_client_tasks_are_balanced_independently() {
         stage::daemon::failure(&setup.run(&["check", path.to_str().expect("the path is UTF-8")]));
     assert!(code == Some(1) && text.contains("64"), "`check` reports the limit of 64: {text}");
     let cgroups = &cgroups[..as_many(64)];
-    let daemon = Daemon::start(&setup, &(clients(cgroups) + service + LIMITS));
+    // The event loop continues while it adds the clients: it also feeds the watchdog, every 100 ms.
+    setup.write("socklb.toml", &(clients(&cgroups[..1]) + service + LIMITS));
+    let manager = Manager::new(setup.folder.join("notify"));
+    let watchdog = std::time::Duration::from_millis(200);
+    let daemon = Daemon::spawn_with(&setup, |command| manager.starts(command, watchdog));
+    manager.expect("READY=1");
+    let open_files = || -> usize {
+        setup.status();
+        std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("list the descriptors").count()
+    };
+    let of_one = open_files();
+    replace(&path, &(clients(cgroups) + service + LIMITS));
+    let reloading = manager.expect("RELOADING=1");
+    assert!(reloading.iter().any(|line| line.starts_with("MONOTONIC_USEC=")), "{reloading:?}");
+    let fed = manager.count_until("READY=1", "WATCHDOG=1");
+    assert!(fed >= 3, "the daemon fed the watchdog {fed} times while {} clients started", cgroups.len());
+    let attached = || setup.status().clients.len();
+    eventually("all clients are attached", attached, |count| *count == cgroups.len());
+    look(|| setup.faults()).becomes(Vec::<String>::new());
+    // The doctor and the systemd unit assume an upper bound for the open descriptors per client.
+    let of_all = open_files();
+    let bound = of_one + (cgroups.len() - 1) * 20;
+    assert!(of_one <= 20 + 64 && of_all <= bound, "{of_one} files with one client, {of_all} with all");
     for cgroup in cgroups {
         let mut probe = Probe::start(cgroup);
         probe.pin(0);

@@ -1,20 +1,9 @@
-//! Client tasks that a new configuration adds, removes, moves or renames while the daemon runs:
-//! each client is balanced without interruption, and removed clients leave no pins.
+//! Client tasks that a new configuration moves while the daemon runs: each client is balanced
+//! without interruption.
 
-use stage::{Cgroup, Daemon, Probe, Setup, eventually, look, replace};
+use stage::{Cgroup, Probe, eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, config};
-
-/// The fixture's configuration with more lines for the client and the service, and with more
-/// sections.
-fn text(fixture: &Fixture, client: &str, service: &str, more: &str) -> String {
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, service);
-    text.replacen("\n\n", &format!("\n{client}\n\n"), 1) + more
-}
-
-fn write(setup: &Setup, text: &str) {
-    replace(&setup.folder.join("socklb.toml"), text);
-}
 
 /// The configuration of two clients, each with its job and its cgroup, and of a daemon that logs
 /// JSON.
@@ -48,7 +37,10 @@ fn clients_that_swap_cgroups_are_always_balanced() {
         probe.start_dialling(SERVICE);
     }
     for round in 0..2 {
-        write(&fixture.setup, &if round % 2 == 0 { back(&fixture) } else { there(&fixture) });
+        replace(
+            &fixture.setup.folder.join("socklb.toml"),
+            &if round % 2 == 0 { back(&fixture) } else { there(&fixture) },
+        );
         let first = if round % 2 == 0 { other.id() } else { fixture.cgroup.id() };
         let attached = || fixture.setup.status().clients.first().and_then(|client| client.cgroup_id);
         eventually("the clients have exchanged their cgroups", attached, |id| *id == Some(first));
@@ -62,36 +54,4 @@ fn clients_that_swap_cgroups_are_always_balanced() {
         serde_json::from_str::<serde_json::Value>(line).expect("a line of the log is JSON")["message"].clone()
     };
     assert!(log.lines().map(message).all(|message| message.is_string()), "{log}");
-}
-
-/// A reload adds 40 clients (in a guest: 5). The event loop must continue during the reload.
-#[test]
-fn a_reload_that_adds_many_clients_does_not_block_the_loop() {
-    let mut fixture = Fixture::without_daemon();
-    let limits = "[limits]\nschedule_entries = 32768\nslots = 1024\nflow_records = 8192\n";
-    // A guest needs thirty times longer to load programs.
-    let more = if stage::in_a_guest() { 5 } else { 40 };
-    let cgroups: Vec<Cgroup> = (0..more).map(|_| Cgroup::new()).collect();
-    let all = |count: usize| -> String {
-        let one = text(&fixture, "", "", limits);
-        let more = cgroups[..count].iter().enumerate();
-        let more = more.map(|(number, cgroup)| client(&format!("job-{number}"), cgroup));
-        more.collect::<String>() + &one
-    };
-    let (one, many) = (all(0), all(cgroups.len()));
-    fixture.setup.write("socklb.toml", &one);
-    let manager = stage::Manager::new(fixture.setup.folder.join("notify"));
-    // The loop that adds the clients also feeds the watchdog, every 100 ms.
-    let watchdog = std::time::Duration::from_millis(200);
-    let daemon = Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, watchdog));
-    fixture.daemon = Some(daemon);
-    manager.expect("READY=1");
-    write(&fixture.setup, &many);
-    let reloading = manager.expect("RELOADING=1");
-    assert!(reloading.iter().any(|line| line.starts_with("MONOTONIC_USEC=")), "{reloading:?}");
-    let fed = manager.count_until("READY=1", "WATCHDOG=1");
-    assert!(fed >= 3, "the daemon fed the watchdog {fed} times while {more} clients were started");
-    let attached = || fixture.setup.status().clients.len();
-    eventually("all clients are attached", attached, |count| *count == more + 1);
-    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
 }
