@@ -128,29 +128,6 @@ fn a_backend_that_resets_at_once_is_ejected_after_four_connects() {
     look(cause).becomes(Some("reset".to_owned()));
 }
 
-#[test]
-fn one_successful_trial_restores_the_full_share() {
-    // Failures further apart than `max` are not consecutive. With a shorter `max`, more than five
-    // failures could be necessary.
-    let lines = format!("ejection = {{ base = \"{}\", max = \"{}\" }}", window("200ms"), window("4s"));
-    let mut fixture = start(&[DEAD[0], THREE[0], THREE[1]], &lines);
-    fixture.stop();
-    let mut probe = fixture.probe();
-    eventually("the backend is ejected", || dial(&mut probe, 30), |_| is_ejected(&fixture, DEAD[0]));
-    let back = Backend::start("back", DEAD[0]);
-    let is_back = |fixture: &Fixture| !is_ejected(fixture, DEAD[0]);
-    eventually("a trial readmits the backend", || dial(&mut probe, 1), |_| is_back(&fixture));
-    let counts = dial(&mut probe, 300);
-    assert!(["b1", "b2", "back"].iter().all(|name| counts[*name].abs_diff(100) <= 2), "{counts:?}");
-    let backend = look(|| at(&fixture, DEAD[0])).has(|backend| backend.readmissions, 1);
-    // Each failed connect to the backend was one of the first five, or a trial.
-    let trials_failed = backend.trials - 1;
-    assert_eq!(backend.endings["refused"], 5 + trials_failed, "{backend:?}");
-    assert_eq!(backend.ejections, 1 + trials_failed);
-    look(|| fixture.setup.service()).has(|service| service.outcomes["trial"], backend.trials);
-    drop(back);
-}
-
 /// No program sees the end of an MPTCP connection, so a trial on it would never have a result.
 #[test]
 fn mptcp_connects_are_never_trials() {

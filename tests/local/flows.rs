@@ -7,7 +7,7 @@ use lb_common::abi::{self, ABI_VERSION, FlowBucket, Phase, Policy, map};
 use lb_view::flows::{ActiveFlow, FlowsDocument};
 use stage::daemon::failure;
 use stage::maps::{set_all, values};
-use stage::{Daemon, Probe, address, eventually};
+use stage::{Probe, address, eventually};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -72,22 +72,6 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
     assert!(left.len() == 5 && cookies(&left).is_subset(&cookies(&shown)), "{left:?}");
 }
 
-/// The flow table has 64 buckets here; further flows are in the overflow table.
-#[test]
-fn flows_in_the_overflow_table_are_shown() {
-    let mut fixture = Fixture::without_daemon();
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + "[limits]\nflow_records = 64\n";
-    fixture.setup.write("socklb.toml", &text);
-    fixture.start();
-    let mut probe = fixture.probe();
-    let sockets = if stage::kernel::FETCHING_ATOMICS.is_here() { 90 } else { 40 };
-    for _ in 0..sockets {
-        probe.dial(SERVICE);
-    }
-    let shown = flows(&fixture, &[]);
-    assert_eq!((shown.len(), cookies(&shown).len()), (sockets, sockets));
-}
-
 #[test]
 fn a_socket_in_its_handshake_is_shown_as_connecting() {
     let mut fixture = Fixture::without_daemon();
@@ -145,17 +129,34 @@ fn flows_are_filtered_by_client_service_and_backend() {
         assert_eq!(failure(&output), (Some(1), format!("socklb: {expected}")));
     }
     assert_eq!(fixture.setup.run(&["flows", "--backend", "users"]).status.code(), Some(2));
-    let text = fixture.setup.run(&["flows", "--service", "mail", "--backend", "127.0.0.1:8001"]);
+    let shown = fixture.setup.run(&["flows", "--service", "mail", "--backend", "127.0.0.1:8001"]);
     assert_eq!(
-        String::from_utf8_lossy(&text.stdout).lines().count(),
+        String::from_utf8_lossy(&shown.stdout).lines().count(),
         2,
         "the output is a header and one flow"
     );
+    drop(probe);
+    eventually("all flows have ended", || fixture.setup.active(), |active| *active == 0);
+    // With several clients, the output has a column for the client.
+    fixture.stop();
+    let other = stage::Cgroup::new();
+    let second = format!("[[client]]\njob = \"mail\"\ncgroup = \"{}\"\n\n", other.relative().display());
+    fixture.setup.write("socklb.toml", &(second + &text));
+    fixture.start();
+    let (mut web, mut mail) = (fixture.probe(), Probe::start(&other));
+    web.dial(SERVICE);
+    mail.dial(SERVICE);
+    mail.dial(SERVICE);
+    let shown = flows(&fixture, &[]);
+    assert_eq!(["web", "mail"].map(|client| count(&shown, |flow| flow.client == client)), [1, 2]);
+    let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
+    assert!(text.lines().next().is_some_and(|header| header.contains("client")), "{text}");
+    assert_eq!(flows(&fixture, &["--client", "mail"]).len(), 2);
 }
 
 /// The command reads flows from the kernel's maps, so no process has to store them.
 #[test]
-fn flows_are_shown_without_a_daemon_and_after_a_restart() {
+fn flows_are_shown_without_a_daemon_after_a_restart_and_of_another_version() {
     let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     for _ in 0..3 {
@@ -174,38 +175,8 @@ fn flows_are_shown_without_a_daemon_and_after_a_restart() {
     assert_eq!(count(&after, |flow| flow.process_name.as_deref() == Some("probe")), 3);
     probe.kill();
     eventually("the flows end with the process", || flows(&fixture, &[]), Vec::is_empty);
-}
-
-#[test]
-fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
-    let fixture = Fixture::new();
-    let mut probe = fixture.probe();
-    let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
-    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
-    let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
-    // The backend's state changes first, and the table later. A flow record contains the number of
-    // the backend's entries in the table from which it was chosen. Only the length of the current
-    // table is known, so no share is shown.
-    let has_left = |shown: &Vec<ActiveFlow<'static>>| {
-        count(shown, |flow| flow.state == "leaving") == 1
-            && shown.iter().all(|flow| flow.table_share.is_none())
-    };
-    let shown = eventually("the backend is shown as leaving", left, has_left);
-    assert_eq!((shown.len(), shown[0].table_generation), (1, 1));
-    assert!(shown[0].table_entries >= 341, "{shown:?}");
-    assert_eq!(flows(&fixture, &[]).len(), 3);
-    let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one connection goes to b3");
-    probe.close(leaver.socket);
-    // When its last flow has ended, the backend is removed, and requests for it fail.
-    let status_code = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
-    eventually("the backend's slot is freed", status_code, |code| *code == Some(1));
-}
-
-/// `flows` shows the number of another version's open flows, and reads nothing else from that
-/// version's maps.
-#[test]
-fn clients_of_another_version_are_shown_with_their_number_of_flows() {
-    let mut fixture = Fixture::new();
+    // `flows` shows the number of another version's open flows, and reads nothing else from that
+    // version's maps.
     let mut probe = fixture.probe();
     probe.dial(SERVICE);
     fixture.stop();
@@ -232,23 +203,29 @@ fn clients_of_another_version_are_shown_with_their_number_of_flows() {
     assert!(text.contains(&row_text("leaving")), "{text}");
 }
 
-/// Two clients, each with a process that dials.
 #[test]
-fn flows_of_several_clients_have_a_client_column() {
-    let mut fixture = Fixture::without_daemon();
-    let other = stage::Cgroup::new();
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
-    let second = format!("[[client]]\njob = \"mail\"\ncgroup = \"{}\"\n\n", other.relative().display());
-    fixture.daemon = Some(Daemon::start(&fixture.setup, &(second + &text)));
-    let (mut web, mut mail) = (fixture.probe(), Probe::start(&other));
-    web.dial(SERVICE);
-    mail.dial(SERVICE);
-    mail.dial(SERVICE);
-    let shown = flows(&fixture, &[]);
-    assert_eq!(["web", "mail"].map(|client| count(&shown, |flow| flow.client == client)), [1, 2]);
-    let text = String::from_utf8_lossy(&fixture.setup.run(&["flows"]).stdout).into_owned();
-    assert!(text.lines().next().is_some_and(|header| header.contains("client")), "{text}");
-    assert_eq!(flows(&fixture, &["--client", "mail"]).len(), 2);
+fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
+    let fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
+    fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
+    let left = || flows(&fixture, &["--backend", "127.0.0.1:8003"]);
+    // The backend's state changes first, and the table later. A flow record contains the number of
+    // the backend's entries in the table from which it was chosen. Only the length of the current
+    // table is known, so no share is shown.
+    let has_left = |shown: &Vec<ActiveFlow<'static>>| {
+        count(shown, |flow| flow.state == "leaving") == 1
+            && shown.iter().all(|flow| flow.table_share.is_none())
+    };
+    let shown = eventually("the backend is shown as leaving", left, has_left);
+    assert_eq!((shown.len(), shown[0].table_generation), (1, 1));
+    assert!(shown[0].table_entries >= 341, "{shown:?}");
+    assert_eq!(flows(&fixture, &[]).len(), 3);
+    let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one connection goes to b3");
+    probe.close(leaver.socket);
+    // When its last flow has ended, the backend is removed, and requests for it fail.
+    let status_code = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
+    eventually("the backend's slot is freed", status_code, |code| *code == Some(1));
 }
 
 /// The test writes the flow records of a busy host into the map.

@@ -8,7 +8,7 @@ use stage::fixture::{SERVICE, config};
 /// A second balancer is attached to the parent cgroup. Its programs run after ours, and see the
 /// address that ours have written.
 #[test]
-fn a_balancer_on_the_parent_cgroup_works_beside_ours() {
+fn a_balancer_on_the_parent_cgroup_works_beside_ours_and_can_rewrite_our_choice() {
     let stage = Stage::new();
     let parent = Cgroup::new();
     let child = parent.child("service");
@@ -18,7 +18,7 @@ fn a_balancer_on_the_parent_cgroup_works_beside_ours() {
         config(&parent, r#"{ static = ["127.0.0.1:8002"] }"#, "").replace(SERVICE, "10.96.0.11:80");
     let _upper = Daemon::start(&upper, &upper_text);
     let lower = Setup::new(&stage, "lower");
-    let _lower = Daemon::start(&lower, &config(&child, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
+    let daemon = Daemon::start(&lower, &config(&child, r#"{ static = ["127.0.0.1:8001"] }"#, ""));
     let mut probe = Probe::start(&child);
     // The programs of each balancer serve their own service...
     let ours = probe.dial(SERVICE);
@@ -34,22 +34,17 @@ fn a_balancer_on_the_parent_cgroup_works_beside_ours() {
     let mut outside = Probe::start(&parent);
     assert_eq!(outside.dial("10.96.0.11:80").name, "deep");
     assert_eq!(outside.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
-}
-
-#[test]
-fn a_program_of_the_parent_cgroup_can_rewrite_our_choice() {
-    let stage = Stage::new();
-    let parent = Cgroup::new();
-    let child = parent.child("service");
-    let _backend = Backend::start("deep", "127.0.0.1:8002");
-    let upper = Setup::new(&stage, "upper");
-    let upper_text =
-        config(&parent, r#"{ static = ["127.0.0.1:8002"] }"#, "").replace(SERVICE, "10.96.0.11:80");
-    let _upper = Daemon::start(&upper, &upper_text);
+    for socket in [ours.socket, theirs.socket] {
+        probe.close(socket);
+    }
+    outside.kill();
+    lower.active_becomes(0);
+    upper.active_becomes(0);
+    assert_eq!(daemon.stop(), Some(0));
+    // A program of the parent cgroup can rewrite our choice.
     // The child's backend is the parent's service.
     let lower = Setup::new(&stage, "lower");
-    let _lower = Daemon::start(&lower, &config(&child, r#"{ static = ["10.96.0.11:80"] }"#, ""));
-    let mut probe = Probe::start(&child);
+    let _daemon = Daemon::start(&lower, &config(&child, r#"{ static = ["10.96.0.11:80"] }"#, ""));
     let dialled = probe.dial(SERVICE);
     assert_eq!(dialled.name, "deep");
     lower.active_becomes(1);

@@ -57,7 +57,7 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
 /// If a link has the program of another owner, the daemon restores its own program. After an
 /// attachment that an error interrupted, the link is in the same state.
 #[test]
-fn a_link_with_a_foreign_program_is_restored() {
+fn a_link_with_a_foreign_program_is_restored_and_a_detached_one_is_replaced() {
     let fixture = Fixture::new();
     let before = links(&fixture);
     let mut probe = fixture.probe();
@@ -66,16 +66,9 @@ fn a_link_with_a_foreign_program_is_restored() {
     let balanced = || probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
     eventually("the client is balanced again", balanced, |balanced| *balanced);
     assert_eq!(links(&fixture), before, "no link was replaced");
-}
-
-/// A link that was detached by hand still has its pin, but attaches no program.
-#[test]
-fn a_detached_but_pinned_link_is_replaced() {
-    let fixture = Fixture::new();
-    let before = links(&fixture);
+    // A link that was detached by hand still has its pin, but attaches no program.
     stage::sys::detach_link(&link(&fixture, "connect4"));
     eventually("the link is replaced", || links(&fixture), |now| *now != before);
-    let mut probe = fixture.probe();
     let balanced = || probe.dial_many(SERVICE, 3).keys().all(|name| name.starts_with('b'));
     eventually("the client is balanced again", balanced, |balanced| *balanced);
     let changed: Vec<String> =

@@ -81,7 +81,7 @@ fn allow_fast_open(fixture: &Fixture) {
 }
 
 #[test]
-fn tcp_fast_open_connects_are_balanced_and_counted_once() {
+fn tcp_fast_open_connects_and_deferred_ones_are_balanced_and_counted_once() {
     let fixture = Fixture::new();
     allow_fast_open(&fixture);
     let mut probe = fixture.probe();
@@ -98,28 +98,15 @@ fn tcp_fast_open_connects_are_balanced_and_counted_once() {
     look(|| sum(&fixture, |backend| backend.connecting)).becomes(9);
     look(|| sum(&fixture, |backend| backend.established)).becomes(9);
     look(|| ended(&fixture, "closed") + ended(&fixture, "aborted")).becomes(9);
-}
-
-#[test]
-fn a_deferred_connect_counts_from_the_choice_until_its_socket_is_closed() {
-    let fixture = Fixture::new();
-    allow_fast_open(&fixture);
-    let mut probe = fixture.probe();
-    // These connects make the three backends send their cookies.
-    for _ in 0..3 {
-        let socket = probe.dial_fast_open(SERVICE);
-        probe.read_name(socket);
-        probe.close(socket);
-    }
-    eventually("the flows end", || fixture.setup.active(), |active| *active == 0);
+    // A deferred connect counts from the choice until its socket is closed.
     let with_data = probe.dial_deferred(SERVICE);
     let silent = probe.dial_deferred(SERVICE);
     // Both flows are active, although neither socket has sent a SYN.
     fixture.setup.active_becomes(2);
-    look(|| sum(&fixture, |backend| backend.connecting)).becomes(3);
+    look(|| sum(&fixture, |backend| backend.connecting)).becomes(9);
     probe.write(with_data);
     assert!(probe.read_name(with_data).starts_with('b'));
-    look(|| sum(&fixture, |backend| backend.established)).becomes(4);
+    look(|| sum(&fixture, |backend| backend.established)).becomes(10);
     probe.close(silent);
     fixture.setup.active_becomes(1);
     look(|| ended(&fixture, "not-sent")).becomes(1);
