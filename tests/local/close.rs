@@ -1,11 +1,10 @@
 //! `socklb close` on real sockets: only the connections of a backend's flows are closed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::mpsc;
-use std::time::Duration;
 
 use lb_view::close_result::{CloseCounts, Closed};
 use rustix::process::Signal;
@@ -15,10 +14,7 @@ use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::namespace::another_network;
 use stage::probe::without;
 use stage::udp::{SERVICE as DATAGRAM_SERVICE, Scene, backend_of};
-use stage::{
-    Backend, Cgroup, Daemon, Family, Probe, Setup, SocketId, Stage, eventually, in_a_guest, look, patience,
-    within,
-};
+use stage::{Backend, Cgroup, Daemon, Family, Probe, Setup, SocketId, Stage, eventually, in_a_guest, look};
 
 const BACKENDS: [&str; 2] = ["127.0.0.1:8001", "127.0.0.1:8002"];
 
@@ -256,35 +252,6 @@ fn with_an_idle_time_busy_connections_stay() {
     }
 }
 
-/// A minute must pass, so this test mostly waits.
-#[test]
-fn idle_connections_of_a_backend_that_left_the_list_are_closed() {
-    let fixture = Fixture::without_daemon();
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "on_backend_loss = \"close-idle\"");
-    let daemon = Daemon::start(&fixture.setup, &text);
-    let mut probe = fixture.probe();
-    let idle: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
-    // These connections are not idle, because the clients have not read the backend's data.
-    let busy: Vec<SocketId> = (0..3).map(|_| probe.start_connect(SERVICE)).collect();
-    fixture.setup.active_becomes(9);
-    fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
-    let active = || {
-        let backends = fixture.setup.backends("web", "users");
-        backends.iter().map(|backend| (backend.address.port(), backend.active)).collect::<BTreeMap<_, _>>()
-    };
-    let expected = BTreeMap::from([(8001, 1), (8002, 3), (8003, 3)]);
-    within(Duration::from_secs(75) + patience(), active, |seen| *seen == expected)
-        .unwrap_or_else(|seen| panic!("last seen: {seen:?}: {}", daemon.log()));
-    for dialled in idle {
-        let error = (dialled.name == "b1").then_some(libc::ECONNABORTED);
-        assert_eq!(probe.take_error(dialled.socket), error, "{}", dialled.name);
-    }
-    let names: BTreeSet<String> = busy.into_iter().map(|socket| probe.read_name(socket)).collect();
-    assert_eq!(names, ["b1", "b2", "b3"].map(str::to_owned).into());
-    let log = daemon.log();
-    assert!(log.contains("cause=\"backend-loss\"") && log.contains("closed=2"), "{log}");
-}
-
 #[test]
 fn flows_of_another_network_namespace_are_closed_only_with_the_privilege_to_enter_it() {
     if stage::kernel::NAMESPACE_COOKIES.skips() {
@@ -334,7 +301,7 @@ fn flows_of_another_network_namespace_are_closed_only_with_the_privilege_to_ente
 }
 
 #[test]
-fn one_command_at_a_time_closes_and_stops_when_it_is_killed() {
+fn one_command_at_a_time_closes_and_a_kill_of_it_or_of_the_daemon_ends_the_closing() {
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "a");
@@ -364,17 +331,7 @@ fn one_command_at_a_time_closes_and_stops_when_it_is_killed() {
     let closed = close(&setup, 0, &arguments[1..]);
     assert_eq!(of_client(&closed, "web").0, &only(after as u64));
     assert_eq!(connected_to(BACKENDS[0]).len(), 0);
-}
-
-#[test]
-fn a_kill_of_the_daemon_reopens_nothing_and_closes_nothing_more() {
-    let stage = Stage::new();
-    let cgroup = Cgroup::new();
-    let setup = Setup::new(&stage, "a");
-    let _listener = listen(BACKENDS[0]);
-    let text = config(&cgroup, &format!("{{ static = [\"{}\"] }}", BACKENDS[0]), "");
-    let daemon = Daemon::start(&setup, &text);
-    let mut probe = Probe::start(&cgroup);
+    // A kill of the daemon reopens nothing and closes nothing more.
     let sockets: Vec<SocketId> = (0..50).map(|_| probe.start_connect(SERVICE)).collect();
     setup.active_becomes(50);
     let mut slow = Beside::start(&setup, &["close", "users", BACKENDS[0], "--rate", "10/s"]);

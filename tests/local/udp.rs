@@ -297,21 +297,24 @@ fn a_flow_stays_if_no_better_backend_exists() {
 /// If a service has lost all its backends, its flows remain, because their sockets were not
 /// directed to another destination.
 #[test]
-fn a_service_without_backends_refuses_datagrams_and_retains_the_flow() {
+fn a_service_without_backends_refuses_datagrams_and_retains_flows_and_connections() {
     let scene = Scene::new(1, 2);
     let mut probe = scene.probe();
-    let socket = probe.open_datagram(Family::V4);
+    let [socket, connected] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
     make_both_lame_ducks(&scene);
     probe.query(socket, SERVICE);
+    probe.connect_datagram(connected, SERVICE);
+    let peer = probe.query_connected(connected, SERVICE);
     let all = [backend_of(0, 1), backend_of(0, 2)];
     scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
-    let refused = Some(stage::kernel::refusal(libc::EHOSTUNREACH));
-    eventually(
-        "the datagram is refused",
-        || probe.send_datagram(socket, SERVICE).err(),
-        |errno| *errno == refused,
-    );
-    scene.setup.active_becomes(1);
+    let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
+    let errno = || probe.send_datagram(socket, SERVICE).err();
+    eventually("datagrams are refused", errno, |errno| *errno == Some(refused));
+    // A failed reconnect leaves the connection unchanged.
+    assert_eq!(probe.try_connect_datagram(connected, SERVICE), Err(refused));
+    assert_eq!(probe.query_connected(connected, SERVICE), peer);
+    scene.setup.active_becomes(2);
+    // A backend of weight 0 releases its slot, and so its counts, when its last flow ends.
     scene.list(&[(&all[0], ""), (&all[1], "")]);
     eventually(
         "a datagram can be sent again",
@@ -319,34 +322,7 @@ fn a_service_without_backends_refuses_datagrams_and_retains_the_flow() {
         |is_sent| *is_sent,
     );
     probe.close(socket);
-    scene.all_gone();
-}
-
-#[test]
-fn a_failed_reconnect_leaves_the_connection_unchanged() {
-    let scene = Scene::new(1, 2);
-    let mut probe = scene.probe();
-    let [socket, other] = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
-    make_both_lame_ducks(&scene);
-    probe.query(other, SERVICE);
-    probe.connect_datagram(socket, SERVICE);
-    let peer = probe.query_connected(socket, SERVICE);
-    let all = [backend_of(0, 1), backend_of(0, 2)];
-    scene.list(&[(&all[0], "weight = 0"), (&all[1], "weight = 0")]);
-    let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
-    let errno = || probe.send_datagram(other, SERVICE).err();
-    eventually("datagrams are refused", errno, |errno| *errno == Some(refused));
-    assert_eq!(probe.try_connect_datagram(socket, SERVICE), Err(refused));
-    assert_eq!(probe.query_connected(socket, SERVICE), peer);
-    scene.setup.active_becomes(2);
-    // A backend of weight 0 releases its slot, and so its counts, when its last flow ends.
-    scene.list(&[(&all[0], ""), (&all[1], "")]);
-    eventually(
-        "a datagram can be sent again",
-        || probe.send_datagram(other, SERVICE).is_ok(),
-        |is_sent| *is_sent,
-    );
-    probe.kill();
+    probe.close(connected);
     scene.all_gone();
 }
 

@@ -93,7 +93,7 @@ fn threads_that_send_at_once_start_one_flow() {
 }
 
 #[test]
-fn flows_end_when_the_last_copy_of_the_socket_is_closed() {
+fn flows_end_when_the_last_copy_of_the_socket_is_closed_or_the_process_is_killed() {
     let scene = Scene::new(2, 2);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
@@ -112,12 +112,6 @@ fn flows_end_when_the_last_copy_of_the_socket_is_closed() {
     scene.setup.active_becomes(2);
     probe.kill_children();
     scene.all_gone();
-}
-
-#[test]
-fn flows_of_a_killed_process_end() {
-    let scene = Scene::new(2, 2);
-    let mut probe = scene.probe();
     for _ in 0..20 {
         let socket = probe.open_datagram(Family::V4);
         probe.query(socket, SERVICE);

@@ -169,7 +169,7 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
 }
 
 #[test]
-fn a_daemon_without_its_port_leaves_the_receiver_attached() {
+fn a_start_without_its_port_leaves_the_receiver_and_one_without_its_interface_detaches_it() {
     let (mut fixture, agent) = start("round-robin");
     fixture.stop();
     let taken = UdpSocket::bind(LISTEN).expect("bind the daemon's port");
@@ -189,6 +189,12 @@ fn a_daemon_without_its_port_leaves_the_receiver_attached() {
         |state| state == "lame-duck",
     );
     eventually("status shows the mode", || modes(&fixture), |modes| modes["lo"] == "generic");
+    // The interface leaves the configuration while no daemon runs.
+    fixture.daemon.take().expect("a daemon runs").kill();
+    assert_eq!(links(&fixture).len(), 1);
+    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "round-robin", ""));
+    fixture.start();
+    eventually("the receiver is detached", || links(&fixture), Vec::is_empty);
 }
 
 /// The doctor's findings about interfaces.
@@ -197,16 +203,6 @@ fn doctor_output(fixture: &Fixture) -> String {
     let diagnosis: Diagnosis = fixture.setup.document(&["doctor", "--config", &file]);
     let findings = diagnosis.findings.into_iter().filter(|finding| finding.check == "interfaces");
     findings.map(|finding| finding.text + "\n").collect()
-}
-
-#[test]
-fn a_start_detaches_receivers_that_are_no_longer_configured() {
-    let (mut fixture, _agent) = start("round-robin");
-    fixture.daemon.take().expect("a daemon runs").kill();
-    assert_eq!(links(&fixture).len(), 1);
-    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "round-robin", ""));
-    fixture.start();
-    eventually("the receiver is detached", || links(&fixture), Vec::is_empty);
 }
 
 #[test]
