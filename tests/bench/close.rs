@@ -15,14 +15,14 @@ use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-use crate::connect::arm::Addresses;
+use crate::connect::arms::Addresses;
 use crate::connect::serve::Manner;
 use crate::connect::work::Work;
 use crate::connect::worker::{Backends, Worker};
 use crate::failover::print::table;
-use crate::lame_duck::finding::{self, Finding};
 use crate::load::server::raise_descriptors;
-use crate::statistics::{Median, median};
+use crate::results::finding::{self, Finding};
+use crate::results::statistics::{Median, median};
 
 /// `bench close`
 #[derive(Debug, clap::Args)]

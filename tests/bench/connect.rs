@@ -7,9 +7,7 @@
 //! noise. Connections end with a reset, so that no port stays occupied. The backends poll on
 //! another CPU, so that the time to wake them is not measured.
 
-pub mod arm;
-
-mod groups;
+pub mod arms;
 
 pub mod work;
 
@@ -17,25 +15,13 @@ pub mod serve;
 
 pub mod worker;
 
-mod floor;
-
-mod peers;
-
-mod place;
-
-mod reports;
+mod layers;
 
 mod play;
 
 mod programs;
 
 mod outcome;
-
-mod print;
-
-mod runs;
-
-mod picture;
 
 mod report;
 
@@ -46,11 +32,12 @@ use anyhow::{Result, bail};
 use clap::ValueEnum as _;
 use stage::Stage;
 
-use arm::Build;
-use groups::Name;
+use arms::Build;
+use arms::groups::{self, Name};
+use layers::Place;
 use outcome::{Measured, Outcome};
-use place::Place;
 use play::Player;
+use report::{print, runs};
 
 /// `bench connect`
 #[derive(Debug, clap::Args)]

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-use crate::statistics::median;
+use crate::results::statistics::median;
 
 /// How long the benchmark measures the idle daemon.
 const IDLE: Duration = Duration::from_secs(30);

@@ -9,8 +9,6 @@ mod cell;
 
 pub mod caller;
 
-mod listener;
-
 mod slow;
 
 mod place;

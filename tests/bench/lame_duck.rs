@@ -7,42 +7,25 @@
 //! daemon, agent and backends as processes, as an operator does. For thousands of agents, and for
 //! forged reports, the benchmark itself sends and receives the protocol's datagrams.
 
-pub mod finding;
-
-pub mod keys;
-
-pub mod announcer;
-
 mod host;
 
 mod verdicts;
 
-mod stored;
-
-mod answered;
-
-mod many;
-
-mod hostile;
-
-mod flood;
-
-pub mod application;
+mod reports;
 
 pub mod load;
 
-mod fleet;
+pub mod fleet;
 
 mod shutdown;
 
 mod restart;
 
-mod pushes;
-
 use anyhow::Result;
 use stage::Stage;
 
-use finding::Finding;
+use crate::results::finding::{self, Finding};
+use reports::{answered, flood, hostile, many, pushes, stored};
 
 /// `bench lame-duck`
 #[derive(Debug, clap::Args)]

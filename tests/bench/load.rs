@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use stage::{Quota, Setup, Stage};
 
-use crate::lame_duck::finding::{self, Finding};
+use crate::results::finding::{self, Finding};
 use arm::Arm;
 use fleet::{Cost, Mode};
 

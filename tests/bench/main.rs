@@ -11,13 +11,13 @@ mod failover;
 
 mod lame_duck;
 
-mod link;
-
 mod load;
 
 mod pause;
 
-mod statistics;
+mod place;
+
+mod results;
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
@@ -55,7 +55,7 @@ enum Command {
     Work(connect::work::Options),
     /// The application of a backend
     #[command(hide = true)]
-    Application(lame_duck::application::Options),
+    Application(lame_duck::fleet::application::Options),
     /// The client of the lame-duck benchmark
     #[command(hide = true)]
     Ask(lame_duck::load::Options),
@@ -84,7 +84,7 @@ fn main() -> Result<()> {
         Command::Daemon => daemon::run(),
         Command::Failover(options) => failover::run(&options),
         Command::LameDuck(options) => lame_duck::run(&options),
-        Command::Application(options) => lame_duck::application::run(&options),
+        Command::Application(options) => lame_duck::fleet::application::run(&options),
         Command::Load(options) => load::run(&options),
         Command::Ask(options) => lame_duck::load::run(&options),
         Command::ServeLoad(options) => load::server::run(&options),

@@ -1,10 +1,10 @@
 //! The result of a group: ratios to the baseline with their noise, and whether targets are reached.
 //! This module contains only values. It must not depend on how they are printed.
 
-use super::arm::{Arm, Bound, Group, Measure, Target};
+use super::arms::{Arm, Bound, Group, Measure, Target};
 use super::programs::Cost;
 use super::worker::Turn;
-use crate::statistics::{Median, median};
+use crate::results::statistics::{Median, median};
 
 /// The results of an arm.
 #[derive(Clone, Debug)]
@@ -145,7 +145,7 @@ fn judge(target: &Target, figures: &Figures, noise: Option<&[Median; 4]>) -> Ver
 
 #[cfg(test)]
 pub mod tests {
-    use super::super::groups::{Name, group};
+    use super::super::arms::groups::{Name, group};
     use super::*;
 
     /// Returns the outcome of a group in which each arm takes the time that `nanoseconds` returns,

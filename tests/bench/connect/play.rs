@@ -4,8 +4,8 @@
 use anyhow::Result;
 use fastrand::Rng;
 
-use super::arm::Group;
-use super::place::Place;
+use super::arms::Group;
+use super::layers::Place;
 use super::worker::{Turn, Worker};
 
 /// The number of rounds at the beginning that are not counted, because they only warm caches.

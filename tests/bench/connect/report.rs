@@ -1,14 +1,20 @@
 //! Writes the results of a run into the documentation: as text between two marks in
 //! docs/design/performance.md, and as a picture in the same directory.
 
+pub mod print;
+
+mod picture;
+
+pub mod runs;
+
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::outcome::Outcome;
-use super::picture::picture;
-use super::print::{markdown, summary};
+use picture::picture;
+use print::{markdown, summary};
 
 /// The document in the folder.
 const DOCUMENT: &str = "performance.md";
@@ -64,9 +70,9 @@ fn machine(took: Duration) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::groups::Name;
-    use super::super::outcome::tests::outcome;
     use super::*;
+    use crate::connect::arms::groups::Name;
+    use crate::connect::outcome::tests::outcome;
 
     #[test]
     fn text_between_the_marks_is_replaced() {

@@ -16,9 +16,9 @@ use rustix::net::sockopt::{set_socket_linger, set_tcp_nodelay};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::arm::Addresses;
+use super::arms::Addresses;
 use super::serve::BULK_BYTES;
-use crate::statistics::percentile;
+use crate::results::statistics::percentile;
 
 /// Options of an arm's process.
 #[derive(Debug, clap::Args)]

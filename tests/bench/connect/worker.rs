@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use stage::Cgroup;
 use stage::probe::die_with_us;
 
-use super::arm::Addresses;
+use super::arms::Addresses;
 use super::serve::Manner;
 use super::work::Work;
 

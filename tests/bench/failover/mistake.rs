@@ -11,9 +11,9 @@ use serde::Serialize;
 use stage::Stage;
 
 use super::caller::Calls;
-use super::listener::{Listener, Manner, QUEUE, bound};
 use super::place::{Client, Place, Wanted};
 use super::print::table;
+use crate::place::listener::{Listener, Manner, QUEUE, bound};
 
 /// The ports of the three [`TROUBLES`].
 const SYNS_ARE_LOST: u16 = 8500;

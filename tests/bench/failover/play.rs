@@ -10,11 +10,11 @@ use stage::Stage;
 
 use super::caller::{Caller, Calls, Made};
 use super::cell::{Cell, Fault, Manner};
-use super::listener::{Listener, Manner as Does, QUEUE, bound};
 use super::outcome::{Backends, Figures, IN_TURN, IN_TURN_WITHIN};
 use super::place::{Client, MOST_CLIENTS, Place, Wanted};
 use super::slow::Slow;
-use crate::link::Link;
+use crate::place::link::Link;
+use crate::place::listener::{Listener, Manner as Does, QUEUE, bound};
 
 /// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_millis(2);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::net::{SendFlags, send};
 
-use super::listener::bound;
+use crate::place::listener::bound;
 
 /// The time between two connections that a backend accepts.
 const EACH: Duration = Duration::from_secs(1);

@@ -1,6 +1,8 @@
 //! A host of backends at the far end of a link: an agent, and applications under `socklb agent
 //! run`.
 
+pub mod application;
+
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,8 +14,8 @@ use stage::daemon::{ChildGuard, signal};
 use stage::probe::die_with_us;
 use stage::{Cgroup, Setup, eventually};
 
-use super::keys::ServiceKey;
-use crate::link::{Link, run};
+use crate::place::keys::ServiceKey;
+use crate::place::link::{Link, run};
 
 /// The port of all backends.
 const PORT: u16 = 8080;

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use stage::{Setup, Stage, eventually};
 
-use super::finding::Finding;
 use super::fleet::{Fleet, add_addresses, addresses};
 use super::host::{Host, Wanted};
-use super::keys::ServiceKey;
 use super::load::{Load, Query, now_ns};
 use super::verdicts::{Verdicts, registered};
-use crate::link::{Link, NEAR};
 use crate::pause;
+use crate::place::keys::ServiceKey;
+use crate::place::link::{Link, NEAR};
+use crate::results::finding::Finding;
 
 /// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_micros(500);

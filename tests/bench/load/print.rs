@@ -6,7 +6,7 @@ use super::arm::{Arm, Outcome};
 use super::fleet::{Mode, QUOTAS};
 use super::series::{busiest_over_mean, mean};
 use crate::failover::print::table;
-use crate::lame_duck::finding::Finding;
+use crate::results::finding::Finding;
 
 /// The maximum that the requirement allows for the utilization of the busiest backend divided by
 /// the mean.

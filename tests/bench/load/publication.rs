@@ -14,10 +14,10 @@ use stage::{Cgroup, Daemon, Setup, Stage, eventually};
 use super::arm::{Arm, load_line};
 use super::sender::{Pace, Sender};
 use crate::daemon::cpu_ticks;
-use crate::lame_duck::announcer::Announcer;
-use crate::lame_duck::finding::Finding;
-use crate::lame_duck::keys::ServiceKey;
 use crate::pause;
+use crate::place::announcer::Announcer;
+use crate::place::keys::ServiceKey;
+use crate::results::finding::Finding;
 
 const CLIENTS: usize = 64;
 const SERVICES: u8 = 10;

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::arm::{Bound, Measure, Target};
-use super::outcome::{Figures, Outcome, Row, Verdict};
-use crate::statistics::Median;
+use crate::connect::arms::{Bound, Measure, Target};
+use crate::connect::outcome::{Figures, Outcome, Row, Verdict};
+use crate::results::statistics::Median;
 
 fn target(target: &Target) -> String {
     let name = target.measure.name();
@@ -149,9 +149,9 @@ pub fn markdown(outcome: &Outcome) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::groups::Name;
-    use super::super::outcome::tests::outcome;
     use super::*;
+    use crate::connect::arms::groups::Name;
+    use crate::connect::outcome::tests::outcome;
 
     #[test]
     fn targets_are_printed_beside_measurements() {

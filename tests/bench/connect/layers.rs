@@ -1,6 +1,12 @@
 //! The environment of a group's workers: cgroups with attached programs, the daemon, other
 //! balancers, and the backends. All of these are removed on drop.
 
+mod floor;
+
+mod peers;
+
+mod reports;
+
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -10,11 +16,10 @@ use aya::programs::links::{FdLink, PinnedLink};
 use lb_common::abi::SLOTS;
 use stage::{Cgroup, Daemon, Setup, Stage};
 
-use super::arm::{Addresses, Arm, Between, Build, Client, Group};
-use super::floor;
-use super::peers::{HAPROXY_SERVICE, Haproxy, NFT_SERVICE, Nft};
-use super::reports::{self, Reports};
+use super::arms::{Addresses, Arm, Between, Build, Client, Group};
 use super::worker::{Backends, Worker, cpu_time};
+use peers::{HAPROXY_SERVICE, Haproxy, NFT_SERVICE, Nft};
+use reports::Reports;
 
 /// A client of socklb with its cgroup.
 struct Attached {

@@ -13,12 +13,12 @@ use lb_report::wire::Readiness;
 use stage::router::Router;
 use stage::{Setup, Stage, eventually};
 
-use super::announcer::{Announcer, Report};
-use super::finding::{Finding, Times};
-use super::host::{Host, Wanted};
-use super::keys::ServiceKey;
-use super::verdicts::{Verdicts, registered};
+use crate::lame_duck::host::{Host, Wanted};
+use crate::lame_duck::verdicts::{Verdicts, registered};
 use crate::pause;
+use crate::place::announcer::{Announcer, Report};
+use crate::place::keys::ServiceKey;
+use crate::results::finding::{Finding, Times};
 
 /// The number of pushes of each measurement.
 const PUSHES: u32 = 10_000;

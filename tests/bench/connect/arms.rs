@@ -3,6 +3,8 @@
 //!
 //! This module must not depend on the setup or the measurement.
 
+pub mod groups;
+
 use std::net::{IpAddr, SocketAddr};
 
 use super::serve::Manner;

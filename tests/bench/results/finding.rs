@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::failover::print::table;
-use crate::statistics::percentile;
+use crate::results::statistics::percentile;
 
 /// One measurement, which is one line of the results.
 #[derive(Debug)]

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use stage::{Setup, Stage, eventually};
 
-use super::announcer::Announcer;
-use super::finding::Finding;
-use super::host::{Host, Wanted};
-use super::keys::ServiceKey;
 use crate::daemon::cpu_ticks;
-use crate::link::Link;
+use crate::lame_duck::host::{Host, Wanted};
 use crate::pause;
+use crate::place::announcer::Announcer;
+use crate::place::keys::ServiceKey;
+use crate::place::link::Link;
+use crate::results::finding::Finding;
 
 /// Backends that receive requests for reports.
 const REPORTING: u16 = 10_000;

@@ -24,14 +24,14 @@ use stage::router::Router;
 use stage::sys::{self, Action};
 use stage::{Setup, Stage, eventually};
 
-use super::announcer::{Announcer, Report};
-use super::finding::Finding;
-use super::host::{Host, Wanted, metric};
-use super::keys::ServiceKey;
-use super::load::{Load, now_ns};
-use super::verdicts::{Verdicts, registered};
+use crate::lame_duck::host::{Host, Wanted, metric};
+use crate::lame_duck::load::{Load, now_ns};
+use crate::lame_duck::verdicts::{Verdicts, registered};
 use crate::pause;
-use crate::statistics::median;
+use crate::place::announcer::{Announcer, Report};
+use crate::place::keys::ServiceKey;
+use crate::results::finding::Finding;
+use crate::results::statistics::median;
 
 /// The address of the daemon and of the applications.
 const NEAR: &str = "10.77.0.1";

@@ -14,9 +14,9 @@ use stage::router::Router;
 use stage::sys::XdpMode;
 use stage::{Setup, Stage, eventually};
 
-use super::finding::{Finding, Times};
-use super::keys::ServiceKey;
 use crate::pause;
+use crate::place::keys::ServiceKey;
+use crate::results::finding::{Finding, Times};
 
 /// The number of requests of each measurement.
 const REQUESTS: u64 = 10_000;

@@ -7,10 +7,10 @@
 use lb_svg::palette::{GREEN, RED};
 use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Plot, Scale, at};
 
-use super::arm::{Between, Bound, Measure};
-use super::outcome::{Figures, Outcome, Row};
 use super::print::name;
-use crate::statistics::Median;
+use crate::connect::arms::{Between, Bound, Measure};
+use crate::connect::outcome::{Figures, Outcome, Row};
+use crate::results::statistics::Median;
 
 const OURS: Paint = Paint::new("ours", GREEN);
 const TARGET: Paint = Paint::new("target", RED);
@@ -109,9 +109,9 @@ fn draw_row(drawing: &mut Drawing, plot: &Plot, y: f64, row: &Row, figures: &Fig
 mod tests {
     use clap::ValueEnum as _;
 
-    use super::super::groups::Name;
-    use super::super::outcome::tests::outcome;
     use super::*;
+    use crate::connect::arms::groups::Name;
+    use crate::connect::outcome::tests::outcome;
 
     #[test]
     fn every_measured_arm_except_the_first_has_a_row() {

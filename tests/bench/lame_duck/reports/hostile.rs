@@ -13,11 +13,11 @@ use lb_common::net::Be16;
 use lb_report::wire::{BYTES, Datagram, Kind, Readiness};
 use stage::{Setup, Stage, eventually};
 
-use super::announcer::{Announcer, Report};
-use super::finding::Finding;
-use super::host::{Host, Wanted, metric};
-use super::keys::ServiceKey;
-use super::verdicts::{Verdicts, registered};
+use crate::lame_duck::host::{Host, Wanted, metric};
+use crate::lame_duck::verdicts::{Verdicts, registered};
+use crate::place::announcer::{Announcer, Report};
+use crate::place::keys::ServiceKey;
+use crate::results::finding::Finding;
 
 const DATAGRAMS: usize = 100_000;
 /// The number of datagrams that are sent at a time. The receive buffer of the daemon's socket has

@@ -3,9 +3,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::arm::{Addresses, Arm, Between, Bound, Build, Client, Group, Measure, Target};
-use super::serve::Manner;
-use super::work::Work;
+use super::{Addresses, Arm, Between, Bound, Build, Client, Group, Measure, Target};
+use crate::connect::serve::Manner;
+use crate::connect::work::Work;
 
 /// The first port of the backends of small groups.
 const PORT: u16 = 19000;

@@ -4,8 +4,8 @@
 
 use std::fmt::Write as _;
 
-use super::arm::{Between, Build, Measure};
-use super::outcome::{Figures, Outcome};
+use crate::connect::arms::{Between, Build, Measure};
+use crate::connect::outcome::{Figures, Outcome};
 
 /// One figure over all runs: its median, its smallest and its largest value.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,9 +106,9 @@ pub fn table(runs: &[&Outcome]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::groups::Name;
-    use super::super::outcome::tests::outcome;
     use super::*;
+    use crate::connect::arms::groups::Name;
+    use crate::connect::outcome::tests::outcome;
 
     #[test]
     fn additions_are_relative_to_the_floor() {
@@ -145,8 +145,8 @@ mod tests {
 
     /// This build takes 2 % more than the direct arm, its copy 2.1 %, and the other build 3 %.
     fn outcome_of_two() -> Outcome {
-        super::super::outcome::tests::outcome_of(
-            super::super::groups::group(Name::LeastLoaded).of_two_builds(Build::Other),
+        crate::connect::outcome::tests::outcome_of(
+            crate::connect::arms::groups::group(Name::LeastLoaded).of_two_builds(Build::Other),
             |arm| Some([1000.0, 1000.0, 1020.0, 1021.0, 1030.0][arm.min(4)]),
         )
     }

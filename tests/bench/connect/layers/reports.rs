@@ -6,8 +6,8 @@ use anyhow::Result;
 use stage::router::Router;
 use stage::{Setup, eventually};
 
-use crate::lame_duck::announcer::Announcer;
-use crate::lame_duck::keys::ServiceKey;
+use crate::place::announcer::Announcer;
+use crate::place::keys::ServiceKey;
 
 /// The agent's address, at the far end of the link.
 const AGENT: &str = "10.77.0.2:9465";

@@ -1,0 +1,5 @@
+//! Results: their statistics, and how they are printed.
+
+pub mod finding;
+
+pub mod statistics;
