@@ -19,10 +19,11 @@ use crate::connect::arms::Addresses;
 use crate::connect::serve::Manner;
 use crate::connect::work::Work;
 use crate::connect::worker::{Backends, Worker};
-use crate::failover::print::table;
 use crate::load::server::raise_descriptors;
-use crate::results::finding::{self, Finding};
+use crate::results::conclude;
+use crate::results::finding::{Finding, show};
 use crate::results::statistics::{Median, median};
+use crate::results::table::table;
 
 /// `bench close`
 #[derive(Debug, clap::Args)]
@@ -93,10 +94,7 @@ pub fn run(options: &Options) -> Result<()> {
         options.turns, options.flows, options.rate
     );
     println!("{}", print(&runs));
-    let findings = findings(&runs);
-    println!("{}", finding::print(&findings));
-    let missed: Vec<String> = findings.iter().filter_map(Finding::missed).collect();
-    crate::conclude(&missed, options.check)
+    conclude(&show(&findings(&runs)), options.check)
 }
 
 /// The results of one run.

@@ -32,6 +32,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum as _;
 use stage::Stage;
 
+use crate::results::table::table;
 use arms::Build;
 use arms::groups::{self, Name};
 use layers::Place;
@@ -86,13 +87,13 @@ pub fn run(options: &Options) -> Result<()> {
             continue;
         }
         let outcome = measure(*name, &stage, options)?;
-        println!("{}", print::terminal(&outcome));
+        println!("{}", print::group(&outcome, "\n", table));
         outcomes.push(outcome);
     }
     if options.runs > 1 {
         for number in 0..names().count() {
             let of_group: Vec<&Outcome> = outcomes.iter().skip(number).step_by(names().count()).collect();
-            println!("{}", runs::table(&of_group));
+            println!("{}", runs::compare(&of_group));
         }
     }
     println!("{}; {} s", print::summary(&outcomes), started.elapsed().as_secs());

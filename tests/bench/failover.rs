@@ -21,7 +21,7 @@ mod mistake;
 
 mod recovery;
 
-pub mod print;
+mod print;
 
 use std::path::PathBuf;
 
@@ -111,7 +111,7 @@ pub fn run(options: &Options) -> Result<()> {
         };
         measured.iter().flat_map(|measured| named(measured).collect::<Vec<_>>()).collect()
     };
-    crate::conclude(&missed, options.check)
+    crate::results::conclude(&missed, options.check)
 }
 
 fn write(options: &Options, measured: &impl Serialize) -> Result<()> {

@@ -24,7 +24,8 @@ mod restart;
 use anyhow::Result;
 use stage::Stage;
 
-use crate::results::finding::{self, Finding};
+use crate::results::conclude;
+use crate::results::finding::{Finding, show};
 use reports::{answered, flood, hostile, many, pushes, stored};
 
 /// `bench lame-duck`
@@ -94,9 +95,7 @@ pub fn run(options: &Options) -> Result<()> {
         // Each part has its own network, so that no devices and addresses of another part remain in
         // it.
         let stage = Stage::new();
-        let findings = part.measure(&stage)?;
-        println!("{}", finding::print(&findings));
-        missed.extend(findings.iter().filter_map(Finding::missed));
+        missed.extend(show(&part.measure(&stage)?));
     }
-    crate::conclude(&missed, options.check)
+    conclude(&missed, options.check)
 }

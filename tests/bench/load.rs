@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use stage::{Quota, Setup, Stage};
 
-use crate::results::finding::{self, Finding};
+use crate::results::conclude;
+use crate::results::finding::{Finding, show};
 use arm::Arm;
 use fleet::{Cost, Mode};
 
@@ -93,9 +94,7 @@ pub fn run(options: &Options) -> Result<()> {
     if wanted(Part::Publication) {
         findings.extend(publication::run(arms)?);
     }
-    println!("{}", finding::print(&findings));
-    let missed: Vec<String> = findings.iter().filter_map(Finding::missed).collect();
-    crate::conclude(&missed, options.check)
+    conclude(&show(&findings), options.check)
 }
 
 fn fleets(options: &Options, arms: &[Arm]) -> Result<Vec<Finding>> {

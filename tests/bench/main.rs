@@ -19,7 +19,7 @@ mod place;
 
 mod results;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 #[derive(Debug, Parser)]
@@ -93,18 +93,4 @@ fn main() -> Result<()> {
         Command::Work(options) => connect::work::run(&options),
         Command::Call => failover::caller::run(),
     }
-}
-
-/// Prints the requirements that are not met. If there are any and `is_checked` is set, returns an
-/// error.
-fn conclude(missed: &[String], is_checked: bool) -> Result<()> {
-    for missed in missed {
-        println!("missed: {missed}");
-    }
-    match missed.len() {
-        0 => println!("all requirements are met"),
-        missed if is_checked => bail!("{missed} requirements are missed"),
-        _ => {}
-    }
-    Ok(())
 }

@@ -1,5 +1,23 @@
-//! Results: their statistics, and how they are printed.
+//! Results: their statistics, how they are printed, and whether they meet the requirements.
 
 pub mod finding;
 
 pub mod statistics;
+
+pub mod table;
+
+use anyhow::{Result, bail};
+
+/// Prints the requirements that are not met. If there are any and `is_checked` is set, returns an
+/// error.
+pub fn conclude(missed: &[String], is_checked: bool) -> Result<()> {
+    for missed in missed {
+        println!("missed: {missed}");
+    }
+    match missed.len() {
+        0 => println!("all requirements are met"),
+        missed if is_checked => bail!("{missed} requirements are missed"),
+        _ => {}
+    }
+    Ok(())
+}

@@ -13,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::outcome::Outcome;
+use crate::results::table::document;
 use picture::picture;
-use print::{markdown, summary};
+use print::{group, summary};
 
 /// The document in the folder.
 const DOCUMENT: &str = "performance.md";
@@ -44,7 +45,7 @@ fn replaced(text: &str, section: &str) -> Option<String> {
 }
 
 fn section(outcomes: &[Outcome]) -> String {
-    let groups: Vec<String> = outcomes.iter().map(markdown).collect();
+    let groups: Vec<String> = outcomes.iter().map(|outcome| group(outcome, "### ", document)).collect();
     format!(
         "In this run, {}.\n\n![Median times against direct, with their targets]({PICTURE})\n\n{}\n",
         summary(outcomes),

@@ -12,8 +12,8 @@ use stage::Stage;
 
 use super::caller::Calls;
 use super::place::{Client, Place, Wanted};
-use super::print::table;
 use crate::place::listener::{Listener, Manner, QUEUE, bound};
+use crate::results::table::table;
 
 /// The ports of the three [`TROUBLES`].
 const SYNS_ARE_LOST: u16 = 8500;

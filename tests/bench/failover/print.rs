@@ -1,31 +1,8 @@
 //! Formats outcomes as tables, which are the same on a terminal and in a document.
 
-use std::fmt::Write as _;
-
 use super::cell::{Cell, daemon_name};
 use super::outcome::Figures;
-
-/// Formats a table from the titles of its columns and its rows.
-pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain([titles[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..titles.len()).map(width).collect();
-    let mut text = String::new();
-    let mut line = |cells: &mut dyn Iterator<Item = String>| {
-        for (cell, width) in cells.zip(&widths) {
-            write!(text, "| {cell:<width$} ").expect("writing to a string cannot fail");
-        }
-        text.push_str("|\n");
-    };
-    line(&mut titles.iter().map(|title| (*title).to_owned()));
-    line(&mut widths.iter().map(|width| "-".repeat(*width)));
-    for row in rows {
-        line(&mut row.iter().cloned());
-    }
-    text
-}
+use crate::results::table::table;
 
 /// Formats the table of all cells. Two cells that differ only in ejection share a row.
 pub fn cells(measured: &[(Cell, Figures)]) -> String {
@@ -74,15 +51,4 @@ pub fn cells(measured: &[(Cell, Figures)]) -> String {
 
 fn milliseconds(time: f64) -> String {
     if time < 10.0 { format!("{time:.1} ms") } else { format!("{time:.0} ms") }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_line_up() {
-        let text = table(&["a", "long"], &[vec!["wide".to_owned(), "b".to_owned()]]);
-        assert_eq!(text, "| a    | long |\n| ---- | ---- |\n| wide | b    |\n");
-    }
 }

@@ -13,8 +13,8 @@ use stage::Stage;
 use super::caller::{Caller, Calls, Made};
 use super::cell::daemon_name;
 use super::place::{Client, MOST_CLIENTS, Place, Wanted, backend};
-use super::print::table;
 use crate::place::listener::{Listener, Manner};
+use crate::results::table::table;
 
 /// The port of the live backends.
 const LIVE: u16 = 8100;

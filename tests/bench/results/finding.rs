@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::failover::print::table;
-use crate::results::statistics::percentile;
+use super::statistics::percentile;
+use super::table::table;
 
 /// One measurement, which is one line of the results.
 #[derive(Debug)]
@@ -30,14 +30,19 @@ impl Finding {
     }
 
     /// Returns a description if the requirement is missed.
-    pub fn missed(&self) -> Option<String> {
+    fn missed(&self) -> Option<String> {
         let (needed, is_reached) = self.needed.as_ref()?;
         (!is_reached).then(|| format!("{}: {}, needed: {needed}", self.what, self.measured))
     }
 }
 
-/// Formats a table.
-pub fn print(findings: &[Finding]) -> String {
+/// Prints a table. Returns the requirements that are missed.
+pub fn show(findings: &[Finding]) -> Vec<String> {
+    println!("{}", print(findings));
+    findings.iter().filter_map(Finding::missed).collect()
+}
+
+fn print(findings: &[Finding]) -> String {
     let row = |finding: &Finding| {
         let needed = finding.needed.as_ref().map(|(needed, is_reached)| {
             format!("{needed}: {}", if *is_reached { "reached" } else { "**missed**" })

@@ -1,10 +1,11 @@
-//! Formats outcomes as tables, for a terminal or for a document.
+//! Formats outcomes as tables.
 
 use std::fmt::Write as _;
 
 use crate::connect::arms::{Bound, Measure, Target};
 use crate::connect::outcome::{Figures, Outcome, Row, Verdict};
 use crate::results::statistics::Median;
+use crate::results::table::Format;
 
 fn target(target: &Target) -> String {
     let name = target.measure.name();
@@ -24,39 +25,40 @@ fn interval(ratio: Median) -> String {
     format!("{:.4} [{:.4}, {:.4}]", ratio.value, ratio.low, ratio.high)
 }
 
-/// Formats a group for a terminal.
-pub fn terminal(outcome: &Outcome) -> String {
-    let mut text = String::new();
+/// Formats a group: its title after `mark`, and the tables of its arms and of their programs.
+pub fn group(outcome: &Outcome, mark: &str, table: Format) -> String {
     let Outcome { group, rounds, operations, rows } = outcome;
-    let mut write =
-        |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string cannot fail");
-    write(format_args!("\n{}: {} {rounds} rounds of {operations} operations", group.title, group.remark));
-    let [p50, p99, rate, cpu] = Measure::ALL.map(|measure| format!("{} ratio [95 % CI]", measure.name()));
-    write(format_args!(
-        "{:<48}{:>9} {p50:>26} {p99:>26} {rate:>26} {cpu:>26} {:>10}",
-        "", "p50 us", "p99 us, all"
-    ));
-    for row in rows {
-        match &row.figures {
-            Ok(figures) => {
-                let [p50, p99, rate, cpu] = figures.ratios.map(interval);
-                write(format_args!(
-                    "{:<48}{:>9.2} {p50:>26} {p99:>26} {rate:>26} {cpu:>26} {:>10.2}",
-                    name(outcome, row),
-                    figures.p50 / 1000.0,
-                    figures.p99_of_all / 1000.0
-                ));
-            }
-            Err(why) => write(format_args!("{:<48}not run: {why}", row.arm.name)),
-        }
-        if !row.verdicts.is_empty() {
-            let verdicts =
-                row.verdicts.iter().map(|(of, verdict)| format!("{}: {}", target(of), verdict.words()));
-            write(format_args!("    {}", verdicts.collect::<Vec<_>>().join("; ")));
-        }
-    }
-    for (row, figures) in with_programs(outcome) {
-        write(format_args!("{:<48}{}", row.arm.name, programs(figures)));
+    let ratios = Measure::ALL.map(|measure| format!("{} ratio [95 % CI]", measure.name()));
+    let mut titles = vec!["arm", "p50, us"];
+    titles.extend(ratios.iter().map(String::as_str));
+    titles.extend(["p99 of all, us", "targets"]);
+    let cells = |row: &Row| {
+        let Ok(figures) = &row.figures else {
+            let why = row.figures.as_ref().err().map_or("", String::as_str);
+            return vec![row.arm.name.clone(), format!("not run: {why}")];
+        };
+        let us = |ns: f64| format!("{:.2}", ns / 1000.0);
+        let verdicts = row.verdicts.iter().map(|(of, verdict)| match verdict {
+            Verdict::Pass => format!("{}: pass", target(of)),
+            Verdict::NotReached | Verdict::TooNoisy => format!("{}: **{}**", target(of), verdict.words()),
+        });
+        let mut cells = vec![name(outcome, row), us(figures.p50)];
+        cells.extend(figures.ratios.map(interval));
+        cells.extend([us(figures.p99_of_all), verdicts.collect::<Vec<_>>().join("; ")]);
+        cells
+    };
+    let arms = table(&titles, &rows.iter().map(cells).collect::<Vec<_>>());
+    let mut text = format!(
+        "{mark}{}\n\n{} {rounds} rounds of {operations} operations.\n\n{arms}",
+        group.title, group.remark
+    );
+    let measured = rows.iter().filter_map(|row| Some((row, row.figures.as_ref().ok()?)));
+    let with_programs = measured.filter(|(_, figures)| !figures.costs.is_empty());
+    let costs: Vec<_> =
+        with_programs.map(|(row, figures)| vec![row.arm.name.clone(), programs(figures)]).collect();
+    if !costs.is_empty() {
+        let titles = ["arm", "time per run of its programs [range of the median]"];
+        text += &format!("\n{}", table(&titles, &costs));
     }
     text
 }
@@ -69,11 +71,6 @@ pub fn name(outcome: &Outcome, row: &Row) -> String {
         return name.clone();
     }
     format!("{name} (to: {baseline})")
-}
-
-fn with_programs(outcome: &Outcome) -> impl Iterator<Item = (&Row, &Figures)> {
-    let measured = outcome.rows.iter().filter_map(|row| Some((row, row.figures.as_ref().ok()?)));
-    measured.filter(|(_, figures)| !figures.costs.is_empty())
 }
 
 /// The cost of an arm's programs in one operation.
@@ -106,62 +103,21 @@ pub fn summary(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Formats a group for a document.
-pub fn markdown(outcome: &Outcome) -> String {
-    let mut text = String::new();
-    let Outcome { group, rounds, operations, rows } = outcome;
-    let mut write =
-        |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string cannot fail");
-    write(format_args!(
-        "### {}\n\n{} {rounds} rounds of {operations} operations.\n",
-        group.title, group.remark
-    ));
-    write(format_args!(
-        "| arm | p50, us | p50 ratio | p99 ratio | rate ratio | CPU ratio | p99 of all, us | targets |"
-    ));
-    write(format_args!("|---|---|---|---|---|---|---|---|"));
-    for row in rows {
-        let Ok(figures) = &row.figures else {
-            write(format_args!("| {} | not run | | | | | | |", row.arm.name));
-            continue;
-        };
-        let [p50, p99, rate, cpu] = figures.ratios.map(interval);
-        let verdicts = row.verdicts.iter().map(|(of, verdict)| match verdict {
-            Verdict::Pass => format!("{}: pass", target(of)),
-            Verdict::NotReached | Verdict::TooNoisy => format!("{}: **{}**", target(of), verdict.words()),
-        });
-        write(format_args!(
-            "| {} | {:.2} | {p50} | {p99} | {rate} | {cpu} | {:.2} | {} |",
-            name(outcome, row),
-            figures.p50 / 1000.0,
-            figures.p99_of_all / 1000.0,
-            verdicts.collect::<Vec<_>>().join("; ")
-        ));
-    }
-    if with_programs(outcome).next().is_some() {
-        write(format_args!("\n| arm | time per run of its programs [range of the median] |\n|---|---|"));
-        for (row, figures) in with_programs(outcome) {
-            write(format_args!("| {} | {} |", row.arm.name, programs(figures)));
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::connect::arms::groups::Name;
     use crate::connect::outcome::tests::outcome;
+    use crate::results::table::document;
 
     #[test]
     fn targets_are_printed_beside_measurements() {
         let outcome = outcome(Name::LeastLoaded, |arm| Some([1000.0, 1001.0, 1030.0, 1030.0][arm]));
-        let text = terminal(&outcome);
+        let text = group(&outcome, "### ", document);
+        assert!(text.starts_with("### TCP connect(), least-loaded over 100\n\n"), "{text}");
         assert!(text.contains("1.0300 [1.0300, 1.0300]"), "{text}");
-        assert!(text.contains("\n    p50 <= 1.025: not reached\n"), "{text}");
-        assert!(text.contains("\n    p50 <= 1.045: pass\n"), "{text}");
+        assert!(text.contains("| 2.06 | p50 <= 1.045: pass |"), "{text}");
         assert!(text.contains("connect4 100 ns [90, 110]"), "{text}");
-        let text = markdown(&outcome);
         assert!(text.contains("| 2.06 | p50 <= 1.025: **not reached** |"), "{text}");
         assert_eq!(summary(&[outcome]), "targets: 1 reached, 1 not");
     }
@@ -169,8 +125,8 @@ mod tests {
     #[test]
     fn an_arm_without_a_run_is_named() {
         let outcome = outcome(Name::LeastLoaded, |arm| (arm != 2).then_some(1000.0));
-        assert!(terminal(&outcome).contains("not run: refused for a reason"));
-        assert!(markdown(&outcome).contains("| socklb active, least-loaded | not run |"));
+        let text = group(&outcome, "", document);
+        assert!(text.contains("| socklb active, least-loaded | not run: refused for a reason |"), "{text}");
         assert_eq!(summary(&[outcome]), "targets: 1 reached, 0 not, 1 of arms without a run");
     }
 }

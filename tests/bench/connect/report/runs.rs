@@ -2,10 +2,9 @@
 //! layout differs from run to run, and the interval of a single run does not include the effect of
 //! this difference.
 
-use std::fmt::Write as _;
-
-use crate::connect::arms::{Between, Build, Measure};
+use crate::connect::arms::{Arm, Between, Build, Measure};
 use crate::connect::outcome::{Figures, Outcome};
+use crate::results::table::table;
 
 /// One figure over all runs: its median, its smallest and its largest value.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,27 +59,23 @@ fn added(outcome: &Outcome, arm: usize) -> Option<f64> {
 
 /// Formats a table of a group's runs, and then the differences between this build and another
 /// build.
-pub fn table(runs: &[&Outcome]) -> String {
-    let mut text = String::new();
-    let mut write =
-        |line: std::fmt::Arguments<'_>| writeln!(text, "{line}").expect("writing to a string cannot fail");
+pub fn compare(runs: &[&Outcome]) -> String {
     let group = &runs[0].group;
     let floor = group.arms.iter().position(|arm| arm.between == Between::Floor);
-    write(format_args!("\n{}: {} runs, median [least, greatest]", group.title, runs.len()));
-    let heads = ["p50 ratio", "p50 added, ns", "added / floor's", "CPU ratio"];
-    write(format_args!("{:<48}{:>26}{:>24}{:>22}{:>26}", "", heads[0], heads[1], heads[2], heads[3]));
-    for (number, arm) in group.arms.iter().enumerate() {
+    let cells = |(number, arm): (usize, &Arm)| {
         let over = |figure: &dyn Fn(&Outcome) -> Option<f64>| Spread::of(runs.iter().map(|run| figure(run)));
         let by_floor = |run: &Outcome| Some(added(run, number)? / added(run, floor?)?);
-        write(format_args!(
-            "{:<48}{:>26}{:>24}{:>22}{:>26}",
-            arm.name,
+        vec![
+            arm.name.clone(),
             Spread::text(over(&|run| ratio(run, number, Measure::P50)), 4),
             Spread::text(over(&|run| added(run, number)), 0),
             Spread::text(over(&by_floor), 2),
             Spread::text(over(&|run| ratio(run, number, Measure::Cpu)), 4),
-        ));
-    }
+        ]
+    };
+    let titles = ["arm", "p50 ratio", "p50 added, ns", "added / floor's", "CPU ratio"];
+    let arms = table(&titles, &group.arms.iter().enumerate().map(cells).collect::<Vec<_>>());
+    let mut text = format!("\n{}: {} runs, median [least, greatest]\n\n{arms}", group.title, runs.len());
     let others = group
         .arms
         .iter()
@@ -96,10 +91,10 @@ pub fn table(runs: &[&Outcome]) -> String {
         let [p50, cpu] = [Measure::P50, Measure::Cpu].map(|measure| points(other, measure));
         // In `arms`, the copy of this build is between this build and the other build.
         let [p50_again, cpu_again] = [Measure::P50, Measure::Cpu].map(|measure| points(other - 1, measure));
-        write(format_args!(
-            "{} minus {}, points: p50 {p50}, CPU {cpu}; minus itself again: p50 {p50_again}, CPU {cpu_again}",
+        text += &format!(
+            "{} minus {}, points: p50 {p50}, CPU {cpu}; minus itself again: p50 {p50_again}, CPU {cpu_again}\n",
             group.arms[this].name, arm.name
-        ));
+        );
     }
     text
 }
@@ -124,17 +119,18 @@ mod tests {
             })
         };
         let runs = [run(0.0), run(2.0), run(1.0)];
-        let text = table(&runs.iter().collect::<Vec<_>>());
-        let line = text.lines().find(|line| line.starts_with("socklb active, p2c ")).unwrap();
-        let words: Vec<&str> = line.split_whitespace().skip(3).collect();
-        let expected = "1.0210 [1.0200, 1.0220] 21 [20, 22] 2.10 [2.00, 2.20] 1.0210 [1.0200, 1.0220]";
-        assert_eq!(words.join(" "), expected);
+        let text = compare(&runs.iter().collect::<Vec<_>>());
+        let line = text.lines().find(|line| line.starts_with("| socklb active, p2c ")).unwrap();
+        let cells: Vec<&str> = line.split('|').skip(2).map(str::trim).collect();
+        let expected =
+            ["1.0210 [1.0200, 1.0220]", "21 [20, 22]", "2.10 [2.00, 2.20]", "1.0210 [1.0200, 1.0220]", ""];
+        assert_eq!(cells, expected);
     }
 
     #[test]
     fn builds_are_compared_in_points_beside_a_copy() {
         let run = outcome_of_two();
-        let text = table(&[&run]);
+        let text = compare(&[&run]);
         let line = text.lines().find(|line| line.contains(" minus ")).unwrap();
         assert_eq!(
             line,
