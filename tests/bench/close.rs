@@ -5,21 +5,22 @@
 //! the closing of this part, so that a drift of the machine's speed affects all arms. The p99 of an
 //! arm is computed from all its connects in the run.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use lb_view::close_result::Closed;
 use rustix::fd::OwnedFd;
-use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
-use stage::{Cgroup, Daemon, Setup, Stage};
+use stage::{Cgroup, Setup, Stage};
 
 use crate::connect::arms::Addresses;
 use crate::connect::serve::Manner;
 use crate::connect::work::Work;
 use crate::connect::worker::{Backends, Worker};
-use crate::load::server::raise_descriptors;
+use crate::place::listener::bound;
+use crate::place::process::{part, raise_descriptors};
+use crate::place::{Place, client, fixed, service};
 use crate::results::conclude;
 use crate::results::finding::{Finding, show};
 use crate::results::statistics::{Median, median};
@@ -62,16 +63,22 @@ const CLOSING: usize = 2;
 /// `bench close`.
 pub fn run(options: &Options) -> Result<()> {
     let stage = Stage::new();
-    let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "bench");
-    // Closed connections remain in the queue of the listener.
-    let _listener = listen(CLOSED_BACKEND, options.flows * (options.runs * options.turns + 1))?;
+    // The listener accepts nothing, so closed connections remain in its queue.
+    let queue = options.flows * (options.runs * options.turns + 1);
+    std::fs::write("/proc/sys/net/core/somaxconn", queue.to_string())?;
+    let _listener = bound(CLOSED_BACKEND.parse()?, i32::try_from(queue)?)?;
     let _backends = Backends::start(Manner::Drop, false, &[BESIDE_BACKEND.parse()?], None)?;
-    let _daemon = Daemon::start(&setup, &config(&cgroup));
-    let mut holder = Holder::start(&cgroup)?;
+    let cgroup = Cgroup::new();
+    let text = client("bench", &cgroup, "")
+        + &service("closed", CLOSED, &fixed([CLOSED_BACKEND.parse()?]), "")
+        + &service("beside", BESIDE, &fixed([BESIDE_BACKEND.parse()?]), "");
+    let place = Place::start(&setup, vec![cgroup], &text);
+    let cgroup = &place.cgroups[0];
+    let mut holder = Holder::start(cgroup)?;
     let beside = Addresses::one(BESIDE.parse()?);
-    let start = || Worker::start("connects", Work::Connect, &cgroup, None, beside);
-    let warm = start()?.turn(WARM, false)?;
+    let start = || Worker::start(Work::Connect, cgroup, None, beside);
+    let warm = start()?.turn(WARM, false);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of connects")]
     let count = (warm.rate * f64::from(options.flows) / f64::from(options.rate)) as u32;
     let mut random = fastrand::Rng::with_seed(1);
@@ -86,8 +93,7 @@ pub fn run(options: &Options) -> Result<()> {
                 closing += turn(arm, &setup, &mut workers[arm], count, options)?;
             }
         }
-        let [open, again, closed] = workers.each_mut().map(Worker::all);
-        runs.push(Run { times: [open?, again?, closed?], closing });
+        runs.push(Run { times: workers.each_mut().map(Worker::all), closing });
     }
     println!(
         "in each run {} turns of {count} connects per arm; in each turn of one arm {} flows are closed, {} per second\n",
@@ -114,7 +120,8 @@ fn turn(
     Options { flows, rate, .. }: &Options,
 ) -> Result<Duration> {
     if arm != CLOSING {
-        return worker.turn(count, true).map(|_| Duration::ZERO);
+        worker.turn(count, true);
+        return Ok(Duration::ZERO);
     }
     let close = || {
         let begun = Instant::now();
@@ -124,22 +131,12 @@ fn turn(
     };
     std::thread::scope(|scope| {
         let closing = scope.spawn(close);
-        worker.turn(count, true)?;
+        worker.turn(count, true);
         let (closed, took) =
             closing.join().map_err(|_| anyhow::anyhow!("the thread that closes flows has panicked"))?;
         ensure!(closed == u64::from(*flows), "{closed} of {flows} flows were closed");
         Ok(took)
     })
-}
-
-fn config(cgroup: &Cgroup) -> String {
-    let service = |name, address, backend| {
-        format!(
-            "[[service]]\nname = \"{name}\"\naddress = \"{address}\"\nbackends = {{ static = [\"{backend}\"] }}\n"
-        )
-    };
-    let client = format!("[[client]]\njob = \"bench\"\ncgroup = \"{}\"\n", cgroup.relative().display());
-    client + &service("closed", CLOSED, CLOSED_BACKEND) + &service("beside", BESIDE, BESIDE_BACKEND)
 }
 
 fn print(runs: &[Run]) -> String {
@@ -174,14 +171,6 @@ fn findings(runs: &[Run]) -> Vec<Finding> {
     ]
 }
 
-/// A listener that accepts nothing: the kernel completes the handshakes of this many connections.
-fn listen(address: &str, queue: u32) -> Result<TcpListener> {
-    std::fs::write("/proc/sys/net/core/somaxconn", queue.to_string())?;
-    let listener = TcpListener::bind(address)?;
-    rustix::net::listen(&listener, i32::try_from(queue)?)?;
-    Ok(listener)
-}
-
 /// `bench hold`: opens flows to [`CLOSED`]. A request contains the number of flows that must be
 /// open.
 pub fn hold() -> Result<()> {
@@ -210,9 +199,7 @@ struct Holder(Process);
 
 impl Holder {
     fn start(cgroup: &Cgroup) -> Result<Self> {
-        let mut command = std::process::Command::new(std::env::current_exe()?);
-        command.arg("hold");
-        die_with_us(&mut command);
+        let mut command = part("hold")?;
         cgroup.enter(&mut command);
         Ok(Self(Process::start(&mut command)))
     }

@@ -35,7 +35,7 @@ use stage::Stage;
 use crate::results::table::table;
 use arms::Build;
 use arms::groups::{self, Name};
-use layers::Place;
+use layers::Layers;
 use outcome::{Measured, Outcome};
 use play::Player;
 use report::{print, runs};
@@ -114,21 +114,21 @@ fn measure(name: Name, stage: &Stage, options: &Options) -> Result<Outcome> {
     } else if options.other.is_some() {
         group = group.of_two_builds(Build::Other);
     }
-    let place = Place::of(&group, stage, &options.floor, options.other.as_deref())?;
+    let layers = Layers::of(&group, stage, &options.floor, options.other.as_deref())?;
     let mut players = Vec::new();
     let mut measured = Vec::new();
     for (arm, value) in group.arms.iter().enumerate() {
-        let worker = place.worker(&group, value)?;
+        let worker = layers.worker(&group, value)?;
         measured.push(Err(worker.as_ref().err().cloned().unwrap_or_default()));
         players.extend(worker.ok().map(|worker| Player { arm, worker, turns: Vec::new() }));
     }
     let operations = group.work.operations(options.chunk);
-    play::play(&group, &place, &mut players, options.rounds, operations)?;
+    play::play(&group, &layers, &mut players, options.rounds, operations)?;
     for Player { arm, mut worker, turns } in players {
-        let ids = place.programs(&group.arms[arm])?;
+        let ids = layers.programs(&group.arms[arm])?;
         let costs =
             if ids.is_empty() { Vec::new() } else { programs::costs(&mut worker, &ids, operations * 4)? };
-        let [_, p99_of_all] = worker.all()?;
+        let [_, p99_of_all] = worker.all();
         measured[arm] = Ok(Measured { turns, p99_of_all, costs });
     }
     Ok(Outcome::of(group, options.rounds, operations, &measured))

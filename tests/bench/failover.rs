@@ -11,7 +11,7 @@ pub mod caller;
 
 mod slow;
 
-mod place;
+mod clients;
 
 mod outcome;
 
@@ -21,7 +21,7 @@ mod mistake;
 
 mod recovery;
 
-mod print;
+pub mod print;
 
 use std::path::PathBuf;
 

@@ -7,8 +7,6 @@
 //! daemon, agent and backends as processes, as an operator does. For thousands of agents, and for
 //! forged reports, the benchmark itself sends and receives the protocol's datagrams.
 
-mod host;
-
 mod verdicts;
 
 mod reports;
@@ -22,6 +20,7 @@ mod shutdown;
 mod restart;
 
 use anyhow::Result;
+use clap::ValueEnum as _;
 use stage::Stage;
 
 use crate::results::conclude;
@@ -60,17 +59,6 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 8] = [
-        Self::Restart,
-        Self::Shutdown,
-        Self::Pushes,
-        Self::Stored,
-        Self::Answered,
-        Self::Many,
-        Self::Hostile,
-        Self::Flood,
-    ];
-
     fn measure(self, stage: &Stage) -> Result<Vec<Finding>> {
         match self {
             Self::Restart => restart::run(stage),
@@ -88,10 +76,8 @@ impl Part {
 /// `bench lame-duck`.
 pub fn run(options: &Options) -> Result<()> {
     let mut missed = Vec::new();
-    for part in Part::ALL {
-        if !options.parts.is_empty() && !options.parts.contains(&part) {
-            continue;
-        }
+    let wanted = |part: &&Part| options.parts.is_empty() || options.parts.contains(part);
+    for part in Part::value_variants().iter().filter(wanted) {
         // Each part has its own network, so that no devices and addresses of another part remain in
         // it.
         let stage = Stage::new();

@@ -5,7 +5,7 @@ use anyhow::Result;
 use fastrand::Rng;
 
 use super::arms::Group;
-use super::layers::Place;
+use super::layers::Layers;
 use super::worker::{Turn, Worker};
 
 /// The number of rounds at the beginning that are not counted, because they only warm caches.
@@ -23,7 +23,7 @@ pub struct Player {
 /// Measures the rounds of all arms.
 pub fn play(
     group: &Group,
-    place: &Place,
+    layers: &Layers,
     players: &mut [Player],
     rounds: u32,
     operations: u32,
@@ -35,10 +35,10 @@ pub fn play(
         random.shuffle(&mut order);
         for &player in &order {
             let player = &mut players[player];
-            let before = place.cpu_of_others(group)?;
-            let mut turn = player.worker.turn(operations, round >= WARM)?;
+            let before = layers.cpu_of_others(group)?;
+            let mut turn = player.worker.turn(operations, round >= WARM);
             #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a turn")]
-            let others = (place.cpu_of_others(group)? - before) as f64;
+            let others = (layers.cpu_of_others(group)? - before) as f64;
             turn.cpu += others / f64::from(operations);
             if round >= WARM {
                 player.turns.push(turn);

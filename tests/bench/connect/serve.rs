@@ -6,13 +6,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::event::{Timespec, epoll};
-use rustix::net::{AddressFamily, SocketType};
+use stage::rpc;
+
+use crate::place::listener::{QUEUE, bound};
+use crate::place::process::{enter, pin_to};
 
 /// The backends of a benchmark.
 #[derive(Debug, clap::Args)]
@@ -55,9 +57,6 @@ pub const BULK_BYTES: usize = 4 << 20;
 /// The number of accepted connections that stay open. If there are more, the backend closes the
 /// oldest one, which its client no longer uses.
 const OPEN: usize = 64;
-/// The length of the listener's queue of connections that are not accepted yet: the maximum that
-/// the kernel allows by default.
-const QUEUE: i32 = 4096;
 /// The benchmark normally kills this process. If it does not, the process ends after this time.
 const AT_MOST: Duration = Duration::from_secs(3600);
 
@@ -79,7 +78,7 @@ struct Server {
 
 /// Serves connections until the process is killed.
 pub fn run(options: &Options) -> Result<()> {
-    super::work::pin_to(1)?;
+    pin_to(1)?;
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut server = Server {
         manner: options.manner,
@@ -92,12 +91,10 @@ pub fn run(options: &Options) -> Result<()> {
     };
     server.listen(&options.addresses)?;
     if let Some(network) = &options.network {
-        let network = std::fs::File::open(network)?;
-        let kind = rustix::thread::LinkNameSpaceType::Network;
-        rustix::thread::move_into_link_name_space(network.as_fd(), Some(kind))?;
+        enter(&std::fs::File::open(network)?)?;
         server.listen(&options.addresses)?;
     }
-    println!("ready");
+    rpc::ready()?;
     let wait = if options.poll { Duration::ZERO } else { Duration::from_secs(1) };
     let wait = Timespec { tv_sec: i64::try_from(wait.as_secs())?, tv_nsec: 0 };
     let end = Instant::now() + AT_MOST;
@@ -112,24 +109,13 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Creates a listener. Its queue is long enough for whole turns of clients, even if this process
-/// gets its CPU late. If the queue were full, the kernel would drop the SYN, and the client would
-/// retry only a second later.
-fn listener(address: SocketAddr) -> Result<TcpListener> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
-    rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
-    rustix::net::bind(&socket, &address)?;
-    rustix::net::listen(&socket, QUEUE)?;
-    let listener = TcpListener::from(socket);
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
 impl Server {
     fn listen(&mut self, addresses: &[SocketAddr]) -> Result<()> {
         for address in addresses {
-            let listener = listener(*address)?;
+            // The queue is long enough for whole turns of clients, even if this process gets its
+            // CPU late. If the queue were full, the kernel would drop the SYN, and the client would
+            // retry only a second later.
+            let listener = bound(*address, QUEUE)?;
             let number = self.number();
             epoll::add(&self.epoll, &listener, number, epoll::EventFlags::IN)?;
             self.listeners.push(listener);

@@ -4,9 +4,7 @@
 //! This module must not depend on the other arms of the comparison.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::BufRead;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -14,17 +12,17 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_linger, set_tcp_nodelay};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send};
-use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use stage::rpc;
 
 use super::arms::Addresses;
 use super::serve::BULK_BYTES;
+use crate::place::process::{own_cpu_time, pin_to};
 use crate::results::statistics::percentile;
 
 /// Options of an arm's process.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Cgroup to enter
-    cgroup: PathBuf,
     /// Operation to repeat
     work: Work,
     /// First address to dial
@@ -33,9 +31,17 @@ pub struct Options {
     ports: u16,
     /// Number of hosts, which are dialled in random order
     hosts: u32,
-    /// A network namespace to enter first
-    #[arg(long)]
-    network: Option<PathBuf>,
+}
+
+/// A request to the process of an arm.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Do `count` operations; if `keep` is set, store their times. The answer has the median and
+    /// the 99th percentile of the times in nanoseconds, the operations per second, and the CPU time
+    /// of one operation in nanoseconds.
+    Turn { count: u32, keep: bool },
+    /// The answer is the median and the 99th percentile of all stored times.
+    All,
 }
 
 /// An operation that is repeated.
@@ -87,20 +93,9 @@ const MESSAGE: [u8; 64] = [7; 64];
 /// seconds.
 const LOOKS: u32 = 50_000_000;
 
-/// Runs the process of an arm. Each input line is a request, and the process answers it with a
-/// line. `COUNT` requests this number of operations. The answer has four numbers: the median and
-/// the 99th percentile of the times in nanoseconds, the operations per second, and the CPU time of
-/// one operation in nanoseconds. For `keep COUNT`, the process also stores the times. The answer to
-/// `all` is the median and the 99th percentile of all stored times.
+/// Runs the process of an arm, which answers [`Request`]s.
 pub fn run(options: &Options) -> Result<()> {
-    // The process enters the cgroup before it creates a socket, because a socket belongs to the
-    // cgroup in which it was created.
-    std::fs::write(options.cgroup.join("cgroup.procs"), std::process::id().to_string())?;
-    if let Some(network) = &options.network {
-        let network = std::fs::File::open(network)?;
-        let kind = rustix::thread::LinkNameSpaceType::Network;
-        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&network), Some(kind))?;
-    }
+    // The arms use one CPU, and the backends use the other.
     pin_to(0)?;
     let mut addresses = Addresses { first: options.first, ports: options.ports, hosts: options.hosts }.list();
     // The hosts are dialled in random order, because policies also choose at random. Consecutive
@@ -116,27 +111,24 @@ pub fn run(options: &Options) -> Result<()> {
         data: vec![7; BULK_BYTES],
     };
     let mut remembered = Vec::new();
-    for line in std::io::stdin().lock().lines() {
-        match line?.split(' ').collect::<Vec<_>>().as_slice() {
-            ["all"] => {
-                remembered.sort_unstable();
-                println!("{} {}", percentile(&remembered, 0.5), percentile(&remembered, 0.99));
-            }
-            ["keep", count] => remembered.extend(worker.turn(count.parse()?)?),
-            [count] => {
-                worker.turn(count.parse()?)?;
-            }
-            other => bail!("unknown request {other:?}"),
+    rpc::serve(|request| match *request {
+        Request::All => {
+            remembered.sort_unstable();
+            Ok(p50_and_p99(&remembered).to_vec())
         }
-    }
-    Ok(())
+        Request::Turn { count, keep } => {
+            let (times, answer) = worker.turn(count)?;
+            if keep {
+                remembered.extend(times);
+            }
+            Ok(answer)
+        }
+    })
 }
 
-/// Pins this process to one CPU. The arms use one CPU, and the backends use the other.
-pub fn pin_to(cpu: usize) -> Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    Ok(rustix::thread::sched_setaffinity(None, &set)?)
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds of an operation")]
+fn p50_and_p99(sorted: &[u64]) -> [f64; 2] {
+    [0.5, 0.99].map(|share| percentile(sorted, share) as f64)
 }
 
 struct Worker<A> {
@@ -148,25 +140,24 @@ struct Worker<A> {
 }
 
 impl<A: Iterator<Item = SocketAddr>> Worker<A> {
-    /// Does `count` operations, prints the answer, and returns the times in nanoseconds.
-    fn turn(&mut self, count: u32) -> Result<Vec<u64>> {
+    /// Does `count` operations. Returns their times in nanoseconds, and the answer.
+    fn turn(&mut self, count: u32) -> Result<(Vec<u64>, Vec<f64>)> {
         let together = self.work.together();
         let samples = count.div_ceil(together);
         let mut times = Vec::with_capacity(usize::try_from(samples)?);
-        let cpu = cpu_time();
+        let cpu = own_cpu_time();
         let started = Instant::now();
         for _ in 0..samples {
             times.push(u64::try_from((self.once()? / together).as_nanos())?);
         }
         let seconds = started.elapsed().as_secs_f64();
-        let cpu = cpu_time().saturating_sub(cpu);
+        let cpu = own_cpu_time().saturating_sub(cpu);
         times.sort_unstable();
         let operations = f64::from(samples * together);
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a turn")]
         let each = cpu.as_nanos() as f64 / operations;
-        let rate = operations / seconds;
-        println!("{} {} {rate} {each}", percentile(&times, 0.5), percentile(&times, 0.99));
-        Ok(times)
+        let [p50, p99] = p50_and_p99(&times);
+        Ok((times, vec![p50, p99, operations / seconds, each]))
     }
 
     fn once(&mut self) -> Result<Duration> {
@@ -288,14 +279,6 @@ fn timed(act: impl FnOnce() -> Result<()>) -> Result<Duration> {
     let started = Instant::now();
     act()?;
     Ok(started.elapsed())
-}
-
-fn cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(
-        u64::try_from(time.tv_sec).expect("CPU time is not negative"),
-        u32::try_from(time.tv_nsec).expect("a part of a second fits into 32 bits"),
-    )
 }
 
 /// A number for an address. Neighbouring addresses get unrelated numbers.

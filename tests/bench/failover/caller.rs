@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,11 +15,12 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_linger, socket_error};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use stage::Cgroup;
-use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
+
+use crate::pause::until;
+use crate::place::process::{part, raise_descriptors};
 
 /// How long the application waits for a connection and the first byte together.
 pub const PATIENCE: Duration = Duration::from_millis(300);
@@ -92,10 +92,8 @@ pub struct Caller(Process);
 
 impl Caller {
     pub fn start(cgroup: &Cgroup) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("call");
+        let mut command = part("call")?;
         cgroup.enter(&mut command);
-        die_with_us(&mut command);
         Ok(Self(Process::start(&mut command)))
     }
 
@@ -112,9 +110,7 @@ impl Caller {
 
 /// `bench call`.
 pub fn run() -> Result<()> {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
-        .context("raise the limit of open files")?;
+    raise_descriptors()?;
     rpc::serve(|calls| match *calls {
         Calls::InTurn { service, connects, apart, within } => in_turn(service, connects, apart, within),
         Calls::AtOnce { service, connects, threads, within } => at_once(service, connects, threads, within),
@@ -144,7 +140,7 @@ impl Made {
 fn in_turn(service: SocketAddr, connects: u64, apart: Duration, within: Duration) -> Result<Made> {
     let (mut made, started, mut due) = (Made::default(), Instant::now(), Duration::ZERO);
     while made.connects < connects && started.elapsed() < within {
-        wait_until(started + due);
+        until(started + due);
         let began = started.elapsed();
         let outcome = call(service)?;
         let ended = started.elapsed();
@@ -205,7 +201,7 @@ fn paced(service: SocketAddr, connects: u64, rate: u32, lost: u32) -> Result<Mad
         let over = pending.front().map(|pending| pending.began + PATIENCE);
         let begins = next.is_some_and(|next| over.is_none_or(|over| next < over));
         let due = if begins { next } else { over }.context("nothing is due")?;
-        wait_until(started + due);
+        until(started + due);
         if begins {
             let behind = started.elapsed().saturating_sub(due);
             late += if behind > CATCH_UP { behind } else { Duration::ZERO };
@@ -254,12 +250,6 @@ fn pool(service: SocketAddr, kept: u32, within: Duration) -> Result<Made> {
     }
     made.took = started.elapsed();
     Ok(made)
-}
-
-fn wait_until(due: Instant) {
-    while let Some(left) = due.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
-        std::thread::park_timeout(left);
-    }
 }
 
 /// Makes one connect and waits for the first byte of the backend. The outer result contains errors

@@ -11,7 +11,7 @@ use serde::Serialize;
 use stage::Stage;
 
 use super::caller::Calls;
-use super::place::{Client, Place, Wanted};
+use super::clients::{self, Clients, Wanted};
 use crate::place::listener::{Listener, Manner, QUEUE, bound};
 use crate::results::table::table;
 
@@ -127,12 +127,11 @@ fn listen() -> Result<Vec<Listener>> {
 
 fn meet(stage: &Stage, trouble: &Trouble, policy: Policy, connects: u64) -> Result<Seen> {
     let backends = (1..=5).map(|host| SocketAddr::from(([127, 100, 0, host], trouble.port))).collect();
-    let place = Place::start(stage, "mistakes", &[Wanted { policy, ejects: true, backends }], true)?;
-    let client: &Client = &place.clients[0];
-    let mut caller = client.caller()?;
-    caller.begin((trouble.calls)(client.service, connects));
+    let clients = Clients::start(stage, "mistakes", &[Wanted { policy, ejects: true, backends }], true)?;
+    let caller = &mut clients.callers()?[0];
+    caller.begin((trouble.calls)(clients::address(0), connects));
     let made = caller.made();
-    let service = client.of(&place.status())?;
+    let service = clients::of(&clients.status(), 0)?;
     let sum = |of: fn(&lb_view::backend::BackendStatus) -> u64| service.backends.iter().map(of).sum::<u64>();
     let failed = u64::try_from(made.failed.len())?;
     let unanswered = sum(|backend| backend.endings.get("unanswered").copied().unwrap_or(0));

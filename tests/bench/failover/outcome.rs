@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use lb_common::ending::Ending;
 use lb_view::backend::BackendStatus;
 use lb_view::status::ServiceStatus;
@@ -13,7 +13,6 @@ use serde::Serialize;
 
 use super::caller::Made;
 use super::cell::{Cell, Fault, Fleet, Manner};
-use super::place::backend;
 
 /// The results of a cell.
 #[derive(Clone, Debug, Serialize)]
@@ -50,6 +49,14 @@ pub struct Figures {
 pub struct Backends {
     pub dead: Vec<SocketAddr>,
     pub live: Vec<SocketAddr>,
+}
+
+/// The backend of a service that has this address.
+pub fn backend(service: &ServiceStatus, address: SocketAddr) -> Result<&BackendStatus> {
+    let mut backends = service.backends.iter();
+    backends
+        .find(|backend| backend.address == address)
+        .with_context(|| format!("the service has no backend {address}"))
 }
 
 /// The minimum number of connects per live backend from which shares are computed.

@@ -10,9 +10,9 @@ use stage::Stage;
 
 use super::caller::{Caller, Calls, Made};
 use super::cell::{Cell, Fault, Manner};
+use super::clients::{self, Clients, MOST_CLIENTS, Wanted};
 use super::outcome::{Backends, Figures, IN_TURN, IN_TURN_WITHIN};
-use super::place::{Client, MOST_CLIENTS, Place, Wanted};
-use super::slow::Slow;
+use super::slow;
 use crate::place::link::Link;
 use crate::place::listener::{Listener, Manner as Does, QUEUE, bound};
 
@@ -106,37 +106,37 @@ fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cel
     let backends =
         cells.iter().enumerate().map(|(number, cell)| backends(number, *cell)).collect::<Result<Vec<_>>>()?;
     let both = || cells.iter().zip(&backends);
-    let slow = both().filter(|(cell, _)| cell.fault == Fault::SlowAccept);
-    let slow: Vec<SocketAddr> = slow.flat_map(|(_, backends)| backends.dead.iter().copied()).collect();
-    let _slow = Slow::start(&slow)?;
+    let accept_slowly = both().filter(|(cell, _)| cell.fault == Fault::SlowAccept);
+    let accept_slowly: Vec<SocketAddr> =
+        accept_slowly.flat_map(|(_, backends)| backends.dead.iter().copied()).collect();
+    let _slow = slow::start(&accept_slowly)?;
     let wanted = both().map(|(cell, backends)| Wanted {
         policy: cell.policy,
         ejects: cell.ejects,
         backends: backends.dead.iter().chain(&backends.live).copied().collect(),
     });
-    let place = Place::start(stage, "failover", &wanted.collect::<Vec<_>>(), daemon)?;
-    let mut callers = place.clients.iter().map(Client::caller).collect::<Result<Vec<_>>>()?;
-    let made = call(cells, &place, &mut callers)?;
-    let first = place.status();
+    let clients = Clients::start(stage, "failover", &wanted.collect::<Vec<_>>(), daemon)?;
+    let mut callers = clients.callers()?;
+    let made = call(cells, &mut callers)?;
+    let first = clients.status();
     let mut figures = Vec::new();
     for (number, (cell, backends)) in both().enumerate() {
-        figures.push(Figures::of(*cell, backends, &made[number], &place.clients[number].of(&first)?)?);
+        figures.push(Figures::of(*cell, backends, &made[number], &clients::of(&first, number)?)?);
     }
     let in_turn = (0..cells.len()).filter(|number| cells[*number].manner == Manner::InTurn);
     let judged: Vec<usize> =
         in_turn.filter(|number| shows_shares(cells[*number], &figures[*number])).collect();
     for &number in &judged {
         let connects = FOR_SHARES * u64::try_from(cells[number].fleet.of)?;
-        let (service, apart, within) = (place.clients[number].service, Duration::ZERO, SHARES_WITHIN);
+        let (service, apart, within) = (clients::address(number), Duration::ZERO, SHARES_WITHIN);
         callers[number].begin(Calls::InTurn { service, connects, apart, within });
     }
     for &number in &judged {
         callers[number].made();
     }
-    let second = place.status();
+    let second = clients.status();
     for (number, (cell, backends)) in both().enumerate() {
-        let client = &place.clients[number];
-        let (first, second) = (client.of(&first)?, client.of(&second)?);
+        let (first, second) = (clients::of(&first, number)?, clients::of(&second, number)?);
         let before = (cell.manner == Manner::InTurn).then_some(&first);
         figures[number].compare_shares(&backends.live, before, &second)?;
     }
@@ -144,19 +144,19 @@ fn play_together(stage: &Stage, cells: &[Cell], daemon: bool) -> Result<Vec<(Cel
 }
 
 /// Makes the client of every cell connect as the cell states.
-fn call(cells: &[Cell], place: &Place, callers: &mut [Caller]) -> Result<Vec<Made>> {
+fn call(cells: &[Cell], callers: &mut [Caller]) -> Result<Vec<Made>> {
     let (in_turn, fifty): (Vec<usize>, Vec<usize>) =
         (0..cells.len()).partition(|number| cells[*number].manner == Manner::InTurn);
     let mut made = vec![Made::default(); cells.len()];
     for &number in &in_turn {
-        let (service, apart, within) = (place.clients[number].service, APART, IN_TURN_WITHIN);
+        let (service, apart, within) = (clients::address(number), APART, IN_TURN_WITHIN);
         callers[number].begin(Calls::InTurn { service, connects: IN_TURN, apart, within });
     }
     for &number in &in_turn {
         made[number] = callers[number].made();
     }
     for &number in &fifty {
-        let (service, threads, within) = (place.clients[number].service, FIFTY, AT_ONCE_WITHIN);
+        let (service, threads, within) = (clients::address(number), FIFTY, AT_ONCE_WITHIN);
         callers[number].begin(Calls::AtOnce { service, connects: AT_ONCE, threads, within });
         made[number] = callers[number].made();
     }

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use lb_common::abi::Policy;
+use lb_view::backend::BackendStatus;
 use serde::Serialize;
 use stage::Stage;
 
 use super::caller::{Caller, Calls, Made};
 use super::cell::daemon_name;
-use super::place::{Client, MOST_CLIENTS, Place, Wanted, backend};
+use super::clients::{self, Clients, MOST_CLIENTS, Wanted};
+use super::outcome::backend;
+use crate::pause::pause;
 use crate::place::listener::{Listener, Manner};
 use crate::results::table::table;
 
@@ -75,10 +78,19 @@ impl Seen {
 
 /// A client of which the first backend dies.
 struct Dialled<'p> {
-    place: &'p Place,
-    client: &'p Client,
+    clients: &'p Clients,
+    /// The client's number among those of its daemon.
+    number: usize,
     dying: SocketAddr,
     caller: Caller,
+}
+
+impl Dialled<'_> {
+    /// The backend that dies, as `socklb status` shows it.
+    fn backend(&self) -> Result<BackendStatus> {
+        let service = clients::of(&self.clients.status(), self.number)?;
+        backend(&service, self.dying).cloned()
+    }
 }
 
 /// Measures both outages, with and without a daemon, for all policies at the same time.
@@ -96,7 +108,7 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     let at = |network: usize, host, port| -> Result<SocketAddr> {
         Ok(([127, u8::try_from(network + 1)?, 0, host], port).into())
     };
-    let mut places = Vec::new();
+    let mut halves = Vec::new();
     for (half, daemon) in [true, false].into_iter().enumerate() {
         let wanted = |(number, policy): (usize, &Policy)| {
             let network = half * MOST_CLIENTS + number;
@@ -106,12 +118,12 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
         };
         let wanted = policies.iter().enumerate().map(wanted).collect::<Result<Vec<_>>>()?;
         let dying: Vec<SocketAddr> = wanted.iter().map(|wanted| wanted.backends[0]).collect();
-        places.push((Place::start(stage, daemon_name(daemon), &wanted, daemon)?, dying));
+        halves.push((Clients::start(stage, daemon_name(daemon), &wanted, daemon)?, dying));
     }
     let mut dialled = Vec::new();
-    for (place, dying) in &places {
-        for (client, dying) in place.clients.iter().zip(dying) {
-            dialled.push(Dialled { place, client, dying: *dying, caller: client.caller()? });
+    for (clients, dying) in &halves {
+        for (number, (caller, dying)) in clients.callers()?.into_iter().zip(dying).enumerate() {
+            dialled.push(Dialled { clients, number, dying: *dying, caller });
         }
     }
     let start = |dialled: &Dialled<'_>| Listener::start(dialled.dying, Manner::Greets);
@@ -119,8 +131,9 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     // If a backend fails its trials, it is ejected for at most twice as long as the outage has
     // lasted.
     let within = BEFORE + outage + (outage * 3 / 2).max(BASE) + Duration::from_secs(6);
-    for Dialled { client, caller, .. } in &mut dialled {
-        caller.begin(Calls::InTurn { service: client.service, connects: u64::MAX, apart: APART, within });
+    for Dialled { number, caller, .. } in &mut dialled {
+        let service = clients::address(*number);
+        caller.begin(Calls::InTurn { service, connects: u64::MAX, apart: APART, within });
     }
     pause(BEFORE);
     drop(before);
@@ -132,15 +145,14 @@ fn outage_of(stage: &Stage, policies: &[Policy], outage: Duration) -> Result<Vec
     let first: Vec<Option<Instant>> = after.iter().map(|listener| listener.accepted().first).collect();
     let shares = shares(&mut dialled)?;
     let mut seen = Vec::new();
-    for (number, Dialled { place, client, dying, .. }) in dialled.iter().enumerate() {
-        let service = client.of(&place.status())?;
-        let is_daemon = std::ptr::eq(*place, &raw const places[0].0);
+    for (number, dialled) in dialled.iter().enumerate() {
+        let is_daemon = number < policies.len();
         seen.push(Seen {
-            policy: policies[number % policies.len()].name(),
+            policy: policies[dialled.number].name(),
             daemon: daemon_name(is_daemon),
             outage_s: outage.as_secs_f64(),
             failed: made[number].failed.len(),
-            trials: backend(&service, *dying)?.trials,
+            trials: dialled.backend()?.trials,
             back_after_s: first[number].map(|first| (first - again).as_secs_f64()),
             at_most_s: limits[number].map(|limit| limit.as_secs_f64()),
             share_off: shares[number],
@@ -157,8 +169,7 @@ fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
     if outage < BASE {
         return Ok(Some(BASE + Duration::from_secs(1)));
     }
-    let service = dialled.client.of(&dialled.place.status())?;
-    let Some(ejection) = &backend(&service, dialled.dying)?.ejection else { return Ok(None) };
+    let Some(ejection) = dialled.backend()?.ejection else { return Ok(None) };
     let left_s = ejection.trial_in_s.unwrap_or(0.0);
     Ok(Some(Duration::from_secs_f64(left_s) + APART + LATE))
 }
@@ -167,13 +178,10 @@ fn limit(dialled: &Dialled<'_>, outage: Duration) -> Result<Option<Duration>> {
 /// share.
 #[expect(clippy::cast_precision_loss, reason = "counts of connects")]
 fn shares(dialled: &mut [Dialled<'_>]) -> Result<Vec<f64>> {
-    let count = |dialled: &Dialled<'_>| -> Result<u64> {
-        let service = dialled.client.of(&dialled.place.status())?;
-        Ok(backend(&service, dialled.dying)?.established)
-    };
+    let count = |dialled: &Dialled<'_>| Ok(dialled.backend()?.established);
     let before = dialled.iter().map(count).collect::<Result<Vec<_>>>()?;
-    for Dialled { client, caller, .. } in dialled.iter_mut() {
-        let (service, within) = (client.service, Duration::from_secs(30));
+    for Dialled { number, caller, .. } in dialled.iter_mut() {
+        let (service, within) = (clients::address(*number), Duration::from_secs(30));
         caller.begin(Calls::InTurn { service, connects: FOR_SHARES, apart: Duration::ZERO, within });
     }
     let made: Vec<Made> = dialled.iter_mut().map(|dialled| dialled.caller.made()).collect();
@@ -183,13 +191,6 @@ fn shares(dialled: &mut [Dialled<'_>]) -> Result<Vec<f64>> {
         (share * 5.0 - 1.0).abs()
     });
     Ok(off.collect())
-}
-
-fn pause(time: Duration) {
-    let until = Instant::now() + time;
-    while let Some(left) = until.checked_duration_since(Instant::now()) {
-        std::thread::park_timeout(left);
-    }
 }
 
 fn after(time_s: Option<f64>) -> String {

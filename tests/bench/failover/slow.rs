@@ -3,26 +3,19 @@
 //! not end in time.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rustix::net::{SendFlags, send};
 
 use crate::place::listener::bound;
+use crate::place::thread::Beside;
 
 /// The time between two connections that a backend accepts.
 const EACH: Duration = Duration::from_secs(1);
 /// How often the thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// Backends that accept too slowly. They stop on drop.
-pub struct Slow {
-    ends: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
 
 struct Queue {
     listener: TcpListener,
@@ -32,33 +25,19 @@ struct Queue {
     accepted: Option<TcpStream>,
 }
 
-impl Slow {
-    /// Starts the backends in the network of the calling thread.
-    pub fn start(addresses: &[SocketAddr]) -> Result<Self> {
-        let mut queues: Vec<Queue> = addresses.iter().map(|address| full(*address)).collect::<Result<_>>()?;
-        let ends = Arc::new(AtomicBool::new(false));
-        let until = Arc::clone(&ends);
-        let thread = std::thread::spawn(move || {
-            let mut next = Instant::now() + EACH;
-            while !until.load(Ordering::Relaxed) {
-                std::thread::park_timeout(LOOK);
-                if Instant::now() >= next {
-                    next += EACH;
-                    queues.iter_mut().for_each(take_one);
-                }
+/// Starts the backends in the network of the calling thread. They stop when the thread is dropped.
+pub fn start(addresses: &[SocketAddr]) -> Result<Beside> {
+    let mut queues: Vec<Queue> = addresses.iter().map(|address| full(*address)).collect::<Result<_>>()?;
+    Ok(Beside::start(move |ends| {
+        let mut next = Instant::now() + EACH;
+        while !ends.load(Ordering::Relaxed) {
+            std::thread::park_timeout(LOOK);
+            if Instant::now() >= next {
+                next += EACH;
+                queues.iter_mut().for_each(take_one);
             }
-        });
-        Ok(Self { ends, thread: Some(thread) })
-    }
-}
-
-impl Drop for Slow {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
-    }
+    }))
 }
 
 /// Creates a full queue. The kernel queues one more connection than the backlog.

@@ -5,17 +5,19 @@ pub mod application;
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
+use stage::agent::Agent;
 use stage::daemon::{ChildGuard, signal};
+use stage::namespace::run;
 use stage::probe::die_with_us;
-use stage::{Cgroup, Setup, eventually};
+use stage::{Cgroup, Setup};
 
 use crate::place::keys::ServiceKey;
-use crate::place::link::{Link, run};
+use crate::place::link::Link;
+use crate::place::process::start;
 
 /// The port of all backends.
 const PORT: u16 = 8080;
@@ -27,72 +29,43 @@ pub fn addresses(count: u8) -> Vec<SocketAddr> {
 
 /// Assigns these addresses to the host at the far end. Without this, the kernel accepts packets for
 /// the addresses because of the route, but no interface has them.
-pub fn add_addresses(backends: &[SocketAddr]) -> Result<()> {
-    backends.iter().try_for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())))
+pub fn add_addresses(backends: &[SocketAddr]) {
+    backends.iter().for_each(|backend| run(&format!("ip address add {}/32 dev lo", backend.ip())));
 }
 
 /// The host. Its processes end when it is dropped.
 pub struct Fleet<'l> {
-    agent: Option<ChildGuard>,
+    agent: Option<Agent>,
     runs: Vec<Option<ChildGuard>>,
     // The cgroup is dropped after the processes in it. Applications are not children of this
     // process.
     cgroup: Cgroup,
     backends: Vec<SocketAddr>,
-    folder: PathBuf,
-    build: PathBuf,
+    setup: Setup,
     link: &'l Link,
 }
 
 impl<'l> Fleet<'l> {
     /// Starts the agent and all backends.
     pub fn start(setup: &Setup, link: &'l Link, key: &ServiceKey, backends: &[SocketAddr]) -> Result<Self> {
-        let mut text = "listen = [\"0.0.0.0:9465\"]\n".to_owned();
-        for backend in backends {
-            let file = stage::agent::derive_key(setup, &key.path, &backend.to_string());
-            // `socklb agent run` reports the readiness of these backends.
-            text += &format!(
-                "[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ncheck = \"off\"\n",
-                file.display()
-            );
-        }
-        setup.write("agent.toml", &text);
+        // `socklb agent run` reports the readiness of these backends.
+        let unchecked = backends.iter().map(|backend| (*backend, "check = \"off\"\n".to_owned()));
+        key.configure_agent(setup, "listen = [\"0.0.0.0:9465\"]\n", unchecked);
         let mut fleet = Self {
             agent: None,
             runs: backends.iter().map(|_| None).collect(),
             cgroup: Cgroup::new(),
             backends: backends.to_vec(),
-            folder: setup.folder.clone(),
-            build: setup.build.clone(),
+            setup: setup.clone(),
             link,
         };
-        fleet.start_agent()?;
-        let socket = fleet.folder.join("agent-run/agent.sock");
-        eventually(
-            "the agent answers",
-            || std::os::unix::net::UnixStream::connect(&socket).is_ok(),
-            |is| *is,
-        );
+        fleet.start_agent();
         fleet.start_missing()?;
         Ok(fleet)
     }
 
-    fn command(&self, name: &str) -> Result<Command> {
-        let log = File::options().create(true).append(true).open(self.folder.join(name))?;
-        let mut command = Command::new(&self.build);
-        command.arg("--run").arg(self.folder.join("agent-run"));
-        command.arg("--state").arg(self.folder.join("agent-state")).arg("agent");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        die_with_us(&mut command);
-        self.link.at_the_far_end(&mut command)?;
-        Ok(command)
-    }
-
-    pub fn start_agent(&mut self) -> Result<()> {
-        let mut command = self.command("agent.log")?;
-        command.arg("serve").arg(self.folder.join("agent.toml"));
-        self.agent = Some(ChildGuard::of(command.spawn().context("start the agent")?));
-        Ok(())
+    pub fn start_agent(&mut self) {
+        self.agent = Some(Agent::start_with(&self.setup, |command| self.link.at_the_far_end(command)));
     }
 
     pub fn kill_agent(&mut self) {
@@ -113,12 +86,18 @@ impl<'l> Fleet<'l> {
                 None => true,
             };
             if has_ended {
-                let mut command = self.command("run.log")?;
                 let backend = self.backends[number].to_string();
-                command.args(["run", "--backend", &backend, "--on-lame-duck", "USR1", "--"]);
+                let agent = self.agent.as_ref().context("the agent does not run")?;
+                let mut command =
+                    agent.command(&["run", "--backend", &backend, "--on-lame-duck", "USR1", "--"]);
                 command.arg(std::env::current_exe()?).args(["application", &backend]);
+                let log =
+                    File::options().create(true).append(true).open(self.setup.folder.join("run.log"))?;
+                command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+                die_with_us(&mut command);
+                self.link.at_the_far_end(&mut command);
                 self.cgroup.enter(&mut command);
-                self.runs[number] = Some(ChildGuard::of(command.spawn().context("run a backend")?));
+                self.runs[number] = Some(start(&mut command)?);
                 started += 1;
             }
         }

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 use stage::daemon::ChildGuard;
-use stage::probe::die_with_us;
 
-use super::host::{Host, SERVICE};
 use crate::pause;
+use crate::place::process::{part, start};
+use crate::place::{Place, SERVICE};
 
 /// `bench ask`
 #[derive(Debug, clap::Args)]
@@ -162,15 +162,14 @@ pub struct Load {
 
 impl Load {
     /// Starts the client in its cgroup, with this many threads of each kind.
-    pub fn start(host: &Host, folder: &Path, fresh: u32, pooled: u32, pause: Duration) -> Result<Self> {
+    pub fn start(place: &Place, folder: &Path, fresh: u32, pooled: u32, pause: Duration) -> Result<Self> {
         let out = folder.join("asked");
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["ask", SERVICE, "--fresh", &fresh.to_string(), "--pooled", &pooled.to_string()]);
+        let mut command = part("ask")?;
+        command.args([SERVICE, "--fresh", &fresh.to_string(), "--pooled", &pooled.to_string()]);
         command.args(["--pause", &pause.as_micros().to_string(), "--out"]).arg(&out);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        die_with_us(&mut command);
-        host.cgroup.enter(&mut command);
-        let mut child = command.spawn()?;
+        place.cgroups[0].enter(&mut command);
+        let mut child = start(&mut command)?;
         let lines = BufReader::new(child.stdout.take().context("the stream is not piped")?).lines();
         let count = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&count);
@@ -179,7 +178,7 @@ impl Load {
                 seen.store(line.parse().unwrap_or(0), Ordering::Relaxed);
             }
         });
-        Ok(Self { child: ChildGuard::of(child), out, count })
+        Ok(Self { child, out, count })
     }
 
     /// The number of requests that were recorded up to a tenth of a second ago.

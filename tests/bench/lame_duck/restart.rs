@@ -10,12 +10,12 @@ use anyhow::Result;
 use stage::{Setup, Stage, eventually};
 
 use super::fleet::{Fleet, add_addresses, addresses};
-use super::host::{Host, Wanted};
 use super::load::{Load, Query, now_ns};
-use super::verdicts::{Verdicts, registered};
+use super::verdicts::Verdicts;
 use crate::pause;
 use crate::place::keys::ServiceKey;
 use crate::place::link::{Link, NEAR};
+use crate::place::{Place, REPORTED};
 use crate::results::finding::Finding;
 
 /// The one-way travel time of a packet.
@@ -42,31 +42,25 @@ const FAILED_CONNECTS: usize = 5;
 
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let backends = addresses(BACKENDS);
-    let (link, ()) = Link::start(DELAY, || add_addresses(&backends))?;
+    let (link, ()) = Link::start(DELAY, || {
+        add_addresses(&backends);
+        Ok(())
+    })?;
     let setup = Setup::new(stage, "restart");
     let key = ServiceKey::make(&setup)?;
     let fleet = Fleet::start(&setup, &link, &key, &backends)?;
-    let wanted = Wanted {
-        health: "{ probe = \"report\" }",
-        key: Some(&key.path),
-        listen: &format!("{NEAR}:9467"),
-        xdp: None,
-        backends: &backends,
-    };
-    let host = Host::start(stage, "client", &wanted);
-    let have_reported = || host.reported("ready").unwrap_or(0);
-    eventually("all backends have reported", have_reported, |have_reported| *have_reported == backends.len());
-    let words = Verdicts::open(&host.setup)?;
-    let ids = backends.iter().map(|backend| Ok(registered(&host.setup, *backend)?.0));
-    let ids = ids.collect::<Result<_>>()?;
-    let mut scene = Scene { fleet, words, ids, backends: &backends };
+    let place =
+        Place::of_one_service(stage, "client", &backends, REPORTED, &key.reports(&format!("{NEAR}:9467")));
+    place.wait_for("ready", backends.len());
+    let verdicts = Verdicts::open(&place.setup, &backends)?;
+    let mut scene = Scene { fleet, verdicts, backends: &backends };
     let mut findings = Vec::new();
     for (what, with_agent) in [("restarts", true), ("restarts, agent killed twice", false)] {
-        let load = Load::start(&host, &setup.folder, FRESH, POOLED, PAUSE)?;
+        let load = Load::start(&place, &setup.folder, FRESH, POOLED, PAUSE)?;
         let restarts = scene.restart(&load, with_agent)?;
         findings.extend(judged(&format!("{restarts} {what}"), &load.end()?));
     }
-    let load = Load::start(&host, &setup.folder, FRESH, POOLED, PAUSE)?;
+    let load = Load::start(&place, &setup.folder, FRESH, POOLED, PAUSE)?;
     let crashes = scene.crash()?;
     findings.extend(crashed(&crashes, &load.end()?));
     Ok(findings)
@@ -74,21 +68,19 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
 
 struct Scene<'l> {
     fleet: Fleet<'l>,
-    words: Verdicts,
-    ids: Vec<u32>,
+    verdicts: Verdicts,
     backends: &'l [SocketAddr],
 }
 
 impl Scene<'_> {
     /// Waits until a backend runs and is ready.
     fn until_back(&mut self, number: usize) {
-        let Self { fleet, words, ids, .. } = self;
+        let Self { fleet, verdicts, .. } = self;
         let is_back = || {
-            let is_out = |id: &&u32| words.word(**id) > now_ns();
             fleet.start_missing().is_ok()
-                && ids.iter().filter(is_out).count() < OUT
+                && verdicts.lame() < OUT
                 && fleet.runs(number).unwrap_or(false)
-                && words.word(ids[number]) <= now_ns()
+                && !verdicts.is_lame(number)
         };
         eventually("the backend is ready again", is_back, |is_back| *is_back);
     }
@@ -112,7 +104,7 @@ impl Scene<'_> {
             // manager.
             match restarts {
                 5 | 15 if !with_agent => self.fleet.kill_agent(),
-                8 | 18 if !with_agent => self.fleet.start_agent()?,
+                8 | 18 if !with_agent => self.fleet.start_agent(),
                 _ => {}
             }
         }

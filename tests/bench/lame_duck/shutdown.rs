@@ -14,12 +14,12 @@ use anyhow::{Result, ensure};
 use stage::{Setup, Stage, eventually};
 
 use super::fleet::{Fleet, add_addresses, addresses};
-use super::host::{Host, Wanted};
 use super::load::{Load, Query, now_ns};
-use super::verdicts::{Verdicts, registered};
+use super::verdicts::Verdicts;
 use crate::pause;
 use crate::place::keys::ServiceKey;
 use crate::place::link::{Link, NEAR};
+use crate::place::{Place, REPORTED};
 use crate::results::finding::{Finding, Times};
 
 /// The one-way travel time of a packet.
@@ -54,52 +54,29 @@ struct Shutdown {
     stored: [Duration; 2],
 }
 
-/// A host, and the report ids of its backends.
-struct Seen {
-    words: Verdicts,
-    ids: Vec<u32>,
-}
-
-impl Seen {
-    fn open(host: &Host, backends: &[SocketAddr]) -> Result<Self> {
-        let ids = backends.iter().map(|backend| Ok(registered(&host.setup, *backend)?.0));
-        Ok(Self { words: Verdicts::open(&host.setup)?, ids: ids.collect::<Result<_>>()? })
-    }
-
-    fn is_lame(&self, number: usize) -> bool {
-        self.words.word(self.ids[number]) > now_ns()
-    }
-}
-
 pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let backends = addresses(BACKENDS);
-    let (link, ()) = Link::start(DELAY, || add_addresses(&backends))?;
+    let (link, ()) = Link::start(DELAY, || {
+        add_addresses(&backends);
+        Ok(())
+    })?;
     let setup = Setup::new(stage, "shutdown");
     let key = ServiceKey::make(&setup)?;
     let mut fleet = Fleet::start(&setup, &link, &key, &backends)?;
     let host = |name: &str, port: u16| {
-        let listen = format!("{NEAR}:{port}");
-        let health = "{ probe = \"report\" }";
-        Host::start(
-            stage,
-            name,
-            &Wanted { health, key: Some(&key.path), listen: &listen, xdp: None, backends: &backends },
-        )
+        let place =
+            Place::of_one_service(stage, name, &backends, REPORTED, &key.reports(&format!("{NEAR}:{port}")));
+        place.wait_for("ready", backends.len());
+        place
     };
     let hosts = [host("active", 9467), host("idle", 9468)];
-    for host in &hosts {
-        let have_reported = || host.reported("ready").unwrap_or(0);
-        eventually("all backends have reported", have_reported, |have_reported| {
-            *have_reported == backends.len()
-        });
-    }
     pause::pause(IDLE_INTERVAL);
-    let seen = [Seen::open(&hosts[0], &backends)?, Seen::open(&hosts[1], &backends)?];
+    let verdicts = [Verdicts::open(&hosts[0].setup, &backends)?, Verdicts::open(&hosts[1].setup, &backends)?];
     let mut findings = Vec::new();
     for share in [0.0, LOSS] {
         link.lose(share);
         let load = Load::start(&hosts[0], &setup.folder, AT_A_TIME, 0, Duration::ZERO)?;
-        let shutdowns = shut_down(&mut fleet, &seen, &backends);
+        let shutdowns = shut_down(&mut fleet, &verdicts, &backends);
         let asked = load.end()?;
         link.lose(0.0);
         findings.extend(judged(share, &shutdowns?, &asked));
@@ -108,19 +85,23 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
 }
 
 /// Shuts backends down one after the other, and starts them again.
-fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -> Result<Vec<Shutdown>> {
+fn shut_down(
+    fleet: &mut Fleet<'_>,
+    verdicts: &[Verdicts; 2],
+    backends: &[SocketAddr],
+) -> Result<Vec<Shutdown>> {
     let mut shutdowns = Vec::new();
     for turn in 0..SHUTDOWNS {
         let began = Instant::now();
         let number = turn % backends.len();
         let mut is_back = || {
-            let out = |seen: &Seen| (0..backends.len()).filter(|number| seen.is_lame(*number)).count();
-            fleet.start_missing().is_ok() && !seen.iter().any(|seen| seen.is_lame(number) || out(seen) >= OUT)
+            let is_out = |of: &Verdicts| of.is_lame(number) || of.lame() >= OUT;
+            fleet.start_missing().is_ok() && !verdicts.iter().any(is_out)
         };
         eventually("the backend is ready again", &mut is_back, |is_back| *is_back);
         let at_ns = now_ns();
         fleet.terminate(number)?;
-        let stored = std::thread::scope(|scope| scope.spawn(|| stored(seen, number, at_ns)).join());
+        let stored = std::thread::scope(|scope| scope.spawn(|| stored(verdicts, number, at_ns)).join());
         let stored = stored.expect("the polling thread does not panic")?;
         shutdowns.push(Shutdown { backend: backends[number], at_ns, stored });
         pause::until(began + APART);
@@ -129,14 +110,14 @@ fn shut_down(fleet: &mut Fleet<'_>, seen: &[Seen; 2], backends: &[SocketAddr]) -
 }
 
 /// Polls until both hosts have stored the verdict.
-fn stored(seen: &[Seen; 2], number: usize, at_ns: u64) -> Result<[Duration; 2]> {
+fn stored(verdicts: &[Verdicts; 2], number: usize, at_ns: u64) -> Result<[Duration; 2]> {
     pause::without_slack()?;
     pause::before_all_others()?;
     let mut stored = [None; 2];
     loop {
         let since = Duration::from_nanos(now_ns() - at_ns);
-        for (stored, seen) in stored.iter_mut().zip(seen) {
-            if stored.is_none() && seen.is_lame(number) {
+        for (stored, verdicts) in stored.iter_mut().zip(verdicts) {
+            if stored.is_none() && verdicts.is_lame(number) {
                 *stored = Some(since);
             }
         }

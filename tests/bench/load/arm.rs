@@ -3,14 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use stage::{Cgroup, Daemon, Setup, Stage, eventually};
+use anyhow::Result;
+use stage::{Setup, Stage};
 
 use super::Times;
 use super::fleet::{Backend, Cost, Fleet, Mode, QUOTAS, RATES};
 use super::sender::{Sender, Sent};
 use super::series::{Reading, Series, mean};
 use crate::pause;
+use crate::place::{Place, cgroups, client, fixed, reported_each, service};
 
 /// The rule that decides which backend a connection goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -119,7 +120,7 @@ pub fn run(
     let setup = Setup::new(stage, &format!("{}-{round}", arm.name()));
     let fleet = Fleet::start(&setup, modes, cost)?;
     let mut host = Host::start(&setup, arm, &fleet);
-    eventually("all backends have reported", || host.have_reported(), |have_reported| *have_reported);
+    host.place.wait_for("ready", modes.len() * RATES.len() * QUOTAS.len());
     for mode in modes {
         host.send(*mode, cost)?;
     }
@@ -144,7 +145,7 @@ pub fn run(
             reported,
             throttled: steady.throttled(),
             changed: changed.as_mut().and_then(Iterator::next),
-            sent: host.sent(*mode)?,
+            sent: host.sent(*mode),
         });
     }
     Ok(outcomes)
@@ -180,65 +181,44 @@ fn watch(fleet: &Fleet, quotas: &[u32], time: Duration) -> Result<(Vec<Series>, 
     Ok((all, reported))
 }
 
-/// The host of the clients: a daemon, and the cgroups of all client tasks.
+/// The host of the clients: a daemon, and the processes of all client tasks.
 struct Host {
-    // The daemon is dropped before the cgroups to which its programs are attached.
-    daemon: Option<Daemon>,
     senders: Vec<(Mode, Sender)>,
-    clients: Vec<(Mode, Cgroup)>,
-    setup: Setup,
+    /// The cgroups of the place are those of the client tasks, by mode.
+    place: Place,
 }
 
 impl Host {
     fn start(setup: &Setup, arm: Arm, fleet: &Fleet) -> Self {
-        let mut text = format!("[reports]\nlisten = \"127.0.0.1:9467\"\nkey = \"{}\"\n", fleet.key.display());
-        let mut clients = Vec::new();
-        for (mode, backends) in &fleet.backends {
-            let name = mode.name();
-            for index in 0..RATES.len() {
-                let cgroup = Cgroup::new();
-                text += &format!(
-                    "[[client]]\njob = \"{name}\"\nname = \"{name}-{index}\"\nindex = {index}\ncount = {}\n\
-                     services = [\"{name}\"]\ncgroup = \"{}\"\n",
-                    RATES.len(),
-                    cgroup.relative().display(),
+        let mut text = fleet.key.reports("127.0.0.1:9467");
+        let cgroups = cgroups(fleet.backends.len() * RATES.len());
+        for ((mode, backends), cgroups) in fleet.backends.iter().zip(cgroups.chunks(RATES.len())) {
+            let (name, count) = (mode.name(), RATES.len());
+            for (index, cgroup) in cgroups.iter().enumerate() {
+                let task = format!(
+                    "name = \"{name}-{index}\"\nindex = {index}\ncount = {count}\nservices = [\"{name}\"]\n"
                 );
-                clients.push((*mode, cgroup));
+                text += &client(name, cgroup, &task);
             }
-            let addresses: Vec<String> = backends.iter().map(|backend| backend.address.to_string()).collect();
-            text += &format!(
-                "[[service]]\nname = \"{name}\"\naddress = \"{}\"\nsubset = \"all\"\npolicy = \"{}\"\n\
-                 backends = {{ static = {addresses:?} }}\n\
-                 health = {{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }}\n{}",
-                mode.service(),
-                arm.policy(),
-                load_line(arm.control()),
-            );
+            let policy = format!("subset = \"all\"\npolicy = \"{}\"\n", arm.policy());
+            let more = policy + &reported_each("1s") + &load_line(arm.control());
+            let backends = fixed(backends.iter().map(|backend| backend.address));
+            text += &service(name, mode.service(), &backends, &more);
         }
-        let daemon = Some(Daemon::start(setup, &text));
-        Self { daemon, senders: Vec::new(), clients, setup: setup.clone() }
+        Self { senders: Vec::new(), place: Place::start(setup, cgroups, &text) }
     }
 
-    /// Returns whether all backends have reported that they are ready.
-    fn have_reported(&self) -> bool {
-        let status = self.setup.status();
-        let mut backends =
-            status.clients.iter().flat_map(|client| &client.services).flat_map(|service| &service.backends);
-        backends.all(|backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready"))
-    }
-
-    /// Makes the clients of a mode send.
+    /// Makes the clients of a mode send. Modes start in the order of the fleet.
     fn send(&mut self, mode: Mode, cost: Cost) -> Result<()> {
-        let mut of_mode = self.clients.iter().filter(|(of, _)| *of == mode);
-        for (number, pace) in cost.paces(mode).iter().enumerate() {
-            let (_, cgroup) = of_mode.next().context("there are too few clients")?;
+        let cgroups = self.place.cgroups[self.senders.len()..].iter();
+        for (number, (cgroup, pace)) in cgroups.zip(&cost.paces(mode)).enumerate() {
             self.senders.push((mode, Sender::start(cgroup, &[mode.service()], pace, number)?));
         }
         Ok(())
     }
 
     /// The results of the requests in a mode.
-    fn sent(&mut self, mode: Mode) -> Result<Sent> {
+    fn sent(&mut self, mode: Mode) -> Sent {
         let mut all = Sent::default();
         for (_, sender) in self.senders.iter_mut().filter(|(of, _)| *of == mode) {
             let sent = sender.sent();
@@ -247,14 +227,6 @@ impl Host {
             all.failed += sent.failed;
             all.why = sent.why.or(all.why);
         }
-        Ok(all)
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.senders.clear();
-        drop(self.daemon.take());
-        self.setup.run(&["detach", "--all"]);
+        all
     }
 }

@@ -2,18 +2,19 @@
 //! requests. The planner simulates a fleet with the same numbers.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use stage::agent::{Agent, derive_key, make_key};
+use stage::agent::Agent;
 use stage::daemon::ChildGuard;
-use stage::probe::die_with_us;
 use stage::quota::Used;
 use stage::{Quota, Setup, eventually};
 
 use super::sender::Pace;
+use crate::place::keys::ServiceKey;
+use crate::place::metric;
+use crate::place::process::{self, part};
 
 /// The quota of each backend, in percent of a processor.
 pub const QUOTAS: [u32; 8] = [4, 4, 4, 8, 8, 8, 16, 16];
@@ -109,14 +110,17 @@ pub struct Backend {
 
 impl Backend {
     fn start(address: SocketAddr, quota: Quota, cost: Cost, agent: &Path) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["serve-load", &address.to_string()]);
-        command.args(["--cost", &cost.mean.as_micros().to_string(), "--sigma", &cost.sigma.to_string()]);
-        command.arg("--agent").arg(agent).stdin(Stdio::null()).stdout(Stdio::null());
-        die_with_us(&mut command);
+        let mut command = part("serve-load")?;
+        command.args([
+            &address.to_string(),
+            "--cost",
+            &cost.mean.as_micros().to_string(),
+            "--sigma",
+            &cost.sigma.to_string(),
+        ]);
+        command.arg("--agent").arg(agent);
         quota.enter(&mut command);
-        let process = ChildGuard::of(command.spawn().context("start a backend")?);
-        Ok(Self { _process: process, address, quota })
+        Ok(Self { _process: process::start(&mut command)?, address, quota })
     }
 
     /// Limits the backend to this percentage of a processor.
@@ -134,27 +138,19 @@ pub struct Fleet {
     /// The backends of each mode.
     pub backends: Vec<(Mode, Vec<Backend>)>,
     pub agent: Agent,
-    /// The file of the services' key.
-    pub key: PathBuf,
+    /// The services' key.
+    pub key: ServiceKey,
 }
 
 impl Fleet {
     pub fn start(setup: &Setup, modes: &[Mode], cost: Cost) -> Result<Self> {
-        let key = make_key(setup, "service.key", 1);
-        let mut text = "listen = [\"0.0.0.0:9465\"]\n".to_owned();
-        let mut quotas = Vec::new();
-        for address in modes.iter().flat_map(|mode| mode.backends()) {
-            let quota = Quota::new()?;
-            let its = derive_key(setup, &key, &address.to_string());
-            text += &format!(
-                "[[backend]]\naddress = \"{address}\"\nkey = \"{}\"\ninterval = \"1s\"\n\
-                 utilization = {{ cgroup = \"{}\" }}\n",
-                its.display(),
-                quota.name(),
-            );
-            quotas.push(quota);
-        }
-        setup.write("agent.toml", &text);
+        let key = ServiceKey::make(setup)?;
+        let addresses = || modes.iter().flat_map(|mode| mode.backends());
+        let quotas = addresses().map(|_| Quota::new()).collect::<Result<Vec<_>>>()?;
+        let measured =
+            |quota: &Quota| format!("interval = \"1s\"\nutilization = {{ cgroup = \"{}\" }}\n", quota.name());
+        let backends = addresses().zip(quotas.iter().map(measured));
+        key.configure_agent(setup, "listen = [\"0.0.0.0:9465\"]\n", backends);
         let agent = Agent::start_again(setup);
         let socket = setup.folder.join("agent/run/agent.sock");
         let (mut quotas, mut backends) = (quotas.into_iter(), Vec::new());
@@ -183,8 +179,7 @@ impl Fleet {
     pub fn reported(&self) -> Vec<Vec<f64>> {
         let page = self.agent.metrics();
         let reported = |backend: &Backend| {
-            let series = format!("socklb_agent_backend_utilization{{backend=\"{}\"}} ", backend.address);
-            page.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap_or(0.0)
+            metric(&page, &format!("socklb_agent_backend_utilization{{backend=\"{}\"}}", backend.address))
         };
         self.backends.iter().map(|(_, of_mode)| of_mode.iter().map(reported).collect()).collect()
     }

@@ -3,20 +3,18 @@
 //! all clients connect, so that the weights have an effect.
 
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use stage::daemon::ChildGuard;
-use stage::probe::die_with_us;
-use stage::{Cgroup, Daemon, Setup, Stage, eventually};
+use anyhow::Result;
+use stage::{Cgroup, Setup, Stage, eventually};
 
 use super::arm::{Arm, load_line};
 use super::sender::{Pace, Sender};
-use crate::daemon::cpu_ticks;
 use crate::pause;
 use crate::place::announcer::Announcer;
 use crate::place::keys::ServiceKey;
+use crate::place::process::{self, part};
+use crate::place::{Place, cgroups, client, fixed, reported_each, service};
 use crate::results::finding::Finding;
 
 const CLIENTS: usize = 64;
@@ -24,8 +22,6 @@ const SERVICES: u8 = 10;
 /// The number of backends of each service. Each client uses all of them.
 const BACKENDS: u8 = 20;
 const PORT: u16 = 8080;
-/// The daemon sends a request to each backend once a second.
-const QUERIES: &str = "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n";
 /// The number of connects per second of each client, to all services in turn.
 const CONNECTS_A_SECOND: f64 = 10.0;
 /// How long the benchmark waits until weights have settled.
@@ -37,8 +33,6 @@ const WATCHED: Duration = Duration::from_secs(30);
 const ROUNDS: usize = 3;
 /// The maximum share of one processor that the daemon may use.
 const NEEDED: f64 = 0.02;
-/// The kernel counts processor time in hundredths of a second.
-const TICKS: f64 = 100.0;
 
 /// How a daemon uses reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,56 +119,37 @@ fn measure(heeds: Heeds) -> Result<(Cost, Option<Cost>)> {
     let setup = Setup::new(&stage, "publication");
     let key = ServiceKey::make(&setup)?;
     let all: Vec<SocketAddr> = (1..=SERVICES).flat_map(backends).collect();
-    let announcer = Announcer::start(
-        "0.0.0.0:9465".parse()?,
-        key.id,
-        all.iter().map(|backend| (*backend, key.of_backend(*backend))),
-    )?;
+    let announcer = Announcer::start("0.0.0.0:9465", &key, &all)?;
     // One process listens for all backends.
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["serve-load", &SocketAddr::from(([0, 0, 0, 0], PORT)).to_string()]);
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    die_with_us(&mut command);
-    let _server = ChildGuard::of(command.spawn().context("start the backends")?);
-    let cgroups: Vec<Cgroup> = (0..CLIENTS).map(|_| Cgroup::new()).collect();
-    let daemon = Daemon::start(&setup, &configuration(&key, &cgroups, heeds));
-    let costs = watched(&daemon, heeds, &announcer, &all, &cgroups);
-    drop(daemon);
-    setup.run(&["detach", "--all"]);
-    costs
+    let _server = process::start(part("serve-load")?.arg(format!("0.0.0.0:{PORT}")))?;
+    let cgroups = cgroups(CLIENTS);
+    let text = configuration(&key, &cgroups, heeds);
+    watched(&Place::start(&setup, cgroups, &text), heeds, &announcer, &all)
 }
 
 fn configuration(key: &ServiceKey, cgroups: &[Cgroup], heeds: Heeds) -> String {
-    let mut text = format!(
-        "[limits]\nflow_records = 8192\nslots = 1024\nschedule_entries = 65536\n\
-         [reports]\nlisten = \"127.0.0.1:9467\"\nkey = \"{}\"\n",
-        key.path.display()
-    );
+    let mut text = "[limits]\nflow_records = 8192\nslots = 1024\nschedule_entries = 65536\n".to_owned()
+        + &key.reports("127.0.0.1:9467");
     for (number, cgroup) in cgroups.iter().enumerate() {
-        text += &format!(
-            "[[client]]\njob = \"web\"\nname = \"web-{number}\"\nindex = {number}\ncount = {CLIENTS}\ncgroup = \"{}\"\n",
-            cgroup.relative().display()
-        );
+        let task = format!("name = \"web-{number}\"\nindex = {number}\ncount = {CLIENTS}\n");
+        text += &client("web", cgroup, &task);
     }
-    for service in 1..=SERVICES {
-        let addresses: Vec<String> = backends(service).map(|backend| backend.to_string()).collect();
-        text += &(format!(
-            "[[service]]\nname = \"service-{service}\"\naddress = \"{}\"\nsubset = \"all\"\n\
-             policy = \"weighted-round-robin\"\nbackends = {{ static = {addresses:?} }}\n{}",
-            address(service),
-            if heeds == Heeds::Nothing { "" } else { QUERIES },
-        ) + &load_line((heeds == Heeds::Load).then_some("feedback")));
+    // The daemon sends a request to each backend once a second.
+    let requests = if heeds == Heeds::Nothing { String::new() } else { reported_each("1s") };
+    let load = load_line((heeds == Heeds::Load).then_some("feedback"));
+    let more = format!("subset = \"all\"\npolicy = \"weighted-round-robin\"\n{requests}{load}");
+    for number in 1..=SERVICES {
+        text += &service(&format!("service-{number}"), address(number), &fixed(backends(number)), &more);
     }
     text
 }
 
 /// Returns the cost of a daemon while it processes reports.
 fn watched(
-    daemon: &Daemon,
+    place: &Place,
     heeds: Heeds,
     announcer: &Announcer,
     all: &[SocketAddr],
-    cgroups: &[Cgroup],
 ) -> Result<(Cost, Option<Cost>)> {
     if heeds != Heeds::Nothing {
         let asked = announcer.answered() + all.len() as u64;
@@ -186,8 +161,11 @@ fn watched(
     }
     let services: Vec<SocketAddr> = (1..=SERVICES).map(address).collect();
     let pace = Pace { connections: CONNECTS_A_SECOND, life: Duration::ZERO, pause: Duration::ZERO };
-    let senders =
-        cgroups.iter().enumerate().map(|(number, cgroup)| Sender::start(cgroup, &services, &pace, number));
+    let senders = place
+        .cgroups
+        .iter()
+        .enumerate()
+        .map(|(number, cgroup)| Sender::start(cgroup, &services, &pace, number));
     let mut senders = senders.collect::<Result<Vec<_>>>()?;
     let mut random = fastrand::Rng::with_seed(1);
     let uneven: Vec<f64> = all.iter().map(|_| 0.4 + 0.4 * random.f64()).collect();
@@ -208,11 +186,9 @@ fn watched(
         say(uses, SETTLES);
         // The page of metrics is read before the measurement begins, so that the cost of reading it
         // is not measured.
-        let tables = tables(&daemon.setup);
-        let (before, since) = (cpu_ticks(daemon.pid())?, Instant::now());
-        say(uses, WATCHED);
-        let (ticks, time) = (cpu_ticks(daemon.pid())? - before, since.elapsed().as_secs_f64());
-        Ok(Cost { share: ticks as f64 / TICKS / time, tables: (self::tables(&daemon.setup) - tables) / time })
+        let tables = tables(&place.setup);
+        let (used, time) = place.watch(|| say(uses, WATCHED))?;
+        Ok(Cost { share: used / time, tables: (self::tables(&place.setup) - tables) / time })
     };
     let costs = (watch(&even)?, if heeds == Heeds::Load { Some(watch(&uneven)?) } else { None });
     for sender in &mut senders {

@@ -3,7 +3,6 @@
 //! the results when it receives a request for them.
 
 use std::net::SocketAddr;
-use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,14 +10,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use stage::Cgroup;
-use stage::probe::die_with_us;
 use stage::rpc::{self, Process};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::server::raise_descriptors;
-use crate::connect::work::pin_to;
+use crate::place::process::{part, pin_to, raise_descriptors};
 
 /// `bench send`
 #[derive(Clone, Debug, clap::Args)]
@@ -157,14 +154,13 @@ pub struct Sender(Process);
 impl Sender {
     /// Starts a client in a cgroup.
     pub fn start(cgroup: &Cgroup, services: &[SocketAddr], pace: &Pace, number: usize) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("send").args(services.iter().map(ToString::to_string));
+        let mut command = part("send")?;
+        command.args(services.iter().map(ToString::to_string));
         command.args(["--rate", &pace.connections.to_string(), "--seed", &number.to_string()]);
         command.args(["--life", &pace.life.as_millis().to_string()]);
         command.args(["--pause", &pace.pause.as_millis().to_string()]);
         let processors = std::thread::available_parallelism()?.get();
         command.args(["--cpu", &(number % processors).to_string()]);
-        die_with_us(&mut command);
         cgroup.enter(&mut command);
         Ok(Self(Process::start(&mut command)))
     }

@@ -15,13 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::LocalSet;
 
 use crate::pause;
+use crate::place::process::{own_cpu_time, raise_descriptors};
 
 /// `bench serve-load`
 #[derive(Debug, clap::Args)]
@@ -47,17 +46,11 @@ const HOLDS: Duration = Duration::from_secs(10);
 
 /// `bench serve-load`.
 pub fn run(options: &Options) -> Result<()> {
+    // Many connections wait here until their requests are processed.
     raise_descriptors()?;
     // The runtime checks for new connections after each request.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().event_interval(1).build()?;
     runtime.block_on(LocalSet::new().run_until(serve(options)))
-}
-
-/// Raises the limit of file descriptors to its maximum, because many connections wait here until
-/// their requests are processed.
-pub fn raise_descriptors() -> Result<()> {
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
 async fn serve(options: &Options) -> Result<()> {
@@ -113,16 +106,12 @@ impl Work {
     fn request(&mut self) {
         let cost = lognormal(self.mean, self.sigma, &mut self.random);
         let until = self.charged + Duration::from_secs_f64(cost);
-        while cpu_time() < until {
+        while own_cpu_time() < until {
             std::hint::spin_loop();
         }
-        self.charged = cpu_time();
+        self.charged = own_cpu_time();
         self.served.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-fn cpu_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
 /// Draws a lognormal number with this mean, by the method of Box and Muller.

@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Result;
 use lb_common::net::{Be16, Be32};
 use lb_report::wire::{BYTES, Datagram, Key, Kind, Readiness, UNKNOWN};
+
+use super::keys::ServiceKey;
+use super::thread::Beside;
 
 /// How long a report is valid, which is longer than any part of the benchmark takes.
 const VALID_FOR_MS: u32 = 300_000;
@@ -68,37 +70,33 @@ struct Shared {
     announced: Mutex<(HashMap<SocketAddr, Announced>, Option<SocketAddr>)>,
     answered: AtomicU64,
     is_silent: AtomicBool,
-    ends: AtomicBool,
 }
 
 /// The agent. It stops on drop.
 pub struct Announcer {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Beside,
 }
 
 impl Announcer {
     /// Starts an agent at `address` for these backends, all of them ready.
-    pub fn start(
-        address: SocketAddr,
-        key_id: u16,
-        backends: impl IntoIterator<Item = (SocketAddr, Key)>,
-    ) -> Result<Self> {
+    pub fn start(address: &str, service: &ServiceKey, backends: &[SocketAddr]) -> Result<Self> {
         let socket = UdpSocket::bind(address)?;
         socket.set_read_timeout(Some(Duration::from_millis(50)))?;
         let report = Report { readiness: Readiness::Ready, counter: 1 };
-        let announced =
-            |(backend, key)| (backend, Announced { key, key_id, report, utilization: None, last: None });
-        let announced = backends.into_iter().map(announced).collect();
+        let announced = |backend: &SocketAddr| {
+            let (key, key_id) = (service.of_backend(*backend), service.id);
+            (*backend, Announced { key, key_id, report, utilization: None, last: None })
+        };
+        let announced = backends.iter().map(announced).collect();
         let shared = Arc::new(Shared {
             socket,
             announced: Mutex::new((announced, None)),
             answered: AtomicU64::new(0),
             is_silent: AtomicBool::new(false),
-            ends: AtomicBool::new(false),
         });
         let its = Arc::clone(&shared);
-        Ok(Self { shared, thread: Some(std::thread::spawn(move || its.answer())) })
+        Ok(Self { shared, _thread: Beside::start(move |ends| its.answer(ends)) })
     }
 
     /// The number of answered requests.
@@ -142,23 +140,14 @@ impl Announcer {
     }
 }
 
-impl Drop for Announcer {
-    fn drop(&mut self) {
-        self.shared.ends.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 impl Shared {
     fn announced(&self) -> MutexGuard<'_, (HashMap<SocketAddr, Announced>, Option<SocketAddr>)> {
         self.announced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn answer(&self) {
+    fn answer(&self, ends: &AtomicBool) {
         let mut bytes = [0; BYTES];
-        while !self.ends.load(Ordering::Relaxed) {
+        while !ends.load(Ordering::Relaxed) {
             let Ok((length, from)) = self.socket.recv_from(&mut bytes) else { continue };
             let Ok(request) = Datagram::parse(&bytes[..length]) else { continue };
             // The lock is held until the datagram is sent, so that datagrams stay in order.

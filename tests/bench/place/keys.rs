@@ -29,6 +29,27 @@ impl ServiceKey {
         Ok(Self { path, id, key })
     }
 
+    /// The lines of a host that receives reports under the key at this address.
+    pub fn reports(&self, listen: &str) -> String {
+        format!("[reports]\nlisten = \"{listen}\"\nkey = \"{}\"\n", self.path.display())
+    }
+
+    /// Writes the configuration of an agent: lines for the agent, and further lines for each
+    /// backend.
+    pub fn configure_agent(
+        &self,
+        setup: &Setup,
+        agent: &str,
+        backends: impl IntoIterator<Item = (SocketAddr, String)>,
+    ) {
+        let of_backend = |(address, more): (SocketAddr, String)| {
+            let key = stage::agent::derive_key(setup, &self.path, &address.to_string());
+            format!("[[backend]]\naddress = \"{address}\"\nkey = \"{}\"\n{more}", key.display())
+        };
+        let backends: String = backends.into_iter().map(of_backend).collect();
+        setup.write("agent.toml", &format!("{agent}{backends}"));
+    }
+
     /// Derives the key of a backend over TCP.
     pub fn of_backend(&self, backend: SocketAddr) -> Key {
         let address = match backend.ip() {

@@ -9,19 +9,19 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use stage::namespace::another_network;
+use stage::namespace::{another_network, run};
 
+use super::process::place_in;
+use super::thread::Beside;
 use crate::pause;
 
 /// How long a carrier thread waits before it checks whether it must end.
@@ -38,7 +38,7 @@ pub const NEAR: &str = "10.77.0.1";
 pub struct Link {
     far: File,
     carried: Arc<Carried>,
-    carriers: Vec<JoinHandle<()>>,
+    _carriers: Vec<Beside>,
 }
 
 /// The state that the carrier threads share.
@@ -46,7 +46,6 @@ struct Carried {
     delay: Duration,
     /// The number of packets per million that are lost.
     lost: AtomicU64,
-    ends: AtomicBool,
 }
 
 impl Link {
@@ -56,31 +55,31 @@ impl Link {
         // The hardware address of the peer is fixed at both ends, because an address request might
         // be lost.
         let near = tap("near")?;
-        run("ip link set near address 02:00:00:00:00:01 up")?;
-        run("ip address add 10.77.0.1/24 dev near")?;
-        run("ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:02 dev near nud permanent")?;
-        run("ip route add 10.78.0.0/16 via 10.77.0.2")?;
+        run("ip link set near address 02:00:00:00:00:01 up");
+        run("ip address add 10.77.0.1/24 dev near");
+        run("ip neigh add 10.77.0.2 lladdr 02:00:00:00:00:02 dev near nud permanent");
+        run("ip route add 10.78.0.0/16 via 10.77.0.2");
         let mut started = None;
         let far_namespace = another_network(|| {
             started = Some((|| {
                 let far = tap("far")?;
-                run("ip link set far address 02:00:00:00:00:02 up")?;
-                run("ip address add 10.77.0.2/24 dev far")?;
-                run("ip neigh add 10.77.0.1 lladdr 02:00:00:00:00:01 dev far nud permanent")?;
-                run("ip route add local 10.78.0.0/16 dev lo")?;
+                run("ip link set far address 02:00:00:00:00:02 up");
+                run("ip address add 10.77.0.2/24 dev far");
+                run("ip neigh add 10.77.0.1 lladdr 02:00:00:00:00:01 dev far nud permanent");
+                run("ip route add local 10.78.0.0/16 dev lo");
                 anyhow::Ok((far, listen()?))
             })());
         });
         let (far, listening) = started.context("the thread has no result")??;
-        let carried = Arc::new(Carried { delay, lost: AtomicU64::new(0), ends: AtomicBool::new(false) });
+        let carried = Arc::new(Carried { delay, lost: AtomicU64::new(0) });
         let mut carriers = Vec::new();
         for (seed, from, to) in [(1, &near, &far), (2, &far, &near)] {
             let (from, to, carried) = (from.try_clone()?, to.try_clone()?, Arc::clone(&carried));
             let (sent, under_way) = channel();
-            carriers.push(std::thread::spawn(move || take(from, &sent, &carried, seed)));
-            carriers.push(std::thread::spawn(move || bring(to, &under_way)));
+            carriers.push(Beside::start(move |ends| take(from, &sent, &carried, seed, ends)));
+            carriers.push(Beside::start(move |_| bring(to, &under_way)));
         }
-        Ok((Self { far: far_namespace, carried, carriers }, listening))
+        Ok((Self { far: far_namespace, carried, _carriers: carriers }, listening))
     }
 
     /// Makes the link lose this share of the packets from now on, in each direction.
@@ -90,32 +89,15 @@ impl Link {
     }
 
     /// Makes a command run at the far end.
-    pub fn at_the_far_end(&self, command: &mut Command) -> Result<()> {
-        let namespace = self.far.try_clone()?;
-        let kind = rustix::thread::LinkNameSpaceType::Network;
-        // SAFETY: the closure makes one system call and allocates nothing.
-        unsafe {
-            command.pre_exec(move || {
-                Ok(rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(kind))?)
-            });
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.carried.ends.store(true, Ordering::Relaxed);
-        for carrier in self.carriers.drain(..) {
-            let _ = carrier.join();
-        }
+    pub fn at_the_far_end(&self, command: &mut Command) {
+        place_in(&self.far, command);
     }
 }
 
 /// Receives frames until the link ends.
-fn take(mut from: File, sent: &Sender<(Instant, Vec<u8>)>, carried: &Carried, seed: u64) {
+fn take(mut from: File, sent: &Sender<(Instant, Vec<u8>)>, carried: &Carried, seed: u64, ends: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(seed);
-    while !carried.ends.load(Ordering::Relaxed) {
+    while !ends.load(Ordering::Relaxed) {
         let mut ready = [PollFd::new(&from, PollFlags::IN)];
         if poll(&mut ready, Some(&LOOK)).unwrap_or(0) == 0 {
             continue;
@@ -157,13 +139,4 @@ fn tap(name: &str) -> Result<File> {
     let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     ensure!(result == 0, "make the device {name}: {}", std::io::Error::last_os_error());
     Ok(file)
-}
-
-/// Runs a command line in the network of the calling thread.
-pub fn run(line: &str) -> Result<()> {
-    let mut words = line.split(' ');
-    let mut command = Command::new(words.next().context("the command line is empty")?);
-    let status = command.args(words).status().with_context(|| line.to_owned())?;
-    ensure!(status.success(), "{line}: {status}");
-    Ok(())
 }

@@ -7,13 +7,14 @@ use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{set_socket_linger, set_socket_reuseaddr};
 use rustix::net::{AddressFamily, SendFlags, SocketType, send};
+
+use super::thread::Beside;
 
 /// The action of a listener on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,9 +49,8 @@ pub struct Accepted {
 
 /// A listener. It stops on drop; later connects to it are refused.
 pub struct Listener {
-    ends: Arc<AtomicBool>,
     accepted: Arc<Mutex<Accepted>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Beside,
 }
 
 impl Listener {
@@ -61,10 +61,10 @@ impl Listener {
 
     /// Starts to accept connections on an existing listener.
     pub fn with(listener: &TcpListener, manner: Manner) -> Result<Self> {
-        let (ends, accepted) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Accepted::default())));
-        let (listener, until, counts) = (listener.try_clone()?, Arc::clone(&ends), Arc::clone(&accepted));
-        let thread = std::thread::spawn(move || accept(&listener, manner, &until, &counts));
-        Ok(Self { ends, accepted, thread: Some(thread) })
+        let accepted = Arc::new(Mutex::new(Accepted::default()));
+        let (listener, counts) = (listener.try_clone()?, Arc::clone(&accepted));
+        let _thread = Beside::start(move |ends| accept(&listener, manner, ends, &counts));
+        Ok(Self { accepted, _thread })
     }
 
     pub fn accepted(&self) -> Accepted {
@@ -72,18 +72,10 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 /// Creates a socket that listens with a queue of this length, without accepting anything.
 pub fn bound(address: SocketAddr, queue: i32) -> Result<TcpListener> {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket(family, SocketType::STREAM, None)?;
     set_socket_reuseaddr(&socket, true)?;
     rustix::net::bind(&socket, &address).with_context(|| format!("bind {address}"))?;
     rustix::net::listen(&socket, queue).with_context(|| format!("listen on {address}"))?;

@@ -8,11 +8,14 @@ use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use stage::daemon::ChildGuard;
 use stage::eventually;
 use stage::probe::die_with_us;
+
+use crate::place::process::start;
 
 /// The address of the service of nftables. It is in the loopback range, because a DNAT rule of the
 /// output hook applies only if there is a route. No process listens at this address, so a connect
@@ -36,7 +39,7 @@ fn find(name: &str, package: &str) -> Result<PathBuf> {
 
 /// A network namespace in which nftables sends one service to backends.
 pub struct Nft {
-    network: File,
+    pub network: File,
 }
 
 impl Nft {
@@ -50,7 +53,7 @@ impl Nft {
     }
 
     /// A path of the namespace. It is valid as long as this value exists.
-    pub fn network(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.network.as_raw_fd()).into()
     }
 }
@@ -87,9 +90,7 @@ fn load(nft: &Path, rules: &str) -> Result<()> {
 }
 
 /// HAProxy in front of backends.
-pub struct Haproxy {
-    child: Child,
-}
+pub struct Haproxy(ChildGuard);
 
 impl Haproxy {
     /// Starts HAProxy and waits until it accepts connections.
@@ -110,20 +111,13 @@ impl Haproxy {
         // the benchmark.
         command.args(["-q", "-db", "-f"]).arg(&path).stdin(Stdio::null()).stdout(Stdio::null());
         die_with_us(&mut command);
-        let started = Self { child: command.spawn()? };
+        let started = Self(start(&mut command)?);
         eventually("HAProxy answers", || TcpStream::connect(HAPROXY_SERVICE).is_ok(), |answers| *answers);
         Ok(started)
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Haproxy {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.0.id()
     }
 }
 

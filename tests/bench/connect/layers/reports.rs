@@ -8,17 +8,18 @@ use stage::{Setup, eventually};
 
 use crate::place::announcer::Announcer;
 use crate::place::keys::ServiceKey;
+use crate::place::{Place, reported_each};
 
 /// The agent's address, at the far end of the link.
 const AGENT: &str = "10.77.0.2:9465";
 
 /// The agent and the link.
 pub struct Reports {
-    endpoints: &'static str,
-    backends: usize,
-    key: ServiceKey,
     _announcer: Announcer,
     _router: Router,
+    /// Parts of a configuration: the list of a service, further lines for the service, and lines
+    /// for the host.
+    pub text: [String; 3],
 }
 
 impl Reports {
@@ -28,40 +29,22 @@ impl Reports {
         let agent = format!("agent = \"{AGENT}\"");
         let names: Vec<String> = backends.iter().map(ToString::to_string).collect();
         let list: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), agent.as_str())).collect();
-        let endpoints = "reported.toml";
-        setup.write(endpoints, &stage::fixture::endpoints(&list));
+        setup.write("reported.toml", &stage::fixture::endpoints(&list));
         let router = Router::new();
-        let keys = backends.iter().map(|backend| (*backend, key.of_backend(*backend)));
-        let announcer = router.within(|| Announcer::start(AGENT.parse()?, key.id, keys))?;
-        Ok(Self { endpoints, backends: backends.len(), key, _announcer: announcer, _router: router })
-    }
-
-    /// Returns parts of a configuration: the list of a service, further lines for the service, and
-    /// lines for the host.
-    pub fn text(&self) -> (String, String, String) {
+        let announcer = router.within(|| Announcer::start(AGENT, &key, backends))?;
         // The subset has a fixed size that includes all backends. A size is necessary because
         // policies that examine all members need a limited subset, and a file may have more
         // endpoints.
-        let health = format!(
-            "subset = {{ size = {} }}\nhealth = {{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }}\n",
-            self.backends
-        );
-        let reports = format!(
-            "[reports]\nlisten = \"10.77.0.1:9467\"\nkey = \"{}\"\nxdp = [\"near\"]\n",
-            self.key.path.display()
-        );
-        (format!("{{ file = \"{}\" }}", self.endpoints), health, reports)
+        let of_service = format!("subset = {{ size = {} }}\n{}", backends.len(), reported_each("1s"));
+        let of_host = key.reports("10.77.0.1:9467") + "xdp = [\"near\"]\n";
+        let text = ["{ file = \"reported.toml\" }".to_owned(), of_service, of_host];
+        Ok(Self { _announcer: announcer, _router: router, text })
     }
 }
 
 /// Waits until the kernel has received a report of every backend.
-pub fn wait(setup: &Setup) {
-    let have_reported = || {
-        let status = setup.status();
-        let services = status.clients.iter().flat_map(|client| &client.services);
-        let mut backends = services.flat_map(|service| &service.backends);
-        let native = status.interfaces.iter().any(|one| one.mode == "native");
-        native && backends.all(|backend| backend.probe.as_ref().is_some_and(|probe| probe.state == "ready"))
-    };
-    eventually("all backends have reported", have_reported, |have_reported| *have_reported);
+pub fn wait(place: &Place, backends: usize) {
+    let native = || place.setup.status().interfaces.iter().any(|one| one.mode == "native");
+    eventually("the kernel listens", native, |is| *is);
+    place.wait_for("ready", backends);
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use lb_common::net::{Be16, IPPROTO_TCP};
 use lb_report::wire::{BYTES, Datagram, Key, Kind};
-use stage::agent::{Agent, derive_key};
+use stage::agent::Agent;
 use stage::router::Router;
 use stage::sys::XdpMode;
 use stage::{Setup, Stage, eventually};
@@ -68,17 +68,13 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     let backend: SocketAddr = format!("{}:8001", arm.agent).parse()?;
     let at: SocketAddr = format!("{}:9465", arm.agent).parse()?;
     let xdp = arm.xdp.map(|name| format!("[xdp]\ninterfaces = [\"{name}\"]\n")).unwrap_or_default();
-    let file = derive_key(&setup, &service.path, &backend.to_string());
-    let text = format!(
-        "listen = \"{at}\"\n{xdp}[[backend]]\naddress = \"{backend}\"\nkey = \"{}\"\ncheck = \"off\"\n",
-        file.display()
-    );
-    setup.write("agent.toml", &text);
-    let agent = if arm.agent == arm.client {
-        Agent::start_again(&setup)
-    } else {
-        Agent::start_with(&setup, |command| router.place(command))
-    };
+    let unchecked = (backend, "check = \"off\"\n".to_owned());
+    service.configure_agent(&setup, &format!("listen = \"{at}\"\n{xdp}"), [unchecked]);
+    let agent = Agent::start_with(&setup, |command| {
+        if arm.agent != arm.client {
+            router.place(command);
+        }
+    });
     let mode = || agent.status()["interfaces"][0]["mode"].as_str().unwrap_or_default().to_owned();
     eventually("the agent answers", mode, |mode| mode == arm.mode);
     let socket = UdpSocket::bind((arm.client, 0))?;

@@ -10,26 +10,25 @@
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lb_common::abi::host::ReportBase;
 use lb_report::fixtures::{Frame, Shape};
 use lb_report::wire::{Datagram, Readiness};
 use stage::daemon::ChildGuard;
-use stage::probe::die_with_us;
 use stage::router::Router;
 use stage::sys::{self, Action};
 use stage::{Setup, Stage, eventually};
 
-use crate::lame_duck::host::{Host, Wanted, metric};
 use crate::lame_duck::load::{Load, now_ns};
-use crate::lame_duck::verdicts::{Verdicts, registered};
+use crate::lame_duck::verdicts::Verdicts;
 use crate::pause;
 use crate::place::announcer::{Announcer, Report};
 use crate::place::keys::ServiceKey;
+use crate::place::process::{part, start};
+use crate::place::{Place, metric, reported_each};
 use crate::results::finding::Finding;
 use crate::results::statistics::median;
 
@@ -94,20 +93,10 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
         (1..=3).map(|number| format!("{NEAR}:{}", 8000 + number).parse()).collect::<Result<_, _>>()?;
     let applications = backends.iter().map(application).collect::<Result<Vec<_>>>()?;
     let key = ServiceKey::make(&Setup::new(stage, "flood"))?;
-    let announcer = Announcer::start(
-        format!("{NEAR}:9465").parse()?,
-        key.id,
-        backends.iter().map(|backend| (*backend, key.of_backend(*backend))),
-    )?;
-    let wanted = Wanted {
-        health: "{ probe = \"report\", interval = \"500ms\", idle_interval = \"500ms\" }",
-        key: Some(&key.path),
-        listen: &format!("{NEAR}:9467"),
-        xdp: Some("near"),
-        backends: &backends,
-    };
-    let host = Host::start(stage, "flood", &wanted);
-    eventually("all backends have reported", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+    let announcer = Announcer::start(&format!("{NEAR}:9465"), &key, &backends)?;
+    let reports = key.reports(&format!("{NEAR}:9467")) + "xdp = [\"near\"]\n";
+    let host = Place::of_one_service(stage, "flood", &backends, &reported_each("500ms"), &reports);
+    host.wait_for("ready", 3);
     let native = || host.setup.status().interfaces.iter().any(|one| one.mode == "native");
     eventually("the kernel listens", native, |is| *is);
     let link = host.setup.host_map(&format!("receive-native@{}", sys::interface_index("near")));
@@ -117,9 +106,9 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
     // report, and a report of a backend from which no reports are requested.
     let report = |readiness, counter| Report { readiness, counter };
     let captured = announcer.push(backends[0], report(Readiness::LameDuck, 5), || {})?;
-    eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
+    host.wait_for("lame-duck", 1);
     announcer.push(backends[0], report(Readiness::Ready, 6), || {})?;
-    eventually("the backend is ready again", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+    host.wait_for("ready", 3);
     let (id, secret) = (key.id, key.of_backend(backends[1]));
     let forged = report(Readiness::LameDuck, 1_000).push(backends[0], id, secret);
     let stranger = format!("{NEAR}:9").parse()?;
@@ -137,18 +126,14 @@ fn flood_host(stage: &Stage, processors: usize) -> Result<Vec<Finding>> {
     // The IPv6 address of the link becomes valid only after two seconds, and then the daemon checks
     // its program again.
     pause::pause(Duration::from_secs(4));
-    let words = Verdicts::open(&host.setup)?;
-    let seen = || {
-        let bases = backends.iter().map(|backend| Ok(registered(&host.setup, *backend)?.1));
-        anyhow::Ok((words.lame(), bases.collect::<Result<Vec<ReportBase>>>()?))
-    };
-    let before = seen()?;
+    let verdicts = Verdicts::open(&host.setup, &backends)?;
+    let before = verdicts.state(&host.setup)?;
     let mut findings = Vec::new();
     for rate in [Rate::Million, Rate::AsFastAsCan] {
         findings.extend(flood(&host, &router, (&link, &arms), rate, processors)?);
     }
     sys::update_link(&link, &receiver);
-    let is_same = before == seen()?;
+    let is_same = before == verdicts.state(&host.setup)?;
     let changed = if is_same { "none" } else { "some" };
     findings.push(Finding::judged("verdicts and report numbers that have changed", changed, "none", is_same));
     std::mem::drop(applications);
@@ -162,10 +147,7 @@ fn frame(datagram: &Datagram) -> Frame {
 }
 
 fn application(backend: &SocketAddr) -> Result<ChildGuard> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["application", &backend.to_string()]).stdin(Stdio::null());
-    die_with_us(&mut command);
-    let child = ChildGuard::of(command.spawn()?);
+    let child = start(part("application")?.arg(backend.to_string()))?;
     eventually("the application listens", || std::net::TcpStream::connect(backend).is_ok(), |is| *is);
     Ok(child)
 }
@@ -188,7 +170,7 @@ struct Turn {
 
 /// Attaches the programs in turn under a flood, while a client makes connects all the time.
 fn flood(
-    host: &Host,
+    host: &Place,
     router: &Router,
     (link, arms): (&std::path::Path, &[Arm<'_>]),
     rate: Rate,

@@ -8,15 +8,14 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
-use lb_common::abi::host::ReportBase;
 use lb_common::net::Be16;
 use lb_report::wire::{BYTES, Datagram, Kind, Readiness};
 use stage::{Setup, Stage, eventually};
 
-use crate::lame_duck::host::{Host, Wanted, metric};
-use crate::lame_duck::verdicts::{Verdicts, registered};
+use crate::lame_duck::verdicts::{State, Verdicts};
 use crate::place::announcer::{Announcer, Report};
 use crate::place::keys::ServiceKey;
+use crate::place::{Place, metric, reported_each, service_of};
 use crate::results::finding::Finding;
 
 const DATAGRAMS: usize = 100_000;
@@ -33,7 +32,7 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     ensure!(datagrams.len() == DATAGRAMS, "{} datagrams", datagrams.len());
     let before = (scene.seen()?, scene.counts());
     let stranger = UdpSocket::bind("127.0.0.1:0")?;
-    let to = scene.host.queries_from()?;
+    let to = scene.queries_from()?;
     let refused = |counts: &BTreeMap<String, u64>| -> u64 {
         counts.iter().filter(|(result, _)| *result != "believed").map(|(_, count)| count).sum()
     };
@@ -80,15 +79,14 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
 /// The state that must not change.
 #[derive(Debug, PartialEq)]
 struct Seen {
-    words: Vec<(u32, u64)>,
-    bases: Vec<ReportBase>,
+    verdicts: State,
     states: Vec<(SocketAddr, String, Option<String>)>,
 }
 
 struct Scene {
-    host: Host,
+    place: Place,
     key: ServiceKey,
-    words: Verdicts,
+    verdicts: Verdicts,
     announcer: Announcer,
     backends: Vec<SocketAddr>,
     /// The last push of the first backend, which made the backend a lame duck.
@@ -102,27 +100,20 @@ impl Scene {
         let key = ServiceKey::make(&Setup::new(stage, "hostile"))?;
         let backends = (1..=4).map(|number| SocketAddr::from(([127, 0, 0, 1], 8000 + number)));
         let backends: Vec<SocketAddr> = backends.collect();
-        let keys = backends[..3].iter().map(|backend| (*backend, key.of_backend(*backend)));
-        let announcer = Announcer::start("127.0.0.1:9465".parse()?, key.id, keys)?;
-        let wanted = Wanted {
-            health: "{ probe = \"report\", interval = \"500ms\", idle_interval = \"500ms\" }",
-            key: Some(&key.path),
-            listen: "127.0.0.1:0",
-            xdp: None,
-            backends: &backends,
-        };
-        let host = Host::start(stage, "hostile", &wanted);
-        eventually("all backends have reported", || host.reported("ready").unwrap_or(0), |ready| *ready == 3);
+        let announcer = Announcer::start("127.0.0.1:9465", &key, &backends[..3])?;
+        let reports = key.reports("127.0.0.1:0");
+        let place = Place::of_one_service(stage, "hostile", &backends, &reported_each("500ms"), &reports);
+        place.wait_for("ready", 3);
         let lame = Report { readiness: Readiness::LameDuck, counter: 10 };
         let push = announcer.push(backends[0], lame, || {})?;
-        eventually("the report has arrived", || host.reported("lame-duck").unwrap_or(0), |lame| *lame == 1);
+        place.wait_for("lame-duck", 1);
         // When the daemon sends the next requests, it has processed the answers to all earlier
         // requests.
         let answered = announcer.answered();
         eventually("requests are sent again", || announcer.answered(), |count| *count >= answered + 6);
         announcer.fall_silent();
-        let words = Verdicts::open(&host.setup)?;
-        let scene = Self { host, key, words, announcer, backends, push };
+        let verdicts = Verdicts::open(&place.setup, &backends)?;
+        let scene = Self { place, key, verdicts, announcer, backends, push };
         let believed = || scene.counts().get("believed").copied().unwrap_or(0);
         // The count of accepted reports also includes the push.
         eventually("all answers are processed", believed, |believed| *believed > scene.announcer.answered());
@@ -130,22 +121,25 @@ impl Scene {
     }
 
     fn seen(&self) -> Result<Seen> {
-        let bases = self.backends.iter().map(|backend| Ok(registered(&self.host.setup, *backend)?.1));
-        let service = self.host.service()?;
+        let service = service_of(&self.place.setup.status(), "web")?;
         let backends = service.backends.iter();
         let state = |backend: &lb_view::backend::BackendStatus| {
             let probe = backend.probe.as_ref().map(|probe| probe.state.clone());
             (backend.address, backend.state.clone(), probe)
         };
-        Ok(Seen {
-            words: self.words.lame(),
-            bases: bases.collect::<Result<_>>()?,
-            states: backends.map(state).collect(),
-        })
+        Ok(Seen { verdicts: self.verdicts.state(&self.place.setup)?, states: backends.map(state).collect() })
+    }
+
+    /// The address from which the daemon sends requests.
+    fn queries_from(&self) -> Result<SocketAddr> {
+        let log = self.place.daemon().log();
+        let lines = log.lines().filter(|line| line.contains("polling agents"));
+        let at = lines.filter_map(|line| line.split("address=").nth(1)).next_back();
+        Ok(at.context("the log does not show the address of requests")?.trim().parse()?)
     }
 
     fn counts(&self) -> BTreeMap<String, u64> {
-        let page = self.host.setup.metrics();
+        let page = self.place.setup.metrics();
         let prefix = "socklb_report_datagrams_total{result=\"";
         let result = |line: &str| Some(line.strip_prefix(prefix)?.split_once('"')?.0.to_owned());
         let results = page.lines().filter_map(result);

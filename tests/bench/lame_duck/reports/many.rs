@@ -2,20 +2,22 @@
 //! request to each backend every two seconds, and its cost of probes by connection.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::Result;
-use stage::{Setup, Stage, eventually};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use stage::{Setup, Stage};
 
-use crate::daemon::cpu_ticks;
-use crate::lame_duck::host::{Host, Wanted};
 use crate::pause;
 use crate::place::announcer::Announcer;
 use crate::place::keys::ServiceKey;
 use crate::place::link::Link;
+use crate::place::listener::{QUEUE, bound};
+use crate::place::thread::Beside;
+use crate::place::{Place, reported_each};
 use crate::results::finding::Finding;
 
 /// Backends that receive requests for reports.
@@ -28,8 +30,8 @@ const NEEDED: f64 = 0.05;
 const CONNECTED: u16 = 500;
 /// How long the benchmark measures the daemon during these probes.
 const CONNECTED_WATCHED: Duration = Duration::from_secs(10);
-/// The kernel counts processor time in hundredths of a second.
-const TICKS: f64 = 100.0;
+/// How long the listener waits for a connection before it checks whether it must end.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 const PORT: u16 = 8001;
 
@@ -52,30 +54,17 @@ fn backends([a, b]: [u8; 2], count: u16) -> Vec<SocketAddr> {
     (0..count).map(|number| SocketAddr::from((address(number), PORT))).collect()
 }
 
-/// Returns the processor time that the daemon uses in a period, and the length of the period, in
-/// seconds.
-fn watched(host: &Host, time: Duration) -> Result<(f64, f64)> {
-    let (ticks, since) = (cpu_ticks(host.pid()?)?, Instant::now());
-    pause::pause(time);
-    let used = cpu_ticks(host.pid()?)? - ticks;
-    Ok((used as f64 / TICKS, since.elapsed().as_secs_f64()))
-}
-
 /// Measures requests to agents on loopback, where the sender also does the receiver's work in the
 /// kernel, and over a link, as if the agents were on other hosts. Also measures a daemon with the
 /// same number of backends that sends no requests.
 fn reports(stage: &Stage) -> Result<Vec<Finding>> {
     let key = ServiceKey::make(&Setup::new(stage, "keys"))?;
-    let announcer = |backends: &[SocketAddr]| {
-        let announced: Vec<_> = backends.iter().map(|backend| (*backend, key.of_backend(*backend))).collect();
-        Announcer::start("0.0.0.0:9465".parse()?, key.id, announced)
-    };
+    let announcer = |backends: &[SocketAddr]| Announcer::start("0.0.0.0:9465", &key, backends);
     let here = backends(HERE, REPORTING);
-    let wanted =
-        Wanted { health: "{ panic_threshold = 50 }", key: None, listen: "", xdp: None, backends: &here };
     let unasked = {
-        let host = Host::start(stage, "unasked", &wanted);
-        let (cpu, wall) = watched(&host, WATCHED)?;
+        let health = "health = { panic_threshold = 50 }\n";
+        let place = Place::of_one_service(stage, "unasked", &here, health, "");
+        let (cpu, wall) = place.watch(|| pause::pause(WATCHED))?;
         cpu / wall
     };
     let loopback = {
@@ -138,77 +127,43 @@ fn polled(
     backends: &[SocketAddr],
     announcer: &Announcer,
 ) -> Result<Cost> {
-    let wanted = Wanted {
-        health: "{ probe = \"report\", interval = \"2s\", idle_interval = \"2s\" }",
-        key: Some(&key.path),
-        listen: "[::]:9467",
-        xdp: None,
-        backends,
-    };
-    let host = Host::start(stage, name, &wanted);
-    let have_reported = || host.reported("ready").unwrap_or(0);
-    eventually("all backends have reported", have_reported, |have_reported| *have_reported == backends.len());
+    let place = Place::of_one_service(stage, name, backends, &reported_each("2s"), &key.reports("[::]:9467"));
+    place.wait_for("ready", backends.len());
     let before = announcer.answered();
-    let (cpu, wall) = watched(&host, WATCHED)?;
+    let (cpu, wall) = place.watch(|| pause::pause(WATCHED))?;
     Ok(Cost { cpu, wall, probes: announcer.answered() - before })
 }
 
-/// Accepts connections for all backends, and answers HTTP requests.
-struct Listener {
-    accepted: Arc<AtomicU64>,
-    ends: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Listener {
-    fn start() -> Result<Self> {
-        let listener = TcpListener::bind(("0.0.0.0", PORT))?;
-        let (accepted, ends) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counted, ended) = (Arc::clone(&accepted), Arc::clone(&ends));
-        let thread = std::thread::spawn(move || {
-            let mut request = [0; 1024];
-            while let Ok((mut stream, _)) = listener.accept() {
-                if ended.load(Ordering::Relaxed) {
-                    return;
-                }
-                counted.fetch_add(1, Ordering::Relaxed);
-                // Connections are served one after the other, because each client sends its request
-                // at once, or closes the connection.
-                if stream.read(&mut request).is_ok_and(|length| length > 0) {
-                    let _ = stream
-                        .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-                }
+/// Accepts connections for all backends, answers HTTP requests, and counts the connections.
+fn listen(accepted: &Arc<AtomicU64>) -> Result<Beside> {
+    let listener = bound(([0, 0, 0, 0], PORT).into(), QUEUE)?;
+    let accepted = Arc::clone(accepted);
+    Ok(Beside::start(move |ends| {
+        let mut request = [0; 1024];
+        while !ends.load(Ordering::Relaxed) {
+            let _ = poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&LOOK));
+            let Ok((mut stream, _)) = listener.accept() else { continue };
+            accepted.fetch_add(1, Ordering::Relaxed);
+            // Connections are served one after the other, because each client sends its request at
+            // once, or closes the connection.
+            if stream.read(&mut request).is_ok_and(|length| length > 0) {
+                let _ =
+                    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
             }
-        });
-        Ok(Self { accepted, ends, thread: Some(thread) })
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        // Wakes the thread that waits in accept.
-        let _ = std::net::TcpStream::connect(("127.0.0.1", PORT));
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
         }
-    }
+    }))
 }
 
 fn connects(stage: &Stage, probe: &str) -> Result<Finding> {
-    let listener = Listener::start()?;
+    let count = Arc::new(AtomicU64::new(0));
+    let _listener = listen(&count)?;
     let backends = backends(HERE, CONNECTED);
-    let health = format!("{{ probe = \"{probe}\", interval = \"1s\" }}");
-    let wanted = Wanted { health: &health, key: None, listen: "", xdp: None, backends: &backends };
-    let host = Host::start(stage, probe, &wanted);
-    eventually(
-        "all backends are healthy",
-        || host.reported("well").unwrap_or(0),
-        |well| *well == backends.len(),
-    );
-    let accepted = || listener.accepted.load(Ordering::Relaxed);
+    let health = format!("health = {{ probe = \"{probe}\", interval = \"1s\" }}\n");
+    let place = Place::of_one_service(stage, probe, &backends, &health, "");
+    place.wait_for("well", backends.len());
+    let accepted = || count.load(Ordering::Relaxed);
     let before = accepted();
-    let (cpu, wall) = watched(&host, CONNECTED_WATCHED)?;
+    let (cpu, wall) = place.watch(|| pause::pause(CONNECTED_WATCHED))?;
     let probes = accepted() - before;
     let measured = format!(
         "{:.0} us a probe, {:.1} % of a processor at {:.0} probes a second",

@@ -13,11 +13,11 @@ use lb_report::wire::Readiness;
 use stage::router::Router;
 use stage::{Setup, Stage, eventually};
 
-use crate::lame_duck::host::{Host, Wanted};
-use crate::lame_duck::verdicts::{Verdicts, registered};
+use crate::lame_duck::verdicts::Verdicts;
 use crate::pause;
 use crate::place::announcer::{Announcer, Report};
 use crate::place::keys::ServiceKey;
+use crate::place::{Place, reported_each};
 use crate::results::finding::{Finding, Times};
 
 /// The number of pushes of each measurement.
@@ -59,25 +59,19 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
 
 fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
     let key = ServiceKey::make(&Setup::new(stage, arm.name))?;
-    let (agent, backend) = (format!("{}:9465", arm.agent).parse()?, format!("{}:8001", arm.agent).parse()?);
-    let start = || Announcer::start(agent, key.id, [(backend, key.of_backend(backend))]);
+    let (agent, backend) = (format!("{}:9465", arm.agent), format!("{}:8001", arm.agent).parse()?);
+    let start = || Announcer::start(&agent, &key, &[backend]);
     let announcer = if arm.agent == arm.daemon { start()? } else { router.within(start)? };
-    let wanted = Wanted {
-        health: "{ probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }",
-        key: Some(&key.path),
-        listen: &format!("{}:9467", arm.daemon),
-        xdp: arm.xdp,
-        backends: &[backend],
-    };
-    let host = Host::start(stage, arm.name, &wanted);
-    eventually("the report has arrived", || host.reported("ready").unwrap_or(0), |ready| *ready == 1);
-    let by = || host.setup.status().interfaces.iter().filter(|one| one.why.is_none()).count();
+    let xdp = arm.xdp.map(|interface| format!("xdp = [{interface:?}]\n")).unwrap_or_default();
+    let reports = key.reports(&format!("{}:9467", arm.daemon)) + &xdp;
+    let place = Place::of_one_service(stage, arm.name, &[backend], &reported_each("1s"), &reports);
+    place.wait_for("ready", 1);
+    let by = || place.setup.status().interfaces.iter().filter(|one| one.why.is_none()).count();
     eventually("the kernel listens", by, |by| *by == usize::from(arm.xdp.is_some()));
-    let (id, _) = registered(&host.setup, backend)?;
-    let words = Verdicts::open(&host.setup)?;
+    let verdicts = Verdicts::open(&place.setup, &[backend])?;
     let mut counter = 1;
-    let idle = measure(&announcer, backend, &words, id, &mut counter)?;
-    let (busy, processors) = pause::while_busy(|| measure(&announcer, backend, &words, id, &mut counter));
+    let idle = measure(&announcer, backend, &verdicts, &mut counter)?;
+    let (busy, processors) = pause::while_busy(|| measure(&announcer, backend, &verdicts, &mut counter));
     let busy = busy?;
     let name = arm.name;
     let idle_name = format!("datagram to stored verdict, {name}, idle host");
@@ -101,8 +95,7 @@ fn run_arm(stage: &Stage, arm: &Arm, router: &Router) -> Result<[Finding; 2]> {
 fn measure(
     announcer: &Announcer,
     backend: SocketAddr,
-    words: &Verdicts,
-    id: u32,
+    verdicts: &Verdicts,
     counter: &mut u32,
 ) -> Result<Times> {
     let mut push_all = || {
@@ -115,7 +108,7 @@ fn measure(
             *counter += 1;
             let mut sent = Instant::now();
             announcer.push(backend, Report { readiness, counter: *counter }, || sent = Instant::now())?;
-            while (words.word(id) != 0) != (readiness == Readiness::LameDuck) {
+            while verdicts.is_lame(0) != (readiness == Readiness::LameDuck) {
                 ensure!(sent.elapsed() < LOST, "push {number} was not stored in {LOST:?}");
                 pause::pause(Duration::from_micros(20));
             }
