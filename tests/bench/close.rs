@@ -18,13 +18,9 @@ use crate::connect::arms::Addresses;
 use crate::connect::serve::Manner;
 use crate::connect::work::Work;
 use crate::connect::worker::{Backends, Worker};
-use crate::place::listener::bound;
 use crate::place::process::{part, raise_descriptors};
-use crate::place::{Place, client, fixed, service};
-use crate::results::conclude;
-use crate::results::finding::{Finding, show};
-use crate::results::statistics::{Median, median};
-use crate::results::table::table;
+use crate::place::{Place, bound, client, fixed, service};
+use crate::results::{Finding, Median, conclude, median, show, table};
 
 /// `bench close`
 #[derive(Debug, clap::Args)]

@@ -32,7 +32,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum as _;
 use stage::Stage;
 
-use crate::results::table::table;
+use crate::results::table;
 use arms::Build;
 use arms::groups::{self, Name};
 use layers::Layers;

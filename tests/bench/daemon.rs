@@ -10,8 +10,7 @@ use stage::{Cgroup, Daemon, Setup, Stage};
 use crate::pause::pause;
 use crate::place::process::cpu_ticks;
 use crate::place::{Place, SERVICE, cgroups, client, listed, service};
-use crate::results::finding::{Finding, show};
-use crate::results::statistics::median;
+use crate::results::{Finding, median, show};
 
 /// How long the benchmark measures the idle daemon.
 const IDLE: Duration = Duration::from_secs(30);

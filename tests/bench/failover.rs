@@ -21,7 +21,7 @@ mod mistake;
 
 mod recovery;
 
-pub mod print;
+mod print;
 
 use std::path::PathBuf;
 

@@ -23,8 +23,7 @@ use anyhow::Result;
 use clap::ValueEnum as _;
 use stage::Stage;
 
-use crate::results::conclude;
-use crate::results::finding::{Finding, show};
+use crate::results::{Finding, conclude, show};
 use reports::{answered, flood, hostile, many, pushes, stored};
 
 /// `bench lame-duck`

@@ -27,8 +27,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use stage::{Quota, Setup, Stage};
 
-use crate::results::conclude;
-use crate::results::finding::{Finding, show};
+use crate::results::{Finding, conclude, show};
 use arm::Arm;
 use fleet::{Cost, Mode};
 

@@ -12,8 +12,20 @@ pub fn without_slack() -> Result<()> {
     Ok(rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?)
 }
 
+/// Runs `work` on a thread that runs before all threads of ordinary priority, and that the kernel
+/// wakes without slack.
+pub fn in_front<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let work = || {
+        without_slack()?;
+        before_all_others()?;
+        work()
+    };
+    // The thread is a separate one, because its priority ends with it.
+    std::thread::scope(|scope| scope.spawn(work).join().expect("the measurement does not panic"))
+}
+
 /// Makes the calling thread run before all threads of ordinary priority.
-pub fn before_all_others() -> Result<()> {
+fn before_all_others() -> Result<()> {
     let priority = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters outlive the call, which only reads them.
     let result = unsafe {

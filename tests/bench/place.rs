@@ -1,17 +1,17 @@
 //! The place in which a benchmark measures: a daemon with its clients, and configurations of it. In
 //! the folder: agents, listeners, keys, a link, processes and threads.
 
-pub mod announcer;
+mod announcer;
 
-pub mod keys;
+mod keys;
 
-pub mod link;
+mod link;
 
-pub mod listener;
+mod listener;
 
 pub mod process;
 
-pub mod thread;
+mod thread;
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -21,6 +21,12 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use lb_view::status::{ServiceStatus, StatusDocument};
 use stage::{Cgroup, Daemon, Setup, Stage, eventually};
+
+pub use announcer::{Announcer, Report};
+pub use keys::ServiceKey;
+pub use link::{Link, NEAR};
+pub use listener::{Listener, Manner, QUEUE, bound};
+pub use thread::Beside;
 
 /// The service of a place with one service. No interface has the address, so a connect fails if it
 /// is not rewritten.

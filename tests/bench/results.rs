@@ -1,12 +1,16 @@
 //! Results: their statistics, how they are printed, and whether they meet the requirements.
 
-pub mod finding;
+mod finding;
 
-pub mod statistics;
+mod statistics;
 
-pub mod table;
+mod table;
 
 use anyhow::{Result, bail};
+
+pub use finding::{Finding, Times, show};
+pub use statistics::{Median, median, percentile};
+pub use table::{Format, document, table};
 
 /// Prints the requirements that are not met. If there are any and `is_checked` is set, returns an
 /// error.

@@ -4,7 +4,7 @@
 use super::arms::{Arm, Bound, Group, Measure, Target};
 use super::programs::Cost;
 use super::worker::Turn;
-use crate::results::statistics::{Median, median};
+use crate::results::{Median, median};
 
 /// The results of an arm.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use aya::programs::loaded_programs;
 
 use super::worker::Worker;
-use crate::results::statistics::{Median, median};
+use crate::results::{Median, median};
 
 /// The cost of one kernel program while one arm runs.
 #[derive(Clone, Debug)]

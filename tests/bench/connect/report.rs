@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use super::outcome::Outcome;
-use crate::results::table::document;
+use crate::results::document;
 use picture::picture;
 use print::{group, summary};
 

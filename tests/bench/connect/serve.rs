@@ -13,8 +13,8 @@ use anyhow::Result;
 use rustix::event::{Timespec, epoll};
 use stage::rpc;
 
-use crate::place::listener::{QUEUE, bound};
 use crate::place::process::{enter, pin_to};
+use crate::place::{QUEUE, bound};
 
 /// The backends of a benchmark.
 #[derive(Debug, clap::Args)]

@@ -18,7 +18,7 @@ use stage::rpc;
 use super::arms::Addresses;
 use super::serve::BULK_BYTES;
 use crate::place::process::{own_cpu_time, pin_to};
-use crate::results::statistics::percentile;
+use crate::results::percentile;
 
 /// Options of an arm's process.
 #[derive(Debug, clap::Args)]

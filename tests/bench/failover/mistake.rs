@@ -12,8 +12,8 @@ use stage::Stage;
 
 use super::caller::Calls;
 use super::clients::{self, Clients, Wanted};
-use crate::place::listener::{Listener, Manner, QUEUE, bound};
-use crate::results::table::table;
+use crate::place::{Listener, Manner, QUEUE, bound};
+use crate::results::table;
 
 /// The ports of the three [`TROUBLES`].
 const SYNS_ARE_LOST: u16 = 8500;

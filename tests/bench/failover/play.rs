@@ -13,8 +13,7 @@ use super::cell::{Cell, Fault, Manner};
 use super::clients::{self, Clients, MOST_CLIENTS, Wanted};
 use super::outcome::{Backends, Figures, IN_TURN, IN_TURN_WITHIN};
 use super::slow;
-use crate::place::link::Link;
-use crate::place::listener::{Listener, Manner as Does, QUEUE, bound};
+use crate::place::{Link, Listener, Manner as Does, QUEUE, bound};
 
 /// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_millis(2);

@@ -2,7 +2,7 @@
 
 use super::cell::{Cell, daemon_name};
 use super::outcome::Figures;
-use crate::results::table::table;
+use crate::results::table;
 
 /// Formats the table of all cells. Two cells that differ only in ejection share a row.
 pub fn cells(measured: &[(Cell, Figures)]) -> String {

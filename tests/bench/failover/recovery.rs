@@ -16,8 +16,8 @@ use super::cell::daemon_name;
 use super::clients::{self, Clients, MOST_CLIENTS, Wanted};
 use super::outcome::backend;
 use crate::pause::pause;
-use crate::place::listener::{Listener, Manner};
-use crate::results::table::table;
+use crate::place::{Listener, Manner};
+use crate::results::table;
 
 /// The port of the live backends.
 const LIVE: u16 = 8100;

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rustix::net::{SendFlags, send};
 
-use crate::place::listener::bound;
-use crate::place::thread::Beside;
+use crate::place::{Beside, bound};
 
 /// The time between two connections that a backend accepts.
 const EACH: Duration = Duration::from_secs(1);

@@ -15,9 +15,8 @@ use stage::namespace::run;
 use stage::probe::die_with_us;
 use stage::{Cgroup, Setup};
 
-use crate::place::keys::ServiceKey;
-use crate::place::link::Link;
 use crate::place::process::start;
+use crate::place::{Link, ServiceKey};
 
 /// The port of all backends.
 const PORT: u16 = 8080;

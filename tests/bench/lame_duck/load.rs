@@ -1,23 +1,19 @@
 //! The client: threads that send HTTP/1.1 requests. Some threads open a connection for each
-//! request. Others reuse a connection as long as the answers allow it. No request is repeated. The
-//! client ends when its standard input is closed, and then writes the result of each request.
+//! request. Others reuse a connection as long as the answers allow it. No request is repeated.
 
-use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
-use stage::daemon::ChildGuard;
+use serde::{Deserialize, Serialize};
+use stage::rpc::{self, Process};
 
 use crate::pause;
-use crate::place::process::{part, start};
+use crate::place::process::part;
 use crate::place::{Place, SERVICE};
 
 /// `bench ask`
@@ -34,9 +30,6 @@ pub struct Options {
     /// Pause of a thread after each request, in microseconds
     #[arg(long)]
     pause: u64,
-    /// File for the results of the requests
-    #[arg(long)]
-    out: PathBuf,
 }
 
 /// How long a client waits for an answer. It is longer than the time of a connect with three lost
@@ -50,7 +43,7 @@ pub fn now_ns() -> u64 {
 }
 
 /// The result of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Query {
     /// Whether the request used a reused connection.
     pub pooled: bool,
@@ -64,9 +57,9 @@ pub struct Query {
     pub failure: Option<String>,
 }
 
-/// `bench ask`.
+/// `bench ask`. If a request of the parent process is `true`, the client ends, and the answer has
+/// the results of all requests. Each answer also has the number of requests.
 pub fn run(options: &Options) -> Result<()> {
-    const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
     let (ends, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let mut threads = Vec::new();
     for number in 0..options.fresh + options.pooled {
@@ -84,27 +77,16 @@ pub fn run(options: &Options) -> Result<()> {
             all
         }));
     }
-    let stdin = std::io::stdin();
-    // The parent process ends this process by closing its standard input.
-    while poll(&mut [PollFd::new(&stdin, PollFlags::IN)], Some(&LOOK)).unwrap_or(0) == 0 {
-        println!("{}", count.load(Ordering::Relaxed));
-    }
-    ends.store(true, Ordering::Relaxed);
-    let mut text = String::new();
-    for thread in threads {
-        for asked in thread.join().expect("a client thread does not panic") {
-            let backend = asked.backend.map_or("-".to_owned(), |backend| backend.to_string());
-            let failure = asked.failure.unwrap_or_default();
-            writeln!(
-                text,
-                "{} {} {} {backend} {failure}",
-                u8::from(asked.pooled),
-                asked.began_ns,
-                asked.connect_ns
-            )?;
+    rpc::serve(|is_last: &bool| {
+        let mut asked = Vec::new();
+        if *is_last {
+            ends.store(true, Ordering::Relaxed);
+            for thread in threads.drain(..) {
+                asked.extend(thread.join().expect("a client thread does not panic"));
+            }
         }
-    }
-    Ok(std::fs::write(&options.out, text)?)
+        Ok((count.load(Ordering::Relaxed), asked))
+    })
 }
 
 fn ask(service: SocketAddr, pooled: bool, kept: &mut Option<TcpStream>) -> Query {
@@ -154,55 +136,26 @@ fn answer(stream: &mut TcpStream, is_last: bool) -> Result<(SocketAddr, bool)> {
 }
 
 /// A running client.
-pub struct Load {
-    child: ChildGuard,
-    out: PathBuf,
-    count: Arc<AtomicU64>,
-}
+pub struct Load(Process);
 
 impl Load {
-    /// Starts the client in its cgroup, with this many threads of each kind.
-    pub fn start(place: &Place, folder: &Path, fresh: u32, pooled: u32, pause: Duration) -> Result<Self> {
-        let out = folder.join("asked");
+    /// Starts the client in the cgroup of a place's first client, with this many threads of each
+    /// kind.
+    pub fn start(place: &Place, fresh: u32, pooled: u32, pause: Duration) -> Result<Self> {
         let mut command = part("ask")?;
         command.args([SERVICE, "--fresh", &fresh.to_string(), "--pooled", &pooled.to_string()]);
-        command.args(["--pause", &pause.as_micros().to_string(), "--out"]).arg(&out);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["--pause", &pause.as_micros().to_string()]);
         place.cgroups[0].enter(&mut command);
-        let mut child = start(&mut command)?;
-        let lines = BufReader::new(child.stdout.take().context("the stream is not piped")?).lines();
-        let count = Arc::new(AtomicU64::new(0));
-        let seen = Arc::clone(&count);
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                seen.store(line.parse().unwrap_or(0), Ordering::Relaxed);
-            }
-        });
-        Ok(Self { child, out, count })
+        Ok(Self(Process::start(&mut command)))
     }
 
-    /// The number of requests that were recorded up to a tenth of a second ago.
-    pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+    /// The number of requests so far.
+    pub fn count(&mut self) -> u64 {
+        self.0.call::<(u64, Vec<Query>)>(&false).0
     }
 
     /// Ends the client, and returns the results of all its requests.
-    pub fn end(mut self) -> Result<Vec<Query>> {
-        drop(self.child.stdin.take());
-        let status = self.child.wait()?;
-        ensure!(status.success(), "the client failed: {status}");
-        std::fs::read_to_string(&self.out)?.lines().map(parsed).collect()
+    pub fn end(mut self) -> Vec<Query> {
+        self.0.call::<(u64, Vec<Query>)>(&true).1
     }
-}
-
-fn parsed(line: &str) -> Result<Query> {
-    let mut words = line.splitn(5, ' ');
-    let mut word = || words.next().context("the line has too few words");
-    Ok(Query {
-        pooled: word()? == "1",
-        began_ns: word()?.parse()?,
-        connect_ns: word()?.parse()?,
-        backend: word()?.parse().ok(),
-        failure: Some(word()?.to_owned()).filter(|failure| !failure.is_empty()),
-    })
 }

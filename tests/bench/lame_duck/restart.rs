@@ -13,10 +13,8 @@ use super::fleet::{Fleet, add_addresses, addresses};
 use super::load::{Load, Query, now_ns};
 use super::verdicts::Verdicts;
 use crate::pause;
-use crate::place::keys::ServiceKey;
-use crate::place::link::{Link, NEAR};
-use crate::place::{Place, REPORTED};
-use crate::results::finding::Finding;
+use crate::place::{Link, NEAR, Place, REPORTED, ServiceKey};
+use crate::results::Finding;
 
 /// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_micros(500);
@@ -56,13 +54,13 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let mut scene = Scene { fleet, verdicts, backends: &backends };
     let mut findings = Vec::new();
     for (what, with_agent) in [("restarts", true), ("restarts, agent killed twice", false)] {
-        let load = Load::start(&place, &setup.folder, FRESH, POOLED, PAUSE)?;
-        let restarts = scene.restart(&load, with_agent)?;
-        findings.extend(judged(&format!("{restarts} {what}"), &load.end()?));
+        let mut load = Load::start(&place, FRESH, POOLED, PAUSE)?;
+        let restarts = scene.restart(&mut load, with_agent)?;
+        findings.extend(judged(&format!("{restarts} {what}"), &load.end()));
     }
-    let load = Load::start(&place, &setup.folder, FRESH, POOLED, PAUSE)?;
+    let load = Load::start(&place, FRESH, POOLED, PAUSE)?;
     let crashes = scene.crash()?;
-    findings.extend(crashed(&crashes, &load.end()?));
+    findings.extend(crashed(&crashes, &load.end()));
     Ok(findings)
 }
 
@@ -87,7 +85,7 @@ impl Scene<'_> {
 
     /// Restarts one backend after the other, until each was restarted and enough requests were
     /// sent. Returns the number of restarts.
-    fn restart(&mut self, load: &Load, with_agent: bool) -> Result<usize> {
+    fn restart(&mut self, load: &mut Load, with_agent: bool) -> Result<usize> {
         let mut restarts = 0;
         while restarts < self.backends.len() || load.count() < REQUESTS {
             let began = Instant::now();

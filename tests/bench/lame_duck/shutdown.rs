@@ -17,10 +17,8 @@ use super::fleet::{Fleet, add_addresses, addresses};
 use super::load::{Load, Query, now_ns};
 use super::verdicts::Verdicts;
 use crate::pause;
-use crate::place::keys::ServiceKey;
-use crate::place::link::{Link, NEAR};
-use crate::place::{Place, REPORTED};
-use crate::results::finding::{Finding, Times};
+use crate::place::{Link, NEAR, Place, REPORTED, ServiceKey};
+use crate::results::{Finding, Times};
 
 /// The one-way travel time of a packet.
 const DELAY: Duration = Duration::from_millis(10);
@@ -75,9 +73,9 @@ pub fn run(stage: &Stage) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for share in [0.0, LOSS] {
         link.lose(share);
-        let load = Load::start(&hosts[0], &setup.folder, AT_A_TIME, 0, Duration::ZERO)?;
+        let load = Load::start(&hosts[0], AT_A_TIME, 0, Duration::ZERO)?;
         let shutdowns = shut_down(&mut fleet, &verdicts, &backends);
-        let asked = load.end()?;
+        let asked = load.end();
         link.lose(0.0);
         findings.extend(judged(share, &shutdowns?, &asked));
     }
@@ -101,8 +99,7 @@ fn shut_down(
         eventually("the backend is ready again", &mut is_back, |is_back| *is_back);
         let at_ns = now_ns();
         fleet.terminate(number)?;
-        let stored = std::thread::scope(|scope| scope.spawn(|| stored(verdicts, number, at_ns)).join());
-        let stored = stored.expect("the polling thread does not panic")?;
+        let stored = pause::in_front(|| stored(verdicts, number, at_ns))?;
         shutdowns.push(Shutdown { backend: backends[number], at_ns, stored });
         pause::until(began + APART);
     }
@@ -111,8 +108,6 @@ fn shut_down(
 
 /// Polls until both hosts have stored the verdict.
 fn stored(verdicts: &[Verdicts; 2], number: usize, at_ns: u64) -> Result<[Duration; 2]> {
-    pause::without_slack()?;
-    pause::before_all_others()?;
     let mut stored = [None; 2];
     loop {
         let since = Duration::from_nanos(now_ns() - at_ns);

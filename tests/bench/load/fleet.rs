@@ -12,9 +12,8 @@ use stage::quota::Used;
 use stage::{Quota, Setup, eventually};
 
 use super::sender::Pace;
-use crate::place::keys::ServiceKey;
-use crate::place::metric;
 use crate::place::process::{self, part};
+use crate::place::{ServiceKey, metric};
 
 /// The quota of each backend, in percent of a processor.
 pub const QUOTAS: [u32; 8] = [4, 4, 4, 8, 8, 8, 16, 16];

@@ -5,8 +5,7 @@ use std::time::Duration;
 use super::arm::{Arm, Outcome};
 use super::fleet::{Mode, QUOTAS};
 use super::series::{busiest_over_mean, mean};
-use crate::results::finding::Finding;
-use crate::results::table::table;
+use crate::results::{Finding, table};
 
 /// The maximum that the requirement allows for the utilization of the busiest backend divided by
 /// the mean.

@@ -11,11 +11,9 @@ use stage::{Cgroup, Setup, Stage, eventually};
 use super::arm::{Arm, load_line};
 use super::sender::{Pace, Sender};
 use crate::pause;
-use crate::place::announcer::Announcer;
-use crate::place::keys::ServiceKey;
 use crate::place::process::{self, part};
-use crate::place::{Place, cgroups, client, fixed, reported_each, service};
-use crate::results::finding::Finding;
+use crate::place::{Announcer, Place, ServiceKey, cgroups, client, fixed, reported_each, service};
+use crate::results::Finding;
 
 const CLIENTS: usize = 64;
 const SERVICES: u8 = 10;

@@ -6,9 +6,7 @@ use anyhow::Result;
 use stage::router::Router;
 use stage::{Setup, eventually};
 
-use crate::place::announcer::Announcer;
-use crate::place::keys::ServiceKey;
-use crate::place::{Place, reported_each};
+use crate::place::{Announcer, Place, ServiceKey, reported_each};
 
 /// The agent's address, at the far end of the link.
 const AGENT: &str = "10.77.0.2:9465";

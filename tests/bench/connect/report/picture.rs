@@ -10,7 +10,7 @@ use lb_svg::{Anchor, Area, Drawing, Figure, Lettering, LineStyle, Paint, Plot, S
 use super::print::name;
 use crate::connect::arms::{Between, Bound, Measure};
 use crate::connect::outcome::{Figures, Outcome, Row};
-use crate::results::statistics::Median;
+use crate::results::Median;
 
 const OURS: Paint = Paint::new("ours", GREEN);
 const TARGET: Paint = Paint::new("target", RED);

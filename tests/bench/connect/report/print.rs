@@ -4,8 +4,7 @@ use std::fmt::Write as _;
 
 use crate::connect::arms::{Bound, Measure, Target};
 use crate::connect::outcome::{Figures, Outcome, Row, Verdict};
-use crate::results::statistics::Median;
-use crate::results::table::Format;
+use crate::results::{Format, Median};
 
 fn target(target: &Target) -> String {
     let name = target.measure.name();
@@ -108,7 +107,7 @@ mod tests {
     use super::*;
     use crate::connect::arms::groups::Name;
     use crate::connect::outcome::tests::outcome;
-    use crate::results::table::document;
+    use crate::results::document;
 
     #[test]
     fn targets_are_printed_beside_measurements() {

@@ -4,7 +4,7 @@
 
 use crate::connect::arms::{Arm, Between, Build, Measure};
 use crate::connect::outcome::{Figures, Outcome};
-use crate::results::table::table;
+use crate::results::table;
 
 /// One figure over all runs: its median, its smallest and its largest value.
 #[derive(Clone, Copy, Debug, PartialEq)]

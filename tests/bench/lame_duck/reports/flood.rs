@@ -25,12 +25,9 @@ use stage::{Setup, Stage, eventually};
 use crate::lame_duck::load::{Load, now_ns};
 use crate::lame_duck::verdicts::Verdicts;
 use crate::pause;
-use crate::place::announcer::{Announcer, Report};
-use crate::place::keys::ServiceKey;
 use crate::place::process::{part, start};
-use crate::place::{Place, metric, reported_each};
-use crate::results::finding::Finding;
-use crate::results::statistics::median;
+use crate::place::{Announcer, Place, Report, ServiceKey, metric, reported_each};
+use crate::results::{Finding, median};
 
 /// The address of the daemon and of the applications.
 const NEAR: &str = "10.77.0.1";
@@ -182,7 +179,7 @@ fn flood(
         arms.iter().map(|arm| arm.counted.map_or(0, of)).collect::<Vec<_>>()
     };
     let before = counts();
-    let load = Load::start(host, &host.setup.folder, 1, 0, Duration::from_micros(200))?;
+    let load = Load::start(host, 1, 0, Duration::from_micros(200))?;
     let turns = Mutex::new(Vec::new());
     router.within(|| -> Result<()> {
         let (transmit, interface) = (sys::xdp_program(Action::Transmit), sys::interface_index("far"));
@@ -224,7 +221,7 @@ fn flood(
         Ok(())
     })?;
     let turns = turns.into_inner().context("a thread has panicked")?;
-    let asked = load.end()?;
+    let asked = load.end();
     let after = counts();
     let p50 = |turn: &Turn| {
         let within = asked.iter().filter(|asked| (turn.from_ns..turn.to_ns).contains(&asked.began_ns));

@@ -13,10 +13,8 @@ use lb_report::wire::{BYTES, Datagram, Kind, Readiness};
 use stage::{Setup, Stage, eventually};
 
 use crate::lame_duck::verdicts::{State, Verdicts};
-use crate::place::announcer::{Announcer, Report};
-use crate::place::keys::ServiceKey;
-use crate::place::{Place, metric, reported_each, service_of};
-use crate::results::finding::Finding;
+use crate::place::{Announcer, Place, Report, ServiceKey, metric, reported_each, service_of};
+use crate::results::Finding;
 
 const DATAGRAMS: usize = 100_000;
 /// The number of datagrams that are sent at a time. The receive buffer of the daemon's socket has

@@ -12,13 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use stage::{Setup, Stage};
 
 use crate::pause;
-use crate::place::announcer::Announcer;
-use crate::place::keys::ServiceKey;
-use crate::place::link::Link;
-use crate::place::listener::{QUEUE, bound};
-use crate::place::thread::Beside;
-use crate::place::{Place, reported_each};
-use crate::results::finding::Finding;
+use crate::place::{Announcer, Beside, Link, Place, QUEUE, ServiceKey, bound, reported_each};
+use crate::results::Finding;
 
 /// Backends that receive requests for reports.
 const REPORTING: u16 = 10_000;

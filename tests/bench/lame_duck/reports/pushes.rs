@@ -13,8 +13,8 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use stage::agent::Agent;
 use stage::{Setup, Stage};
 
-use crate::place::keys::ServiceKey;
-use crate::results::finding::Finding;
+use crate::place::ServiceKey;
+use crate::results::Finding;
 
 const CLIENTS: [usize; 2] = [1_000, 10_000];
 /// The number of changes that are pushed to each set of clients. The backend becomes a lame duck
