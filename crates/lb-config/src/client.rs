@@ -4,15 +4,20 @@
 //! the configuration, or it is read from the environment or the host name. This module does not
 //! check that a cgroup exists.
 
-use lb_core::limits::Limits;
-use lb_core::service::Task;
+pub mod cgroup;
 
-use super::cgroup::ClientCgroups;
+mod limits;
+
+pub mod task;
+
+use lb_core::limits::Limits;
+
+use self::cgroup::ClientCgroups;
 use super::keys::client::{ACCOUNTING, CGROUP, JOB, NAME, SERVICES};
 use super::keys::{MAX_NAME_BYTES, client_name};
 use super::service::{Declared, DeclaredServices};
-use super::template::ServiceTemplate;
-use super::{ClientConfig, ProcessEnvironment, task};
+use super::{ClientConfig, ProcessEnvironment};
+use crate::service::template::ServiceTemplate;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::ValueKind as _;
 use lb_document::{Table, Unique, did_you_mean};
@@ -37,7 +42,7 @@ pub fn read(
         let task = task::read(table, env, report);
         let templates = read_services(table, services, report);
         if let Some(task) = task {
-            check_limits(table, name.as_deref(), task, &templates, limits, report);
+            limits::check(table, name.as_deref(), task, &templates, limits, report);
         }
         let accounting = ACCOUNTING.take(table, report);
         if let (Some(job), Some(name), Some((cgroup, _)), Some(task), Some(accounting)) =
@@ -106,32 +111,6 @@ fn read_services<'s>(
 
 fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared<'t>> {
     services.iter().find(|declared| declared.name == Some(name))
-}
-
-// Checks that the limits have room for the minimum number of map entries that the client needs. No
-// endpoint file has been read yet, so the client may need more entries later.
-fn check_limits(
-    table: &Table<'_>,
-    name: Option<&str>,
-    task: Task,
-    templates: &[&ServiceTemplate],
-    limits: Limits,
-    report: &mut DiagnosticCollector<'_>,
-) {
-    let sum = |of: fn(&ServiceTemplate, Task) -> u32| {
-        templates.iter().map(|template| u64::from(of(template, task))).sum::<u64>()
-    };
-    let name = name.unwrap_or("?");
-    for (key, needed, limit) in [
-        ("schedule_entries", sum(ServiceTemplate::schedule_entries), limits.schedule_entries),
-        ("slots", sum(ServiceTemplate::backends), limits.slots),
-    ] {
-        if needed > limit.into() {
-            let message = format!("client \"{name}\" needs {needed} {key}, but only {limit} are allowed");
-            let help = format!("raise {key} in [limits], or use smaller subsets or fewer services");
-            report.add(table.span(), message, help);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -17,14 +17,15 @@ use lb_core::rebalance::{ClosingRate, RebalanceRules};
 use lb_core::service::{Overflow, Policy, Protocol};
 use lb_core::subset::Algorithm;
 
-use super::admin::group;
+use super::Accounting;
 use super::discovery::{
     DnsTransport, IpFamily, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, server, source_name,
 };
-use super::metrics::loopback;
-use super::probe::{ProbeWord, request_path};
-use super::rebalance::closing_rate;
-use super::{Accounting, cgroup};
+use crate::client::cgroup;
+use crate::service::probe::{ProbeWord, request_path};
+use crate::service::rebalance::closing_rate;
+use crate::settings::group;
+use crate::settings::metrics::loopback;
 use lb_document::control::is_obeyed;
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};

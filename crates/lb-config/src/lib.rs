@@ -26,58 +26,21 @@ pub mod keys;
 
 pub mod reference;
 
-mod paths;
-
-mod limits;
-
-mod daemon;
-
-mod metrics;
-
-mod admin;
-
-mod envoy;
-
-mod reclaim;
+mod settings;
 
 mod service;
 
-mod template;
-
-mod source;
-
-mod subset;
-
-mod policy;
-
-mod ejection;
-
-mod load;
-
-mod rebalance;
-
-mod health;
-
-mod probe;
-
-mod reports;
-
 mod client;
-
-mod cgroup;
-
-mod task;
 
 pub mod discovery;
 
 pub mod endpoints;
 
-pub use daemon::DaemonConfig;
 pub use discovery::{AddressLookup, ClusterIpOrigin, RemoteSource};
-pub use metrics::Metrics;
-pub use paths::Paths;
-pub use probe::{AGENT_PORT, ProbeConfig, ProbeKind};
-pub use reports::ReportsConfig;
+pub use service::probe::{AGENT_PORT, ProbeConfig, ProbeKind};
+pub use settings::metrics::Metrics;
+pub use settings::reports::ReportsConfig;
+pub use settings::{DaemonConfig, Paths};
 
 /// The maximum size of a configuration file in bytes. The limit bounds memory and time if the
 /// operator writes the path of a wrong file. A configuration with the maximum number of services,
@@ -261,7 +224,7 @@ pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Diagnostics> {
         return syntax.finish(None);
     }
     let mut report = DiagnosticCollector::new(path, text);
-    let paths = paths::read(&root, path.parent().unwrap_or(Path::new("")), &mut report);
+    let paths = settings::read_paths(&root, path.parent().unwrap_or(Path::new("")), &mut report);
     report.finish(Some(paths))
 }
 
@@ -283,15 +246,10 @@ fn read_root(
             report.add_absent(0..0, format!("no {key} is configured"), example.to_owned());
         }
     }
-    let paths = paths::read(root, directory, report);
-    let limits = limits::read(root, report);
-    let daemon = daemon::read(root, report);
-    let metrics = metrics::read(root, report);
-    let admins = admin::read(root, report);
-    let reclaim_interval = reclaim::read(root, report);
-    let reports = reports::read(root, directory, env, report);
-    let envoy = envoy::read(root, directory, report);
-    let around = probe::Around { directory, env, reports: &reports };
+    let paths = settings::read_paths(root, directory, report);
+    let limits = settings::read_limits(root, report);
+    let reports = settings::reports::read(root, directory, env, report);
+    let around = service::probe::Around { directory, env, reports: &reports };
     let servers = discovery::ServerSettings {
         dns: discovery::read_dns(root, report),
         consul: discovery::read_consul(root, directory, report),
@@ -309,13 +267,13 @@ fn read_root(
         lookups,
         paths,
         limits,
-        daemon,
-        metrics,
-        admins,
-        reclaim_interval,
+        daemon: settings::read_daemon(root, report),
+        metrics: settings::metrics::read(root, report),
+        admins: settings::read_admins(root, report),
+        reclaim_interval: settings::read_reclaim_interval(root, report),
         reports,
         dns,
-        envoy,
+        envoy: settings::read_envoy(root, directory, report),
     };
     (config, services.into_files())
 }

@@ -3,17 +3,35 @@
 //! Each service is read once. Each client task that dials the service then receives a copy with the
 //! seed of the task's job.
 
+pub mod ejection;
+
+pub mod health;
+
+pub mod load;
+
+pub mod policy;
+
+pub mod probe;
+
+pub mod rebalance;
+
+pub mod source;
+
+pub mod subset;
+
+pub mod template;
+
 use std::net::SocketAddr;
 use std::path::Path;
 
 use lb_core::service::{Protocol, Service};
 
+use self::probe::Around;
+use self::template::ServiceTemplate;
 use super::discovery::{AddressLookup, ClusterIpOrigin, ServerSettings};
 use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
 use super::keys::{lookup, port_name};
-use super::probe::Around;
-use super::template::ServiceTemplate;
-use super::{EndpointSource, NamedFile, ProcessEnvironment, health, load, policy, source, subset};
+use super::{EndpointSource, NamedFile, ProcessEnvironment};
 use crate::endpoints;
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::{Number, Refusal, ValueKind as _};

@@ -9,8 +9,8 @@ use lb_document::kind::ValueKind as _;
 use lb_document::{Item, Table, interfaces};
 use lb_report::keys::{Keys, ServiceKey};
 
-use super::ProcessEnvironment;
-use super::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};
+use crate::ProcessEnvironment;
+use crate::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};
 
 /// The default source port of requests to agents. This port differs from the agents' own port, so
 /// that one host can run a daemon and an agent.
@@ -79,8 +79,8 @@ pub fn read_keys(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{LEAST, check, good, key};
     use super::*;
+    use crate::tests::{LEAST, check, good, key};
 
     #[test]
     fn missing_keys_have_their_defaults() {

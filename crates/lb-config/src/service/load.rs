@@ -10,9 +10,9 @@ use lb_core::service::{Policy, ignores_weights};
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::{Table, in_units};
 
-use super::keys::load::{CONTROL, MODE, SECTION};
-use super::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 use super::probe::ProbeConfig;
+use crate::keys::load::{CONTROL, MODE, SECTION};
+use crate::keys::service::{HEALTH, LOAD, POLICY, SLOW_START};
 
 /// The maximum interval between reports. With a longer interval, a change is visible only after
 /// more than a minute, and feedback does not use reports of this age.
@@ -78,8 +78,8 @@ fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut Diagnost
 mod tests {
     use lb_core::control::Law;
 
-    use super::super::tests::{check, services, with_line};
     use super::*;
+    use crate::tests::{check, services, with_line};
 
     fn rules(lines: &str) -> ControlRules {
         services(&with_line(lines)).remove(0).service.control

@@ -1,21 +1,35 @@
-//! The `[limits]` table: the sizes of each client task's maps.
-//!
-//! The module `client` checks that the services fit these sizes. The daemon checks this again when
-//! it receives lists.
+//! Checks that the services of a client fit the limits of its maps.
 
 use lb_core::limits::Limits;
-
-use super::keys::limits::{FLOW_RECORDS, SCHEDULE_ENTRIES, SECTION, SLOTS};
+use lb_core::service::Task;
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
-/// Reads the table, which may be absent.
-pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Limits {
-    let table = root.table(&SECTION, report);
-    Limits {
-        schedule_entries: SCHEDULE_ENTRIES.take_or_default(&table, report),
-        flow_records: FLOW_RECORDS.take_or_default(&table, report),
-        slots: SLOTS.take_or_default(&table, report),
+use crate::service::template::ServiceTemplate;
+
+/// Checks that the limits have room for the minimum number of map entries that the client needs. No
+/// endpoint file has been read yet, so the client may need more entries later.
+pub fn check(
+    table: &Table<'_>,
+    name: Option<&str>,
+    task: Task,
+    templates: &[&ServiceTemplate],
+    limits: Limits,
+    report: &mut DiagnosticCollector<'_>,
+) {
+    let sum = |of: fn(&ServiceTemplate, Task) -> u32| {
+        templates.iter().map(|template| u64::from(of(template, task))).sum::<u64>()
+    };
+    let name = name.unwrap_or("?");
+    for (key, needed, limit) in [
+        ("schedule_entries", sum(ServiceTemplate::schedule_entries), limits.schedule_entries),
+        ("slots", sum(ServiceTemplate::backends), limits.slots),
+    ] {
+        if needed > limit.into() {
+            let message = format!("client \"{name}\" needs {needed} {key}, but only {limit} are allowed");
+            let help = format!("raise {key} in [limits], or use smaller subsets or fewer services");
+            report.add(table.span(), message, help);
+        }
     }
 }
 
@@ -23,7 +37,7 @@ pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Limits {
 mod tests {
     use std::fmt::Write as _;
 
-    use super::super::tests::{LEAST, check, faults, good};
+    use crate::tests::{LEAST, check, faults, good};
 
     #[test]
     fn limits_beyond_their_range_are_refused() {

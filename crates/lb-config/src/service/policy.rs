@@ -8,11 +8,13 @@ use std::time::Duration;
 use lb_core::rebalance::RebalanceRules;
 use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
 
-use super::keys::service::{
+use super::ejection;
+use super::rebalance;
+use crate::EndpointSource;
+use crate::keys::service::{
     ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, REBALANCE, UDP, UNANSWERED_AFTER,
 };
-use super::keys::udp::{REBIND, SECTION};
-use super::{EndpointSource, ejection, rebalance};
+use crate::keys::udp::{REBIND, SECTION};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
@@ -147,8 +149,8 @@ pub fn check_scan(
 mod tests {
     use lb_core::service::Service;
 
-    use super::super::tests::{check, services, with_line, with_service};
     use super::*;
+    use crate::tests::{check, services, with_line, with_service};
 
     fn service(lines: &str) -> Service {
         services(&with_line(lines)).remove(0).service

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lb_core::service::Ejection;
 
-use super::keys::ejection::{BASE, FAILURES, HANGS, MAX, SECTION};
-use super::keys::service::EJECTION;
+use crate::keys::ejection::{BASE, FAILURES, HANGS, MAX, SECTION};
+use crate::keys::service::EJECTION;
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::in_units;
@@ -70,8 +70,8 @@ fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut Di
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{check, faults, services, with_line};
     use super::*;
+    use crate::tests::{check, faults, services, with_line};
 
     fn ejection(line: &str) -> Option<Ejection> {
         services(&with_line(line)).remove(0).service.ejection

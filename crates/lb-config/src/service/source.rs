@@ -9,17 +9,17 @@ use std::sync::Arc;
 
 use toml::de::DeValue;
 
-use super::discovery::{
+use crate::discovery::{
     self, ConsulOrigin, DnsOrigin, DnsSettings, KubernetesOrigin, OnEmpty, Origin, ServerSettings,
 };
-use super::keys::backends::{
+use crate::endpoints::{self, ListContext, ListEntry, ListedAddress, NO_HOSTS};
+use crate::keys::backends::{
     ALLOW, CONSUL, DNS, FILE, KUBERNETES, MAX_SHRINK, ON_EMPTY, ON_STALE, PORT, PORT_NAME, SECTION,
     STALE_AFTER, STATIC, TAG,
 };
-use super::keys::path;
-use super::keys::service::BACKENDS;
-use super::{EndpointSource, ListFile, NamedFile, NamedList, RemoteSource};
-use crate::endpoints::{self, ListContext, ListEntry, ListedAddress, NO_HOSTS};
+use crate::keys::path;
+use crate::keys::service::BACKENDS;
+use crate::{EndpointSource, ListFile, NamedFile, NamedList, RemoteSource};
 use lb_core::service::Protocol;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{Number, ValueKind as _};
@@ -223,12 +223,12 @@ mod tests {
 
     use lb_report::keys::{Keys, ServiceKey};
 
-    use super::super::discovery::{
-        ConsulSettings, DnsTransport, KubernetesSettings, OnStale, RemoteRules, TlsSettings,
-    };
-    use super::super::tests::{check, faults_in, good_in, services, with_service};
     use super::*;
     use crate::ProcessEnvironment;
+    use crate::discovery::{
+        ConsulSettings, DnsTransport, KubernetesSettings, OnStale, RemoteRules, TlsSettings,
+    };
+    use crate::tests::{check, faults_in, good_in, services, with_service};
 
     #[test]
     fn a_wrong_address_does_not_hide_other_faults_of_the_list() {

@@ -6,9 +6,9 @@ use lb_core::service::{HealthRules, Protocol};
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 
-use super::keys::health::{DRAIN_FALLBACK, PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
-use super::keys::service::{HEALTH, ON_BACKEND_LOSS};
 use super::probe::{self, Around, ProbeConfig, ProbeKind};
+use crate::keys::health::{DRAIN_FALLBACK, PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
+use crate::keys::service::{HEALTH, ON_BACKEND_LOSS};
 
 /// Reads both keys of a service's table; `None` if a value is wrong. For a key that is not written,
 /// the defaults apply.
@@ -70,8 +70,8 @@ fn read_on_backend_loss(
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::{check, faults, services, with_line};
     use super::*;
+    use crate::tests::{check, faults, services, with_line};
 
     fn health(line: &str) -> HealthRules {
         services(&with_line(line)).remove(0).service.health

@@ -6,8 +6,8 @@ use lb_document::Table;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::Refusal;
 
-use super::keys::rebalance::{BELOW, IDLE, RATE, SECTION};
-use super::keys::service::REBALANCE;
+use crate::keys::rebalance::{BELOW, IDLE, RATE, SECTION};
+use crate::keys::service::REBALANCE;
 
 /// Reads the key of a service's table. The inner `None` means that the key is not written, the
 /// outer `None` that its value is wrong.
@@ -32,8 +32,8 @@ pub fn closing_rate(text: &str) -> Result<ClosingRate, Refusal> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::{check, services, with_line};
     use super::*;
+    use crate::tests::{check, services, with_line};
 
     fn rules(line: &str) -> Option<RebalanceRules> {
         services(&with_line(line)).remove(0).service.rebalance

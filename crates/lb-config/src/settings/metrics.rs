@@ -5,7 +5,7 @@
 
 use std::net::SocketAddr;
 
-use super::keys::metrics::{HOSTS, LISTEN, SECTION};
+use crate::keys::metrics::{HOSTS, LISTEN, SECTION};
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 use lb_document::{Table, address, hosts};
@@ -54,7 +54,7 @@ pub fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{LEAST, faults, good};
+    use crate::tests::{LEAST, faults, good};
 
     #[test]
     fn a_loopback_address_for_metrics_is_accepted() {

@@ -98,8 +98,8 @@ impl ClientCgroups {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{check, good, with_client};
     use super::*;
+    use crate::tests::{check, good, with_client};
 
     #[test]
     fn a_cgroup_is_a_path_below_the_mount() {

@@ -8,8 +8,8 @@ use lb_core::subset::Algorithm;
 use lb_core::weights::MIN_AUTO_SIZE;
 use toml::de::DeValue;
 
-use super::keys::size::{self, HIGH, LOW, MIN};
-use super::keys::subset::{ALGORITHM, SECTION, SEED, SIZE};
+use crate::keys::size::{self, HIGH, LOW, MIN};
+use crate::keys::subset::{ALGORITHM, SECTION, SEED, SIZE};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{ValueKind as _, write};
 use lb_document::{Item, Table};
@@ -125,9 +125,9 @@ mod tests {
     use lb_core::service::seed;
     use lb_core::subset::Algorithm;
 
-    use super::super::ClientService;
-    use super::super::tests::{check, services, with_line};
     use super::*;
+    use crate::ClientService;
+    use crate::tests::{check, services, with_line};
 
     #[track_caller]
     fn check_subset(line: &str, algorithm: Algorithm, size: Size, seed: u64) {

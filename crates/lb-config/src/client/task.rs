@@ -7,9 +7,9 @@ use lb_core::endpoint::MAX_INDEXES;
 use lb_core::service::Task;
 use toml::de::DeValue;
 
-use super::ProcessEnvironment;
-use super::keys::client::{COUNT, INDEX};
-use super::keys::index::{ENV, HOSTNAME, SECTION};
+use crate::ProcessEnvironment;
+use crate::keys::client::{COUNT, INDEX};
+use crate::keys::index::{ENV, HOSTNAME, SECTION};
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table};
@@ -121,8 +121,8 @@ fn parse_index(text: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Fake, faults, faults_in, good, good_in, with_client_line};
     use super::*;
+    use crate::tests::{Fake, faults, faults_in, good, good_in, with_client_line};
 
     #[test]
     fn indexes_and_counts_at_their_limits_are_accepted() {

@@ -9,7 +9,7 @@ use lb_core::service::{Ejection, Protocol, Service, Size, Subset, Task, seed};
 use lb_core::subset::{Position, length};
 use lb_core::weights;
 
-use super::{Accounting, ClientService, EndpointSource, ProbeConfig};
+use crate::{Accounting, ClientService, EndpointSource, ProbeConfig};
 
 pub struct ServiceTemplate {
     /// The service without seed and ejection; [`Self::of_job`] sets both.
@@ -74,8 +74,8 @@ impl ServiceTemplate {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{services, with_service};
     use super::*;
+    use crate::tests::{services, with_service};
 
     #[track_caller]
     fn check_least(

@@ -11,9 +11,9 @@ use lb_document::in_units;
 use lb_document::kind::Refusal;
 use lb_report::keys::{Keys, ServiceKey};
 
-use super::ProcessEnvironment;
-use super::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, RISE, TIMEOUT};
-use super::reports::{self, ReportsConfig};
+use crate::ProcessEnvironment;
+use crate::keys::health::{FALL, IDLE_INTERVAL, INTERVAL, KEY, PATH, PORT, PROBE, RISE, TIMEOUT};
+use crate::settings::reports::{self, ReportsConfig};
 
 /// The agents' default port.
 pub const AGENT_PORT: u16 = 9465;
@@ -227,8 +227,8 @@ pub fn request_path(text: &str) -> Result<String, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{check, faults, key, services, with_line};
     use super::*;
+    use crate::tests::{check, faults, key, services, with_line};
 
     fn probe(line: &str) -> Option<ProbeConfig> {
         services(&with_line(line)).remove(0).probe
