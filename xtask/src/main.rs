@@ -15,41 +15,24 @@ mod object;
 
 mod others;
 
-mod demo;
-
 mod package;
 
 mod check;
 
 mod tidy;
 
-mod apt;
-
-mod kernels;
-
-mod prometheus;
-
-mod optional;
-
-mod consul;
-
-mod envoy;
-
-mod vm;
+mod downloads;
 
 mod test;
 
-mod bench;
-
-mod soak;
-
-mod inject;
-
-mod fuzz;
+mod runs;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use self::downloads::{consul, envoy, kernels, prometheus};
+use self::runs::{bench, demo, fuzz, inject, soak};
 
 /// The developer commands of socklb.
 #[derive(Debug, Parser)]

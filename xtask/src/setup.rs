@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::command::{self, describe, output, target};
-use crate::consul::CONSUL;
-use crate::envoy::ENVOY;
-use crate::prometheus;
+use crate::downloads::consul::CONSUL;
+use crate::downloads::envoy::ENVOY;
+use crate::downloads::prometheus;
 use crate::toolchain::{self, LINKER_VERSION, LLVM, tool, tools};
 
 /// `cargo xtask setup`

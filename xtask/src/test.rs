@@ -24,7 +24,9 @@ use anyhow::{Context, Result, bail};
 use lb_suite::{Modules, Summary};
 
 use crate::command::{cargo, output, root, run as run_command, target};
-use crate::{check, kernels, object, others, package, setup, tidy, vm};
+use crate::downloads::kernels;
+use crate::runs::vm;
+use crate::{check, object, others, package, setup, tidy};
 
 pub use build::{Built, PROFILE, suite_cargo, triple};
 pub use passed::Part;

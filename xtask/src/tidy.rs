@@ -178,7 +178,7 @@ static IDIOMS: [Idiom; 7] = [
         except: &[
             "lb-user/src/daemon/event_loop.rs",
             "lb-user/src/controller/scripts",
-            "lb-user/src/source_check.rs",
+            "lb-user/src/source/check.rs",
         ],
         instead: "the event loop reads the clock and passes the time on",
     },
@@ -472,9 +472,9 @@ mod tests {
         check("lb-user/src/daemon/event_loop.rs", text, &[]);
         check("tests/stage/maps.rs", text, &[]);
         let fault = concat!(
-            "lb-user/src/window.rs:2: `Instant",
+            "lb-user/src/counts/window.rs:2: `Instant",
             "::now`: the event loop reads the clock and passes the time on"
         );
-        check("lb-user/src/window.rs", text, &[fault]);
+        check("lb-user/src/counts/window.rs", text, &[fault]);
     }
 }

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
+use super::demo;
 use crate::command::{cargo, root, run as run_command};
-use crate::{demo, object};
+use crate::object;
 
 /// `cargo xtask bench`
 #[derive(Debug, clap::Args)]

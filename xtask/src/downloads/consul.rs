@@ -9,9 +9,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::apt::Apt;
+use super::apt::Apt;
+use super::optional::{OptionalProgram, check_hash};
 use crate::command::run;
-use crate::optional::{OptionalProgram, check_hash};
 
 /// The last suite with Consul. Its program needs only libc.
 const SUITE: &str = "bullseye";

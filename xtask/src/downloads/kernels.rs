@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::apt::{Apt, Package};
+use super::apt::{Apt, Package};
 use crate::command::{cached, output, root, run as run_command};
 use crate::object::hex;
 
