@@ -55,48 +55,26 @@ const FRESH_PERIODS: u32 = 3;
 /// reports are not used.
 const MOST_DELAY: Duration = Duration::from_secs(60);
 
-/// The control law that computes the factors of structural weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Law {
-    /// The weights of gRPC's `weighted_round_robin` (gRFC A58), for comparison.
-    A58,
-    /// The law of socklb: [`feedback`].
-    Feedback,
-}
-
-impl Law {
-    /// Both laws.
-    pub const ALL: [Self; 2] = [Self::A58, Self::Feedback];
-
-    /// The law's name in configurations and scenarios.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::A58 => "a58",
-            Self::Feedback => "feedback",
-        }
+named! {
+    /// The control law that computes the factors of structural weights.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Law {
+        /// The weights of gRPC's `weighted_round_robin` (gRFC A58), for comparison.
+        A58 = "a58",
+        /// The law of socklb: [`feedback`].
+        Feedback = "feedback",
     }
 }
 
-/// Whether tables follow the factors that a [`Law`] computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mode {
-    /// Tables follow the factors.
-    #[default]
-    Enforce,
-    /// The factors are shown, but tables do not follow them.
-    Observe,
-}
-
-impl Mode {
-    /// Both modes.
-    pub const ALL: [Self; 2] = [Self::Enforce, Self::Observe];
-
-    /// The mode's name in configurations.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Enforce => "enforce",
-            Self::Observe => "observe",
-        }
+named! {
+    /// Whether tables follow the factors that a [`Law`] computes.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Mode {
+        /// Tables follow the factors.
+        #[default]
+        Enforce = "enforce",
+        /// The factors are shown, but tables do not follow them.
+        Observe = "observe",
     }
 }
 
@@ -112,29 +90,17 @@ pub struct ControlRules {
     pub slow_start: Option<Duration>,
 }
 
-/// An operator's temporary override of a service's load control.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Switch {
-    /// Load control works as configured.
-    #[default]
-    On,
-    /// Factors do not change.
-    Frozen,
-    /// Every member has its structural share.
-    Off,
-}
-
-impl Switch {
-    /// All settings.
-    pub const ALL: [Self; 3] = [Self::On, Self::Frozen, Self::Off];
-
-    /// The setting's name in commands and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::On => "on",
-            Self::Frozen => "freeze",
-            Self::Off => "off",
-        }
+named! {
+    /// An operator's temporary override of a service's load control.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Switch {
+        /// Load control works as configured.
+        #[default]
+        On = "on",
+        /// Factors do not change.
+        Frozen = "freeze",
+        /// Every member has its structural share.
+        Off = "off",
     }
 }
 
@@ -227,48 +193,32 @@ pub struct Look {
     pub entries: u32,
 }
 
-/// Why a member's factor does not change, or may not rise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Hold {
-    /// An operator has frozen the factors, or has set the member's weight.
-    Operator,
-    /// The service is in panic.
-    Panic,
-    /// The member has no recent report, because the service is idle, and the daemon rarely requests
-    /// reports from the backends of an idle service.
-    Idle,
-    /// The member is ejected, on trial, refusing, or a lame duck.
-    Unavailable,
-    /// The member is in slow start.
-    SlowStart,
-    /// The member's open flows have reached `active_limit`.
-    ActiveLimit,
-    /// The member has no recent report.
-    NoReport,
-    /// The factor may not rise, because too many of the member's requests or connects fail.
-    Errors,
-    /// The factor may not rise, because this task's flows to the member live much longer than flows
-    /// to other members: the member may hang.
-    LongFlows,
-    /// Fewer than half of the service's members have a recent report.
-    FewReports,
-}
-
-impl Hold {
-    /// The reason's name in tables and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Operator => "operator",
-            Self::Panic => "panic",
-            Self::Idle => "idle",
-            Self::Unavailable => "unavailable",
-            Self::SlowStart => "slow-start",
-            Self::ActiveLimit => "active-limit",
-            Self::NoReport => "no-report",
-            Self::Errors => "errors",
-            Self::LongFlows => "long-flows",
-            Self::FewReports => "few-reports",
-        }
+named! {
+    /// Why a member's factor does not change, or may not rise.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Hold {
+        /// An operator has frozen the factors, or has set the member's weight.
+        Operator = "operator",
+        /// The service is in panic.
+        Panic = "panic",
+        /// The member has no recent report, because the service is idle, and the daemon rarely
+        /// requests reports from the backends of an idle service.
+        Idle = "idle",
+        /// The member is ejected, on trial, refusing, or a lame duck.
+        Unavailable = "unavailable",
+        /// The member is in slow start.
+        SlowStart = "slow-start",
+        /// The member's open flows have reached `active_limit`.
+        ActiveLimit = "active-limit",
+        /// The member has no recent report.
+        NoReport = "no-report",
+        /// The factor may not rise, because too many of the member's requests or connects fail.
+        Errors = "errors",
+        /// The factor may not rise, because this task's flows to the member live much longer than
+        /// flows to other members: the member may hang.
+        LongFlows = "long-flows",
+        /// Fewer than half of the service's members have a recent report.
+        FewReports = "few-reports",
     }
 }
 

@@ -17,29 +17,18 @@ use address_indexes::MAX_WITHOUT_INDEXES;
 /// The largest endpoint index plus one. Larger indexes make every order of indexes longer.
 pub const MAX_INDEXES: u32 = 65_536;
 
-/// An endpoint's state according to its source, from the best to the worst.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum EndpointState {
-    /// Accepts connections.
-    Healthy,
-    /// Serves, but requests no new connections.
-    LameDuck,
-    /// An external checker, such as Consul's, reports that the endpoint fails. A down endpoint
-    /// receives connections only while no healthy endpoint and no lame duck has a positive weight.
-    Down,
-}
-
-impl EndpointState {
-    /// All states.
-    pub const ALL: [Self; 3] = [Self::Healthy, Self::LameDuck, Self::Down];
-
-    /// The state's name in lists.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::LameDuck => "lame-duck",
-            Self::Down => "down",
-        }
+named! {
+    /// An endpoint's state according to its source, from the best to the worst.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum EndpointState {
+        /// Accepts connections.
+        Healthy = "healthy",
+        /// Serves, but requests no new connections.
+        LameDuck = "lame-duck",
+        /// An external checker, such as Consul's, reports that the endpoint fails. A down endpoint
+        /// receives connections only while no healthy endpoint and no lame duck has a positive
+        /// weight.
+        Down = "down",
     }
 }
 

@@ -18,68 +18,41 @@ use lb_common::abi::{BackendState, HealthReason, Usable};
 
 use crate::endpoint::{Endpoint, EndpointState};
 
-/// The health of a backend, from the best to the worst.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Health {
-    /// Accepts connections.
-    Healthy,
-    /// Probes are configured, and no probe of the backend has ended yet.
-    Unproven,
-    /// Serves, but requests no new connections.
-    LameDuck,
-    /// Suspected to fail: too many connects failed in a row, or probes fail while the client is in
-    /// another network namespace than the daemon.
-    Ejected,
-    /// Does not accept connections, or answers them with an error, according to a probe, the list
-    /// or its own report.
-    Refusing,
-    /// Never receives new connections.
-    Drained,
-}
-
-impl Health {
-    /// All kinds of health, the best first.
-    pub const ALL: [Self; 6] =
-        [Self::Healthy, Self::Unproven, Self::LameDuck, Self::Ejected, Self::Refusing, Self::Drained];
-
-    /// The name of the health in tables and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::Unproven => "unproven",
-            Self::LameDuck => "lame-duck",
-            Self::Refusing => "refusing",
-            Self::Ejected => "ejected",
-            Self::Drained => "drained",
-        }
+named! {
+    /// The health of a backend, from the best to the worst.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Health {
+        /// Accepts connections.
+        Healthy = "healthy",
+        /// Probes are configured, and no probe of the backend has ended yet.
+        Unproven = "unproven",
+        /// Serves, but requests no new connections.
+        LameDuck = "lame-duck",
+        /// Suspected to fail: too many connects failed in a row, or probes fail while the client is
+        /// in another network namespace than the daemon.
+        Ejected = "ejected",
+        /// Does not accept connections, or answers them with an error, according to a probe, the
+        /// list or its own report.
+        Refusing = "refusing",
+        /// Never receives new connections.
+        Drained = "drained",
     }
 }
 
-/// The witness that reports a verdict on a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Who {
-    /// The source of the endpoint list.
-    Source,
-    /// The kernel programs, which observe the results of flows.
-    Kernel,
-    /// The daemon, which probes the backend.
-    Probe,
-    /// The backend, through the reports of its agent.
-    Report,
-    /// An operator, by a command.
-    Operator,
-}
-
-impl Who {
-    /// The name of the witness in tables and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Source => "list",
-            Self::Kernel => "kernel",
-            Self::Probe => "probe",
-            Self::Report => "report",
-            Self::Operator => "operator",
-        }
+named! {
+    /// The witness that reports a verdict on a backend.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Who {
+        /// The source of the endpoint list.
+        Source = "list",
+        /// The kernel programs, which observe the results of flows.
+        Kernel = "kernel",
+        /// The daemon, which probes the backend.
+        Probe = "probe",
+        /// The backend, through the reports of its agent.
+        Report = "report",
+        /// An operator, by a command.
+        Operator = "operator",
     }
 }
 

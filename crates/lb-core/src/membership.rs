@@ -20,28 +20,18 @@ use crate::weights;
 
 use self::pool::{Job, Shares, Standby};
 
-/// Whether an endpoint is a member of a client task's subset; if not, the reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MembershipVerdict {
-    /// The endpoint is a member.
-    Member,
-    /// The endpoint is a lame duck.
-    LameDuck,
-    /// The endpoint is down.
-    Down,
-    /// The endpoint has weight 0.
-    Unweighted,
-}
-
-impl MembershipVerdict {
-    /// The verdict's name in tables and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Member => "member",
-            Self::LameDuck => "lame-duck",
-            Self::Down => "down",
-            Self::Unweighted => "weight 0",
-        }
+named! {
+    /// Whether an endpoint is a member of a client task's subset; if not, the reason.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum MembershipVerdict {
+        /// The endpoint is a member.
+        Member = "member",
+        /// The endpoint is a lame duck.
+        LameDuck = "lame-duck",
+        /// The endpoint is down.
+        Down = "down",
+        /// The endpoint has weight 0.
+        Unweighted = "weight 0",
     }
 }
 

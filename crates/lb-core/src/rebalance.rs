@@ -171,57 +171,30 @@ pub enum ClosingOutcome {
     Failed,
 }
 
-/// The present activity of rebalancing, or the reason why it closes nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RebalanceState {
-    /// No member has so few flows that flows of other members are closed.
-    #[default]
-    Even,
-    /// The service is in panic.
-    Panic,
-    /// Flows are closed at the permitted rate, so that members gain flows.
-    Refilling,
-    /// A flow is closed, so that its replacement can be the trial of an ejected member.
-    Trial,
-    /// A flow was closed for the trial of an ejected member, and no other flow may be closed yet.
-    AwaitsTrial,
-    /// The pool has not replaced the flows that were closed last.
-    NotDialled,
-    /// No flow of the members above their shares is idle and old enough.
-    NothingIdle,
-    /// The last closing has failed.
-    Failed,
-    /// Many flows were closed, and the members below their shares have gained none.
-    NoEffect,
-}
-
-impl RebalanceState {
-    /// All states.
-    pub const ALL: [Self; 9] = [
-        Self::Even,
-        Self::Panic,
-        Self::Refilling,
-        Self::Trial,
-        Self::AwaitsTrial,
-        Self::NotDialled,
-        Self::NothingIdle,
-        Self::Failed,
-        Self::NoEffect,
-    ];
-
-    /// The state's name in `socklb status`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Even => "even",
-            Self::Panic => "panic",
-            Self::Refilling => "refilling",
-            Self::Trial => "trial",
-            Self::AwaitsTrial => "awaits-trial",
-            Self::NotDialled => "not-dialled",
-            Self::NothingIdle => "nothing-idle",
-            Self::Failed => "failed",
-            Self::NoEffect => "no-effect",
-        }
+named! {
+    /// The present activity of rebalancing, or the reason why it closes nothing.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum RebalanceState {
+        /// No member has so few flows that flows of other members are closed.
+        #[default]
+        Even = "even",
+        /// The service is in panic.
+        Panic = "panic",
+        /// Flows are closed at the permitted rate, so that members gain flows.
+        Refilling = "refilling",
+        /// A flow is closed, so that its replacement can be the trial of an ejected member.
+        Trial = "trial",
+        /// A flow was closed for the trial of an ejected member, and no other flow may be closed
+        /// yet.
+        AwaitsTrial = "awaits-trial",
+        /// The pool has not replaced the flows that were closed last.
+        NotDialled = "not-dialled",
+        /// No flow of the members above their shares is idle and old enough.
+        NothingIdle = "nothing-idle",
+        /// The last closing has failed.
+        Failed = "failed",
+        /// Many flows were closed, and the members below their shares have gained none.
+        NoEffect = "no-effect",
     }
 }
 

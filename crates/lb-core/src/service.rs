@@ -22,20 +22,19 @@ pub const fn ignores_weights(policy: Policy) -> Option<&'static str> {
     }
 }
 
-/// The transport protocol of a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// TCP.
-    Tcp,
-    /// UDP: connected sockets, and unconnected sockets that pass the service's address with each
-    /// datagram.
-    Udp,
+named! {
+    /// The transport protocol of a service.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Protocol {
+        /// TCP.
+        Tcp = "tcp",
+        /// UDP: connected sockets, and unconnected sockets that pass the service's address with
+        /// each datagram.
+        Udp = "udp",
+    }
 }
 
 impl Protocol {
-    /// All protocols, in the order of the documentation.
-    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
-
     /// The IP protocol number.
     pub const fn number(self) -> u8 {
         match self {
@@ -47,14 +46,6 @@ impl Protocol {
     /// The protocol with this number; `None` if services cannot have it.
     pub fn of_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|protocol| protocol.number() == number)
-    }
-
-    /// The protocol's name in configurations and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-        }
     }
 }
 

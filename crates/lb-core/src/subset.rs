@@ -32,43 +32,46 @@ mod rocksteadier;
 
 mod aperture;
 
-/// A subsetting algorithm. `docs/reference/subsets.md` has the definition and the source of each
-/// algorithm, and `docs/design/subsets.md` has figures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Algorithm {
-    /// Every client shuffles all backends for itself (SRE book, chapter 20, "random subset").
-    Random,
-    /// Every client ranks all backends by a hash of client and backend (gRPC A68).
-    Rendezvous,
-    /// The subset of each client begins where the subset of the previous client ends.
-    RoundRobin,
-    /// The clients of a round share one shuffle of the backends, and each client takes a slice
-    /// (listing in the SRE book).
-    DeterministicBook,
-    /// [`Algorithm::DeterministicBook`], but each round excludes different backends (ACM Queue
-    /// 2022).
-    Deterministic,
-    /// Clients and backends are at hashed points of a ring.
-    Consistent,
-    /// Clients and backends are evenly spaced on a ring, and subsets contain no fractions of
-    /// backends.
-    Ring,
-    /// Clients and backends are at van der Corput points of a ring (ACM Queue 2022).
-    Ringsteady,
-    /// [`Algorithm::Ringsteady`] with evenly spaced backends.
-    RingsteadyScaled,
-    /// [`Algorithm::Ringsteady`] with evenly spaced backends and evenly spaced clients.
-    RingsteadyBothScaled,
-    /// [`Algorithm::Ringsteady`] with lots of ten clients and lots of ten backends; a shuffle deals
-    /// the backends of a lot to the clients of a lot (ACM Queue 2022). This is the default.
-    Rocksteadier,
-    /// [`Algorithm::Rocksteadier`] as the article (ACM Queue 2022) defines it: without the rotation
-    /// by the seed, and with evenly spaced lots.
-    RocksteadierScaled,
-    /// Arcs of a ring that may contain fractions of backends (Twitter 2019, Finagle).
-    Aperture,
-    /// [`Algorithm::Aperture`] over permuted backends (LinkedIn's rest.li).
-    ApertureShuffled,
+named! {
+    /// A subsetting algorithm. `docs/reference/subsets.md` has the definition and the source of
+    /// each algorithm, and `docs/design/subsets.md` has figures.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Algorithm {
+        /// Every client shuffles all backends for itself (SRE book, chapter 20, "random subset").
+        Random = "random",
+        /// Every client ranks all backends by a hash of client and backend (gRPC A68).
+        Rendezvous = "rendezvous",
+        /// The subset of each client begins where the subset of the previous client ends.
+        RoundRobin = "round-robin",
+        /// The clients of a round share one shuffle of the backends, and each client takes a slice
+        /// (listing in the SRE book).
+        DeterministicBook = "deterministic-book",
+        /// [`Algorithm::DeterministicBook`], but each round excludes different backends (ACM Queue
+        /// 2022).
+        Deterministic = "deterministic",
+        /// Clients and backends are at hashed points of a ring.
+        Consistent = "consistent",
+        /// Clients and backends are evenly spaced on a ring, and subsets contain no fractions of
+        /// backends.
+        Ring = "ring",
+        /// Clients and backends are at van der Corput points of a ring (ACM Queue 2022).
+        Ringsteady = "ringsteady",
+        /// [`Algorithm::Ringsteady`] with evenly spaced backends.
+        RingsteadyScaled = "ringsteady-scaled",
+        /// [`Algorithm::Ringsteady`] with evenly spaced backends and evenly spaced clients.
+        RingsteadyBothScaled = "ringsteady-both-scaled",
+        /// [`Algorithm::Ringsteady`] with lots of ten clients and lots of ten backends; a shuffle
+        /// deals the backends of a lot to the clients of a lot (ACM Queue 2022). This is the
+        /// default.
+        Rocksteadier = "rocksteadier",
+        /// [`Algorithm::Rocksteadier`] as the article (ACM Queue 2022) defines it: without the
+        /// rotation by the seed, and with evenly spaced lots.
+        RocksteadierScaled = "rocksteadier-scaled",
+        /// Arcs of a ring that may contain fractions of backends (Twitter 2019, Finagle).
+        Aperture = "aperture",
+        /// [`Algorithm::Aperture`] over permuted backends (LinkedIn's rest.li).
+        ApertureShuffled = "aperture-shuffled",
+    }
 }
 
 /// No algorithm has this name.
@@ -77,44 +80,6 @@ pub enum Algorithm {
 pub struct UnknownAlgorithm(pub String);
 
 impl Algorithm {
-    /// All algorithms, in the order of the documentation.
-    pub const ALL: [Self; 14] = [
-        Self::Random,
-        Self::Rendezvous,
-        Self::RoundRobin,
-        Self::DeterministicBook,
-        Self::Deterministic,
-        Self::Consistent,
-        Self::Ring,
-        Self::Ringsteady,
-        Self::RingsteadyScaled,
-        Self::RingsteadyBothScaled,
-        Self::Rocksteadier,
-        Self::RocksteadierScaled,
-        Self::Aperture,
-        Self::ApertureShuffled,
-    ];
-
-    /// The algorithm's name in configurations, command lines and tables.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Random => "random",
-            Self::Rendezvous => "rendezvous",
-            Self::RoundRobin => "round-robin",
-            Self::DeterministicBook => "deterministic-book",
-            Self::Deterministic => "deterministic",
-            Self::Consistent => "consistent",
-            Self::Ring => "ring",
-            Self::Ringsteady => "ringsteady",
-            Self::RingsteadyScaled => "ringsteady-scaled",
-            Self::RingsteadyBothScaled => "ringsteady-both-scaled",
-            Self::Rocksteadier => "rocksteadier",
-            Self::RocksteadierScaled => "rocksteadier-scaled",
-            Self::Aperture => "aperture",
-            Self::ApertureShuffled => "aperture-shuffled",
-        }
-    }
-
     /// Whether the algorithm's subsets are arcs that may contain fractions of backends. Such a
     /// subset contains all backends that the arc overlaps. Their number may differ from the wanted
     /// size.

@@ -39,26 +39,15 @@ impl Comparison {
     }
 }
 
-/// How an item with a name or an address changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ChangeKind {
-    Added,
-    Removed,
-    /// The item exists before and after the change, with different values.
-    Changed,
-}
-
-impl ChangeKind {
-    /// All kinds, in the order in which they are shown.
-    pub const ALL: [Self; 3] = [Self::Added, Self::Removed, Self::Changed];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Added => "added",
-            Self::Removed => "removed",
-            Self::Changed => "changed",
-        }
+lb_core::named! {
+    /// How an item with a name or an address changes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum ChangeKind {
+        Added = "added",
+        Removed = "removed",
+        /// The item exists before and after the change, with different values.
+        Changed = "changed",
     }
 }
 

@@ -48,37 +48,25 @@ pub struct InterfaceStatus {
     pub why: Option<String>,
 }
 
-/// The order in which backends are shown. Failing backends always come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SortBy {
-    Address,
-    /// The largest share of the flows of the last minute first; without a daemon, of all flows.
-    Share,
-    /// The most flows of the last minute first; without a daemon, of all flows.
-    Flows,
-    /// The most active flows first.
-    Active,
-    /// The most failed connects of the last minute first.
-    Failed,
-    /// The slowest median connect first.
-    Latency,
+lb_core::named! {
+    /// The order in which backends are shown. Failing backends always come first.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum SortBy {
+        Address = "address",
+        /// The largest share of the flows of the last minute first; without a daemon, of all flows.
+        Share = "share",
+        /// The most flows of the last minute first; without a daemon, of all flows.
+        Flows = "flows",
+        /// The most active flows first.
+        Active = "active",
+        /// The most failed connects of the last minute first.
+        Failed = "failed",
+        /// The slowest median connect first.
+        Latency = "latency",
+    }
 }
 
 impl SortBy {
-    pub const ALL: [Self; 6] =
-        [Self::Address, Self::Share, Self::Flows, Self::Active, Self::Failed, Self::Latency];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Address => "address",
-            Self::Share => "share",
-            Self::Flows => "flows",
-            Self::Active => "active",
-            Self::Failed => "failed",
-            Self::Latency => "latency",
-        }
-    }
-
     /// The sort key. Larger numbers come first.
     fn number_of(self, backend: &BackendStatus) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "an order for people")]

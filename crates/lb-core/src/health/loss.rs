@@ -16,29 +16,17 @@ use std::net::SocketAddr;
 use std::ops::Add;
 use std::time::{Duration, Instant};
 
-/// The treatment of the open connections of a lost backend.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnBackendLoss {
-    /// Open connections remain open.
-    #[default]
-    Keep,
-    /// Idle TCP connections are closed.
-    CloseIdle,
-    /// All connections, and all connected UDP sockets, are closed.
-    Close,
-}
-
-impl OnBackendLoss {
-    /// All values, in the order of the documentation.
-    pub const ALL: [Self; 3] = [Self::Keep, Self::CloseIdle, Self::Close];
-
-    /// The value's name in configurations.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Keep => "keep",
-            Self::CloseIdle => "close-idle",
-            Self::Close => "close",
-        }
+named! {
+    /// The treatment of the open connections of a lost backend.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OnBackendLoss {
+        /// Open connections remain open.
+        #[default]
+        Keep = "keep",
+        /// Idle TCP connections are closed.
+        CloseIdle = "close-idle",
+        /// All connections, and all connected UDP sockets, are closed.
+        Close = "close",
     }
 }
 

@@ -17,44 +17,29 @@ pub struct TierCandidate {
     pub accepts: bool,
 }
 
-/// The tier that serves: the first tier in this order that contains a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Tier {
-    /// Healthy backends.
-    Healthy,
-    /// Healthy and ejected backends, and refusing backends that accept connections, because too few
-    /// backends are available. Lame ducks are not in this tier.
-    Panic,
-    /// Unproven backends.
-    Unproven,
-    /// Lame ducks, which can serve.
-    LameDucks,
-    /// Ejected backends, and refusing backends that accept connections.
-    Ejected,
-    /// Refusing backends that accept connections.
-    Answering,
-    /// Refusing backends that do not accept connections.
-    Refusing,
-    /// Backends that an operator has drained, if the service allows this (`drain_fallback`).
-    Drained,
-    /// No backend: connects fail.
-    NoBackend,
-}
-
-impl Tier {
-    /// The tier's name in tables and JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::Panic => "panic",
-            Self::Unproven => "unproven",
-            Self::LameDucks => "lame-ducks",
-            Self::Ejected => "ejected",
-            Self::Answering => "answering",
-            Self::Refusing => "refusing",
-            Self::Drained => "drained",
-            Self::NoBackend => "nobody",
-        }
+named! {
+    /// The tier that serves: the first tier in this order that contains a backend.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Tier {
+        /// Healthy backends.
+        Healthy = "healthy",
+        /// Healthy and ejected backends, and refusing backends that accept connections, because too
+        /// few backends are available. Lame ducks are not in this tier.
+        Panic = "panic",
+        /// Unproven backends.
+        Unproven = "unproven",
+        /// Lame ducks, which can serve.
+        LameDucks = "lame-ducks",
+        /// Ejected backends, and refusing backends that accept connections.
+        Ejected = "ejected",
+        /// Refusing backends that accept connections.
+        Answering = "answering",
+        /// Refusing backends that do not accept connections.
+        Refusing = "refusing",
+        /// Backends that an operator has drained, if the service allows this (`drain_fallback`).
+        Drained = "drained",
+        /// No backend: connects fail.
+        NoBackend = "nobody",
     }
 }
 
