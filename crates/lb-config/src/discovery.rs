@@ -96,46 +96,27 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// The effect on a service when the answers of its server contain no endpoints for a minute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnEmpty {
-    /// The list stays in force.
-    Keep,
-    /// Connects fail.
-    Refuse,
-}
-
-impl OnEmpty {
-    pub const ALL: [Self; 2] = [Self::Keep, Self::Refuse];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Keep => "keep",
-            Self::Refuse => "refuse",
-        }
+lb_core::named! {
+    /// The effect on a service when the answers of its server contain no endpoints for a minute.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum OnEmpty {
+        /// The list stays in force.
+        Keep = "keep",
+        /// Connects fail.
+        Refuse = "refuse",
     }
 }
 
-/// The treatment of a stale list, which its server has not confirmed for `stale_after`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnStale {
-    /// The list stays in force.
-    Keep,
-    /// Connects go to the service's own address.
-    Pass,
-    /// Connects fail.
-    Refuse,
-}
-
-impl OnStale {
-    pub const ALL: [Self; 3] = [Self::Keep, Self::Pass, Self::Refuse];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Keep => "keep",
-            Self::Pass => "pass",
-            Self::Refuse => "refuse",
-        }
+lb_core::named! {
+    /// The treatment of a stale list, which its server has not confirmed for `stale_after`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum OnStale {
+        /// The list stays in force.
+        Keep = "keep",
+        /// Connects go to the service's own address.
+        Pass = "pass",
+        /// Connects fail.
+        Refuse = "refuse",
     }
 }
 
@@ -199,21 +180,12 @@ pub struct DnsSettings {
     pub max_ttl: Duration,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DnsTransport {
-    Tcp,
-    /// UDP with EDNS; TCP if an answer is truncated.
-    Udp,
-}
-
-impl DnsTransport {
-    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-        }
+lb_core::named! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DnsTransport {
+        Tcp = "tcp",
+        /// UDP with EDNS; TCP if an answer is truncated.
+        Udp = "udp",
     }
 }
 
@@ -290,23 +262,16 @@ impl fmt::Display for ClusterIpOrigin {
     }
 }
 
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IpFamily {
-    Ipv4,
-    Ipv6,
+lb_core::named! {
+    /// An address family.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum IpFamily {
+        Ipv4 = "ipv4",
+        Ipv6 = "ipv6",
+    }
 }
 
 impl IpFamily {
-    pub const ALL: [Self; 2] = [Self::Ipv4, Self::Ipv6];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ipv4 => "ipv4",
-            Self::Ipv6 => "ipv6",
-        }
-    }
-
     pub const fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::Ipv4 } else { Self::Ipv6 }
     }
@@ -368,8 +333,7 @@ pub struct TlsSettings {
 /// Reads `[dns]`, which may be absent.
 pub fn read_dns(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DnsSettings {
     let table = root.table(&dns::SECTION, report);
-    let servers = dns::SERVERS.item(&table, report);
-    let servers = servers.map(|item| read_servers(&item, report)).unwrap_or_default();
+    let servers = dns::SERVERS.take_written(&table, report).flatten().unwrap_or_default();
     let transport = dns::TRANSPORT.take_or_default(&table, report);
     let min_ttl = dns::MIN_TTL.take_or_default(&table, report);
     let max_ttl = dns::MAX_TTL.take_or_default(&table, report);
@@ -384,17 +348,8 @@ pub fn read_dns(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DnsSe
     DnsSettings { servers, transport, min_ttl, max_ttl }
 }
 
-fn read_servers(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<SocketAddr> {
-    let Some(items) = item.list(report) else { return Vec::new() };
-    if items.is_empty() {
-        let help = "write a server, or leave `servers` out to use the servers in /etc/resolv.conf";
-        report.add(item.span(), "`servers` is empty", help.to_owned());
-    }
-    items.iter().filter_map(|item| item.parse(dns_server, report)).collect()
-}
-
 /// Reads the address of a DNS server. The port is optional.
-fn dns_server(text: &str) -> Result<SocketAddr, Refusal> {
+pub fn dns_server(text: &str) -> Result<SocketAddr, Refusal> {
     match text.parse::<IpAddr>() {
         Ok(ip) => Ok(SocketAddr::new(ip, DNS_PORT)),
         Err(_) => server(text),
@@ -439,14 +394,10 @@ pub fn read_consul(
 ) -> ConsulSettings {
     let table = root.table(&consul::SECTION, report);
     let address = consul::ADDRESS.take_or_default(&table, report);
-    let token = file(&consul::TOKEN, &table, directory, report);
-    let ca = file(&consul::CA, &table, directory, report);
-    let pair = (
-        file(&consul::CERTIFICATE, &table, directory, report),
-        file(&consul::KEY, &table, directory, report),
-    );
+    let rows = [&consul::TOKEN, &consul::CA, &consul::CERTIFICATE, &consul::KEY];
+    let [token, ca, certificate, key] = rows.map(|row| file(row, &table, directory, report));
     let server_name = consul::SERVER_NAME.take_written(&table, report).flatten();
-    let tls = read_tls(&table, ca, pair, server_name, report);
+    let tls = read_tls(&table, ca, (certificate, key), server_name, report);
     ConsulSettings { address, token, tls }
 }
 
@@ -470,12 +421,9 @@ pub fn read_kubernetes(
     // A faulty `server` has been reported. The placeholder prevents a second fault for a missing
     // server.
     let written = kubernetes::SERVER.take_written(&table, report).unwrap_or_else(|| Some(HTTP.to_owned()));
-    let token = file(&kubernetes::TOKEN, &table, directory, report);
-    let ca = file(&kubernetes::CA, &table, directory, report);
-    let pair = (
-        file(&kubernetes::CERTIFICATE, &table, directory, report),
-        file(&kubernetes::KEY, &table, directory, report),
-    );
+    let rows = [&kubernetes::TOKEN, &kubernetes::CA, &kubernetes::CERTIFICATE, &kubernetes::KEY];
+    let [token, ca, certificate, key] = rows.map(|row| file(row, &table, directory, report));
+    let pair = (certificate, key);
     let server_name = kubernetes::SERVER_NAME.take_written(&table, report).flatten();
     let Some(server) = written else {
         let Some(host) = env.variable("KUBERNETES_SERVICE_HOST") else {
@@ -611,7 +559,7 @@ pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty, report: &mut DiagnosticC
         report.add(item.span(), "`on_stale` has no effect without `stale_after`", help.to_owned());
     }
     RemoteRules {
-        allow: backends::ALLOW.item(table, report).map(|item| read_networks(&item, report)),
+        allow: backends::ALLOW.take_written(table, report).flatten(),
         on_empty: backends::ON_EMPTY.take_written(table, report).flatten().unwrap_or(on_empty),
         on_stale,
         stale_after,
@@ -619,16 +567,7 @@ pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty, report: &mut DiagnosticC
     }
 }
 
-fn read_networks(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<IpNet> {
-    let Some(items) = item.list(report) else { return Vec::new() };
-    if items.is_empty() {
-        let help = "write networks, or leave `allow` out";
-        report.add(item.span(), "`allow` is empty, so no endpoint is allowed", help.to_owned());
-    }
-    items.iter().filter_map(|item| item.parse(network, report)).collect()
-}
-
-fn network(text: &str) -> Result<IpNet, Refusal> {
+pub fn network(text: &str) -> Result<IpNet, Refusal> {
     let refuse = |why: &str, help: String| Err((format!("{} {why}", quote(text)), Some(help)));
     match (text.parse::<IpNet>(), text.parse::<IpAddr>()) {
         (Ok(network), _) if network.trunc() == network => Ok(network),

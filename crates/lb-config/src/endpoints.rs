@@ -65,7 +65,7 @@ section! {
          become one endpoint for each address of the name";
     INDEX "index": Number(0..=MAX_INDEXES - 1), Means("a hash of the address"),
         "the endpoint's number in the service; either all endpoints have an index, or none has one";
-    WEIGHT "weight": Number(0..=0xffff), Is(1), "capacity relative to the other endpoints; 0: no new connections";
+    WEIGHT "weight": Number<u16>(0..=0xffff), Is(1), "capacity relative to the other endpoints; 0: no new connections";
     STATE "state": Keyword<EndpointState>(&EndpointState::ALL, EndpointState::name), Is(EndpointState::Healthy),
         "a lame duck serves, but requests that clients open no new connections; an endpoint that is down \
          gets no new connections while a healthy endpoint or a lame duck has a weight above 0";
@@ -369,7 +369,7 @@ fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option
         Some(item) => Index::read(item.span(), keys::INDEX.kind.read(&item, report)),
         None => Index::Absent,
     };
-    let weight = u16::try_from(keys::WEIGHT.take_or_default(table, report)).unwrap_or(1);
+    let weight = keys::WEIGHT.take_or_default(table, report);
     let state = keys::STATE.take_or_default(table, report);
     let zone = keys::ZONE.take_written(table, report).flatten();
     let agent = keys::AGENT.take_written(table, report).flatten();

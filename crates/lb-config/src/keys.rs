@@ -9,31 +9,36 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use lb_common::abi::{self, MAX_SUBSET};
 use lb_core::control::{Law, Mode};
 use lb_core::endpoint::MAX_INDEXES;
 use lb_core::health::loss::OnBackendLoss;
 use lb_core::rebalance::{ClosingRate, RebalanceRules};
-use lb_core::service::{Overflow, Policy, Protocol};
+use lb_core::service::{Overflow, Policy, Protocol, Size, Subset};
 use lb_core::subset::Algorithm;
 
 use super::Accounting;
 use super::discovery::{
-    DnsTransport, IpFamily, OnEmpty, OnStale, api_server, dns_name, kubernetes_service, server, source_name,
+    DnsTransport, IpFamily, OnEmpty, OnStale, api_server, dns_name, dns_server, kubernetes_service, network,
+    server, source_name,
 };
 use crate::client::cgroup;
+use crate::service::ejection::{EjectionSetting, read as read_ejection};
+use crate::service::policy::read_udp;
 use crate::service::probe::{ProbeWord, request_path};
-use crate::service::rebalance::closing_rate;
+use crate::service::rebalance::{closing_rate, read as read_rebalance};
+use crate::service::subset::{read as read_subset, read_size};
 use crate::settings::group;
 use crate::settings::metrics::loopback;
 use lb_document::control::is_obeyed;
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};
 use lb_document::kind::{
-    Boolean, FreeForm, Keyword, Number, PowerOfTwo, Refusal, Text, Thousandths, Time, TimeOrOff,
+    Boolean, FreeForm, Keyword, List, Number, Own, PowerOfTwo, Refusal, Text, Thousandths, Time, TimeOrOff,
 };
 use lb_document::{
-    LogFormat, address,
+    LogFormat, address, hosts, interfaces,
     key::{ConfigKey, Section},
     section,
 };
@@ -139,7 +144,7 @@ section! {
         "`tcp` only: the time within which a backend should answer a SYN. If an application cancels a \
          connect after this time, the connect counts against the backend as `unanswered`, see \
          [accounting.md](../design/accounting.md). Use at least twice the usual handshake time";
-    EJECTION "ejection": FreeForm(&["{ failures = 5 }", "\"off\""]),
+    EJECTION "ejection": Own<EjectionSetting>(&["{ failures = 5 }", "\"off\""], read_ejection),
         Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
         "`tcp` only: whether and when failing backends are ejected (get no connects for a while): see \
          [ejection.md](ejection.md)";
@@ -155,12 +160,12 @@ section! {
         "time in which an endpoint that is new, or available again, reaches its weight. The endpoint starts \
          with a tenth of its weight; this part then grows in proportion to time. Needs a policy that uses \
          weights";
-    REBALANCE "rebalance": FreeForm(&["{ rate = \"1/s\" }"]), Means("idle connections stay open"),
+    REBALANCE "rebalance": Own<RebalanceRules>(&["{ rate = \"1/s\" }"], read_rebalance), Means("idle connections stay open"),
         "`tcp` only: closes idle connections, so that pools of long connections spread over all backends again: see \
          [close-connections.md](../guide/close-connections.md#rebalance-pools)";
-    UDP "udp": FreeForm(&["{ rebind = \"30s\" }"]), Means("`{}`"),
+    UDP "udp": Own<Option<Duration>>(&["{ rebind = \"30s\" }"], read_udp), Means("`{}`"),
         "`udp` only: how flows of unconnected sockets are balanced";
-    SUBSET "subset": FreeForm(&["\"all\"", "{ size = 20 }"]),
+    SUBSET "subset": Own<(Subset, Option<u64>)>(&["\"all\"", "{ size = 20 }"], read_subset),
         Means("`{ algorithm = \"rocksteadier\", size = \"auto\" }`"),
         "which endpoints this task may use: see [subsets.md](subsets.md)";
     ON_NO_BACKEND "on_no_backend": Keyword<Errno>(&ERRNOS, |errno| errno.0), Is(EHOSTUNREACH),
@@ -192,7 +197,7 @@ section! {
         gone "max_share": "leave the key out: only health.panic_threshold decides whether too many \
                            backends fail at once";
 
-    FAILURES "failures": Number(1..=255), Is(5),
+    FAILURES "failures": Number<u8>(1..=255), Is(5),
         "number of failures that eject a backend. The count of failures rises with each failure and falls \
          by one with each established connection";
     // The kernel's clock is too coarse for shorter times. No operator waits longer than an hour for
@@ -212,7 +217,7 @@ section! {
         gone "probe_from": "leave the key out: for backends that only the client's network namespace \
                             reaches, run an agent there and write probe = \"report\", or rely on ejection";
 
-    PANIC_THRESHOLD "panic_threshold": Number(0..=100), Is(50),
+    PANIC_THRESHOLD "panic_threshold": Number<u8>(0..=100), Is(50),
         "connects also choose ejected backends (panic) if less than this percentage of a task's backends \
          is available, and no available backend has established a connection recently. `0`: never. See \
          [health.md](../design/health.md#panic)";
@@ -228,7 +233,7 @@ section! {
         "how the daemon checks backends. `report`: the daemon requests reports from the backends' agents \
          ([reports.md](reports.md)). `tcp`: it connects to the backends. `http`: it requests `path`. Without \
          probes, only the connects of this host show failures. See [health.md](../design/health.md)";
-    PORT "port": Number(1..=65_535), Means("9465 for `report`, else the backend's own port"),
+    PORT "port": Number<u16>(1..=65_535), Means("9465 for `report`, else the backend's own port"),
         "the port to which the daemon sends probes or requests. With `report`, the list may set another \
          address for an endpoint (`agent`)";
     PATH "path": Text<String>(&["/healthz"], request_path), Means("`\"/\"`"),
@@ -292,7 +297,7 @@ section! {
 
     ALGORITHM "algorithm": Keyword<Algorithm>(&Algorithm::ALL, Algorithm::name), Is(Algorithm::Rocksteadier),
         "the algorithm that chooses endpoints: see [subsets.md](subsets.md)";
-    SIZE "size": FreeForm(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"]), Means("`\"auto\"`"), "how many endpoints a task uses";
+    SIZE "size": Own<Size>(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"], read_size), Means("`\"auto\"`"), "how many endpoints a task uses";
     SEED "seed": Text<u64>(&["123"], seed), Means("derived from the names of job and service"),
         "a number of up to 64 bits, in quotes. The number must be the same for all tasks of a job";
 }
@@ -334,7 +339,7 @@ section! {
                                                          `kubernetes`: the only port of the Service"),
         "with `dns`: the port (a number) of endpoints that have A or AAAA records; with `kubernetes`: the \
          name of the Service's port";
-    ALLOW "allow": FreeForm(&["[\"10.0.0.0/8\"]"]), Means("all addresses except loopback and link-local addresses"),
+    ALLOW "allow": List<IpNet>(&["[\"10.0.0.0/8\"]"], network, ("`allow` is empty, so no endpoint is allowed", "write networks, or leave `allow` out")), Means("all addresses except loopback and link-local addresses"),
         "remote sources only: the networks in which endpoints may be. The daemon refuses a list with an \
          address outside these networks";
     ON_EMPTY "on_empty": Keyword<OnEmpty>(&OnEmpty::ALL, OnEmpty::name), Means("`keep`; with `kubernetes`, `refuse`, because addresses of pods are soon reused"),
@@ -357,7 +362,11 @@ section! {
     dns, "[dns]", "[dns]", "how the daemon queries DNS servers for `backends = { dns = .. }` and for host \
                             names in lists";
 
-    SERVERS "servers": FreeForm(&["[\"10.0.0.53\", \"[2001:db8::53]:5353\"]"]), Means("the servers in /etc/resolv.conf"),
+    SERVERS "servers": List<SocketAddr>(
+        &["[\"10.0.0.53\", \"[2001:db8::53]:5353\"]"],
+        dns_server,
+        ("`servers` is empty", "write a server, or leave `servers` out to use the servers in /etc/resolv.conf"),
+    ), Means("the servers in /etc/resolv.conf"),
         "the DNS servers, in the order in which the daemon tries them. The daemon reads /etc/resolv.conf \
          again when that file changes";
     TRANSPORT "transport": Keyword<DnsTransport>(&DnsTransport::ALL, DnsTransport::name), Is(DnsTransport::Tcp),
@@ -464,7 +473,7 @@ section! {
     LISTEN "listen": Text<SocketAddr>(&["127.0.0.1:9464"], loopback), Means("none"),
         "a TCP address on loopback. Other addresses are refused, because every user who can reach the port can read the metrics. Fixed while \
          the daemon runs";
-    HOSTS "hosts": FreeForm(&["[\"metrics.example\"]"]), Means("none"),
+    HOSTS "hosts": Own<Vec<String>>(&["[\"metrics.example\"]"], hosts), Means("none"),
         "names that the `Host` field of a request may have, besides `localhost` and the port's own address. Other names are refused, because \
          any web page can make a browser send them (DNS rebinding). Fixed while the daemon runs";
 }
@@ -491,10 +500,10 @@ section! {
     KEY "key": Text<Cow<'static, str>>(&["reports.key"], path), Means("none"),
         "the file with the keys of all services that have no `key` of their own. The daemon reads the file \
          again at every reload";
-    XDP "xdp": FreeForm(&["[\"eth0\"]"]), Means("none"),
+    XDP "xdp": Own<Vec<String>>(&["[\"eth0\"]"], interfaces), Means("none"),
         "the network interfaces on which the kernel itself processes reports (XDP), so that reports affect \
          connects even while the daemon is down: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
-    XDP_GENERIC "xdp_generic": FreeForm(&["true"]), Means("`false`"),
+    XDP_GENERIC "xdp_generic": Boolean(), Is(false),
         "whether the network stack may run the XDP program on an interface whose driver does not support \
          XDP. This turns GRO off on that interface";
 }

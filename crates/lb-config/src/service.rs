@@ -214,11 +214,9 @@ fn read_template(
     let health = health::read(table, declared.protocol, around, report);
     let probe = health.as_ref().map(|(_, probe)| probe.as_ref());
     let control = load::read(table, choice.as_ref().map(|choice| choice.policy), probe, report);
-    let written = SUBSET.item(table, report);
-    let subset = match &written {
-        Some(item) => subset::read(item, report),
-        None => Some((subset::default(), None)),
-    };
+    let written = table.get(SUBSET.name);
+    let subset = SUBSET.take_written(table, report);
+    let subset = subset.map(|subset| subset.unwrap_or_else(|| (subset::default(), None)));
     let errno = read_errno(table, report);
     let backends = BACKENDS.item(table, report);
     let surroundings = source::Surroundings {

@@ -171,6 +171,22 @@ pub fn markdown(sections: &[&Section]) -> String {
     text
 }
 
+/// Reads the fields of a structure from the keys of a table, and returns the structure. Reports all
+/// wrong values; if there are any, returns `None`. A field is `KEY`, `[KEY]` if its value is `None`
+/// without the key, or an expression in parentheses whose `None` is a value with a reported fault.
+#[macro_export]
+macro_rules! fill {
+    (@read $table:expr, $report:expr, [$key:expr]) => { $key.take_written($table, $report) };
+    (@read $table:expr, $report:expr, ($value:expr)) => { $value };
+    (@read $table:expr, $report:expr, $key:tt) => { $key.take($table, $report) };
+    ($table:expr, $report:expr, $($type:ident)::+ { $($field:ident: $source:tt),* $(,)? }) => {
+        match ($($crate::fill!(@read $table, $report, $source),)*) {
+            ($(Some($field),)*) => Some($($type)::+ { $($field),* }),
+            _ => None,
+        }
+    };
+}
+
 /// Defines a module that has a constant for each key, and the [`Section`] of these keys.
 #[macro_export]
 macro_rules! section {

@@ -1,8 +1,9 @@
 //! The kinds of values that a key may have. A kind has limits and a parser.
 //!
 //! A kind defines both the values that readers accept and the values that documentation pages list,
-//! so that they cannot differ. If a key accepts more than one kind of value, its kind is a
-//! [`FreeForm`], and the key's own reader parses the value.
+//! so that they cannot differ. If a key accepts more than one kind of value, a function reads the
+//! value ([`Own`]). Only if the function needs more than the value, the kind is a [`FreeForm`], and
+//! the code around the key reads the value.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -20,8 +21,11 @@ pub trait ValueKind: Sync {
     type Value: Clone + Sync;
     /// The accepted values: either all of them, or examples.
     fn values(&self) -> Vec<String>;
-    /// Formats a value as it is written in a file.
-    fn written(&self, value: &Self::Value) -> String;
+    /// Formats a value as it is written in a file. Kinds whose keys have no default value need no
+    /// format.
+    fn written(&self, _: &Self::Value) -> String {
+        String::new()
+    }
     /// Parses the value. If the value is wrong, reports a fault and returns `None`.
     fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Self::Value>;
 }
@@ -32,25 +36,26 @@ pub fn write<K: ValueKind>(kind: &K) -> String {
 }
 
 /// A whole number within a range.
-pub struct Number(pub RangeInclusive<u32>);
+pub struct Number<T = u32>(pub RangeInclusive<T>);
 
-impl ValueKind for Number {
-    type Value = u32;
+impl<T: Copy + PartialOrd + Display + Sync + TryFrom<u32>> ValueKind for Number<T> {
+    type Value = T;
 
     fn values(&self) -> Vec<String> {
         vec![format!("{} to {}", self.0.start(), self.0.end())]
     }
 
-    fn written(&self, value: &u32) -> String {
+    fn written(&self, value: &T) -> String {
         value.to_string()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
         let DeValue::Integer(integer) = item.value() else {
             item.wrong_kind_but("a whole number", write(self), report);
             return None;
         };
         let number = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
+        let number = number.and_then(|number| T::try_from(number).ok());
         let number = number.filter(|number| self.0.contains(number));
         if number.is_none() {
             report.add(item.span(), format!("{} is {integer:.40}", item.name()), write(self));
@@ -260,7 +265,50 @@ impl ValueKind for Boolean {
     }
 }
 
-/// A value that the key's own reader parses. Contains examples.
+/// A list, which may not be empty, of strings that a function can parse. Also contains examples,
+/// and the fault of an empty list with its correction.
+pub struct List<T>(
+    pub &'static [&'static str],
+    pub fn(&str) -> Result<T, Refusal>,
+    pub (&'static str, &'static str),
+);
+
+impl<T: Clone + Sync> ValueKind for List<T> {
+    type Value = Vec<T>;
+
+    fn values(&self) -> Vec<String> {
+        FreeForm(self.0).values()
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<T>> {
+        let items = item.list(report)?;
+        let (fault, help) = self.2;
+        if items.is_empty() {
+            report.add(item.span(), fault, help.to_owned());
+        }
+        Some(items.iter().filter_map(|item| item.parse(self.1, report)).collect())
+    }
+}
+
+/// Parses a value of any form. If the value is wrong, reports a fault and returns `None`.
+type Reader<T> = fn(&Item<'_>, &mut DiagnosticCollector<'_>) -> Option<T>;
+
+/// A value that a function of the key reads. Also contains examples.
+pub struct Own<T>(pub &'static [&'static str], pub Reader<T>);
+
+impl<T: Clone + Sync> ValueKind for Own<T> {
+    type Value = T;
+
+    fn values(&self) -> Vec<String> {
+        FreeForm(self.0).values()
+    }
+
+    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
+        (self.1)(item, report)
+    }
+}
+
+/// A value that the code around the key reads. Contains examples.
 pub struct FreeForm(pub &'static [&'static str]);
 
 impl ValueKind for FreeForm {
@@ -268,10 +316,6 @@ impl ValueKind for FreeForm {
 
     fn values(&self) -> Vec<String> {
         self.0.iter().map(|&example| example.to_owned()).collect()
-    }
-
-    fn written(&self, (): &()) -> String {
-        String::new()
     }
 
     fn read(&self, _: &Item<'_>, _: &mut DiagnosticCollector<'_>) -> Option<()> {

@@ -187,17 +187,6 @@ impl<'t> Item<'t> {
         report.add(self.span(), message, help);
     }
 
-    /// Returns whether the value is `true`. Reports a fault if the value is not a boolean.
-    pub fn read_bool(&self, report: &mut DiagnosticCollector<'_>) -> bool {
-        match self.value() {
-            DeValue::Boolean(is_true) => *is_true,
-            _ => {
-                self.wrong_kind("true or false", report);
-                false
-            }
-        }
-    }
-
     /// The string. Reports a value of another kind.
     pub fn text(&self, report: &mut DiagnosticCollector<'_>) -> Option<&'t str> {
         self.text_or(None, report)

@@ -17,24 +17,24 @@ struct NameRule {
 }
 
 /// Reads a list of network interfaces.
-pub fn interfaces(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
+pub fn interfaces(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
     let help = "write the name of a network interface, as `ip link` shows it: 1 to 15 characters";
     read(item, &NameRule { what: "interface", help, is_name: is_interface }, report)
 }
 
 /// Reads a list of host names, and converts them to lower case.
-pub fn hosts(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
+pub fn hosts(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
     let help = "write the name of a host without a port, as in \"metrics.example\", or an IP address";
-    let names = read(item, &NameRule { what: "host", help, is_name: is_host }, report);
-    names.into_iter().map(|name| name.to_ascii_lowercase()).collect()
+    let names = read(item, &NameRule { what: "host", help, is_name: is_host }, report)?;
+    Some(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
 }
 
-fn read(item: &Item<'_>, named: &NameRule, report: &mut DiagnosticCollector<'_>) -> Vec<String> {
-    let Some(items) = item.list(report) else { return Vec::new() };
+fn read(item: &Item<'_>, named: &NameRule, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
+    let items = item.list(report)?;
     if items.len() > MAX_NAMES {
         let message = format!("{} has {} {}s", item.name(), items.len(), named.what);
         report.add(item.span(), message, format!("write at most {MAX_NAMES}"));
-        return Vec::new();
+        return None;
     }
     let mut unique = Unique::default();
     let mut names = Vec::with_capacity(items.len());
@@ -47,7 +47,7 @@ fn read(item: &Item<'_>, named: &NameRule, report: &mut DiagnosticCollector<'_>)
             names.push(name.to_owned());
         }
     }
-    names
+    Some(names)
 }
 
 fn article(what: &str) -> String {

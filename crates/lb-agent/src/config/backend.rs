@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use lb_core::service::Protocol;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
-use lb_document::{Item, Table};
+use lb_document::{Item, Table, fill};
 use lb_report::agent::name::Name;
 use lb_report::keys::{BackendKey, Keys};
 use toml::de::DeValue;
@@ -32,7 +32,7 @@ pub fn read(
     let timeout = backend::TIMEOUT.take(table, report);
     let (rise, fall) = (backend::RISE.take(table, report), backend::FALL.take(table, report));
     let (hold, valid_for) = (backend::HOLD.take(table, report), backend::VALID_FOR.take(table, report));
-    let utilization = utilization(table, report);
+    let utilization = backend::UTILIZATION.take_written(table, report);
     let check = check(table, name, report);
     let (name, (key_file, keys)) = (name?, keys?);
     let (interval, timeout, rise, fall) = (interval?, timeout?, rise?, fall?);
@@ -42,7 +42,7 @@ pub fn read(
         keys,
         key_file: Some(key_file),
         check,
-        utilization: utilization?,
+        utilization: utilization?.unwrap_or(Utilization::Application),
         valid_for: valid_for?,
         hold: hold?,
     })
@@ -140,10 +140,10 @@ fn check(
         let at = at.or_else(|| name.map(Name::address))?;
         return Some(Some(CheckMethod::Http { at, path: path.into_owned() }));
     }
-    command(&check::COMMAND.item(&keys, report)?, report).map(|command| Some(CheckMethod::Command(command)))
+    check::COMMAND.take_written(&keys, report)?.map(|command| Some(CheckMethod::Command(command)))
 }
 
-fn command(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
+pub fn command(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
     let words = item.list(report)?;
     if words.is_empty() {
         report.add(item.span(), "`command` is empty", "write a program and its arguments".to_owned());
@@ -154,8 +154,7 @@ fn command(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<
     (words.len() == count).then_some(words)
 }
 
-fn utilization(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Utilization> {
-    let Some(item) = backend::UTILIZATION.item(table, report) else { return Some(Utilization::Application) };
+pub fn read_utilization(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Utilization> {
     match item.as_str() {
         Some("application") => return Some(Utilization::Application),
         Some("off") => return Some(Utilization::Off),
@@ -167,17 +166,12 @@ fn utilization(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Optio
         None => {}
     }
     let keys = item.table(&utilization::SECTION, report)?;
-    let cgroup = utilization::CGROUP.take(&keys, report);
-    let cores = utilization::CORES.item(&keys, report).map(|item| cores(&item, report));
-    let cores = match cores {
-        Some(cores) => Some(cores?),
-        None => None,
-    };
-    Some(Utilization::Cgroup { cgroup: PathBuf::from(&*cgroup?), cores })
+    let cgroup = utilization::CGROUP.take(&keys, report).map(|cgroup| PathBuf::from(&*cgroup));
+    fill!(&keys, report, Utilization::Cgroup { cgroup: (cgroup), cores: [utilization::CORES] })
 }
 
 /// Returns thousandths of a processor.
-fn cores(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
+pub fn cores(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
     let number = match item.value() {
         DeValue::Integer(integer) => integer.as_str().parse::<f64>().ok(),
         DeValue::Float(float) => float.as_str().parse().ok(),

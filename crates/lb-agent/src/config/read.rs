@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics, chain, utf8};
 use lb_document::{self as document};
-use lb_document::{Item, Table, Unique, address, interfaces};
+use lb_document::{Item, Table, Unique, address};
 use lb_host::regular_file;
 use lb_kernel::xdp::Place;
 use lb_report::agent::MAX_BACKENDS;
@@ -76,11 +76,11 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<AgentCo
     let root = Table::root(SECTION.what, &root);
     root.check_keys(&SECTION.keys(), &mut report);
     let directory = path.parent().unwrap_or(Path::new(""));
-    let listen = LISTEN.item(&root, &mut report).map(|item| listen(&item, &mut report));
+    let listen = LISTEN.take_written(&root, &mut report).flatten();
     let [state, run] = [&STATE, &RUN].map(|key| directory.join(&*key.take_or_default(&root, &mut report)));
     let group = GROUP.take_written(&root, &mut report).flatten().map(std::borrow::Cow::into_owned);
     let log_format = LOG_FORMAT.take_or_default(&root, &mut report);
-    let xdp = xdp(&root, listen.as_ref().and_then(Option::as_deref), &mut report);
+    let xdp = xdp(&root, listen.as_deref(), &mut report);
     let mut names = Unique::default();
     let mut backends = Vec::new();
     for table in root.tables(&BACKEND, MAX_BACKENDS, &mut report) {
@@ -91,16 +91,7 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<AgentCo
         }
     }
     let path = Some(path.to_owned());
-    report.finish(Some(AgentConfig {
-        path,
-        listen: listen.flatten(),
-        state,
-        run,
-        group,
-        log_format,
-        xdp,
-        backends,
-    }))
+    report.finish(Some(AgentConfig { path, listen, state, run, group, log_format, xdp, backends }))
 }
 
 /// Parses `[xdp]`: the interfaces on which the kernel answers in the agent's place.
@@ -111,9 +102,8 @@ fn xdp(
 ) -> Option<Place> {
     let item = XDP.item(root, report)?;
     let table = item.table(&xdp::SECTION, report)?;
-    let named = xdp::INTERFACES.item(&table, report)?;
-    let interfaces = interfaces(&named, report);
-    let allows_generic = xdp::GENERIC.item(&table, report).is_some_and(|item| item.read_bool(report));
+    let interfaces = xdp::INTERFACES.take(&table, report);
+    let allows_generic = xdp::GENERIC.take_or_default(&table, report);
     let ports: BTreeSet<u16> = listen.unwrap_or_default().iter().map(SocketAddr::port).collect();
     if (ports.len() > 1 || ports.contains(&0))
         && let Some(item) = LISTEN.item(root, report)
@@ -121,10 +111,10 @@ fn xdp(
         let why = "with [xdp], all addresses of `listen` must have the same port, which must not be 0";
         report.add(item.span(), why, "write one port, 1 to 65535".to_owned());
     }
-    Some(Place { interfaces, allows_generic, generic_key: "generic" })
+    Some(Place { interfaces: interfaces?, allows_generic, generic_key: "generic" })
 }
 
-fn listen(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<SocketAddr>> {
+pub fn listen(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<SocketAddr>> {
     if item.as_str().is_some() {
         return item.parse(address, report).map(|address| vec![address]);
     }

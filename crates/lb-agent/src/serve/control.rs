@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Json, Router};
 use lb_host::trust::own_user;
 use lb_http::parameters::{NoParameters, Parameters, number, read, whole};
@@ -20,6 +20,7 @@ use lb_report::agent::load::thousandths;
 use lb_report::agent::name::Name;
 use lb_report::agent::readiness_of;
 use lb_report::keys::Keys;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use tokio::sync::{mpsc, oneshot};
 use tracing::warn;
@@ -54,12 +55,12 @@ pub fn router(queries: &mpsc::Sender<Query>, group: Option<u32>) -> Router {
     let groups = [Some(rustix::process::getegid().as_raw()), group].into_iter().flatten().collect();
     Router::new()
         .route("/v1/status", get(show))
-        .route("/v1/lame-duck", post(lame_duck))
-        .route("/v1/ready", post(ready))
-        .route("/v1/report", post(report))
-        .route("/v1/register", post(register))
-        .route("/v1/readiness", post(readiness))
-        .route("/v1/unregister", post(unregister))
+        .route("/v1/lame-duck", verb(|which: BackendQuery| operator(which, true)))
+        .route("/v1/ready", verb(|which: BackendQuery| operator(which, false)))
+        .route("/v1/report", verb(load))
+        .route("/v1/register", verb(registering))
+        .route("/v1/readiness", verb(readiness))
+        .route("/v1/unregister", verb(unregister))
         .with_state(Desk { queries: queries.clone(), groups })
 }
 
@@ -72,28 +73,21 @@ async fn show(State(desk): State<Desk>, Parameters(NoParameters {}): Parameters<
 
 type PeerOfIt = Option<Extension<PeerCredentials>>;
 
+/// The route of a request that changes something. `of` converts the parameters of the request.
+fn verb<Q: DeserializeOwned + Send + 'static>(of: fn(Q) -> Result<Verb, QueryRefusal>) -> MethodRouter<Desk> {
+    post(move |State(desk): State<Desk>, peer: PeerOfIt, Parameters(request): Parameters<Q>| async move {
+        desk.take(peer, of(request)).await
+    })
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BackendQuery {
     backend: Option<String>,
 }
 
-async fn lame_duck(
-    State(desk): State<Desk>,
-    peer: PeerOfIt,
-    Parameters(which): Parameters<BackendQuery>,
-) -> Response {
-    let verb = optional(which.backend).map(|backend| Verb::Operator { backend, lame_duck: true });
-    desk.take(peer, verb).await
-}
-
-async fn ready(
-    State(desk): State<Desk>,
-    peer: PeerOfIt,
-    Parameters(which): Parameters<BackendQuery>,
-) -> Response {
-    let verb = optional(which.backend).map(|backend| Verb::Operator { backend, lame_duck: false });
-    desk.take(peer, verb).await
+fn operator(which: BackendQuery, lame_duck: bool) -> Result<Verb, QueryRefusal> {
+    Ok(Verb::Operator { backend: optional(which.backend)?, lame_duck })
 }
 
 #[derive(Deserialize)]
@@ -117,14 +111,6 @@ fn milliseconds<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>,
     let right = format_args!("a number of milliseconds from 1 to {}", LONGEST_BELIEF.as_millis());
     let time = |text: &str| text.parse().ok().map(Duration::from_millis);
     read(value, right, |text| time(text).filter(|time| times.contains(time)).map(Some))
-}
-
-async fn report(
-    State(desk): State<Desk>,
-    peer: PeerOfIt,
-    Parameters(request): Parameters<ReportRequest>,
-) -> Response {
-    desk.take(peer, load(request)).await
 }
 
 fn load(request: ReportRequest) -> Result<Verb, QueryRefusal> {
@@ -159,15 +145,7 @@ struct Registering {
     readiness: String,
 }
 
-async fn register(
-    State(desk): State<Desk>,
-    peer: PeerOfIt,
-    Parameters(request): Parameters<Registering>,
-) -> Response {
-    desk.take(peer, registering(&request)).await
-}
-
-fn registering(request: &Registering) -> Result<Verb, QueryRefusal> {
+fn registering(request: Registering) -> Result<Verb, QueryRefusal> {
     let keys = request.keys.as_deref().map(Keys::parse).transpose();
     let cgroup = request.cgroup.as_deref().map(|path| {
         let cgroup = utilization::below_the_mount(path);
@@ -194,22 +172,13 @@ struct ReadinessRequest {
     readiness: Option<String>,
 }
 
-async fn readiness(
-    State(desk): State<Desk>,
-    peer: PeerOfIt,
-    Parameters(request): Parameters<ReadinessRequest>,
-) -> Response {
-    let readiness = request.readiness.as_deref().map(readiness_word).transpose();
-    let verb = readiness.map(|readiness| Verb::Readiness { registration: request.registration, readiness });
-    desk.take(peer, verb).await
+fn readiness(request: ReadinessRequest) -> Result<Verb, QueryRefusal> {
+    let readiness = request.readiness.as_deref().map(readiness_word).transpose()?;
+    Ok(Verb::Readiness { registration: request.registration, readiness })
 }
 
-async fn unregister(
-    State(desk): State<Desk>,
-    peer: PeerOfIt,
-    Parameters(request): Parameters<ReadinessRequest>,
-) -> Response {
-    desk.take(peer, Ok(Verb::Unregister { registration: request.registration })).await
+fn unregister(request: ReadinessRequest) -> Result<Verb, QueryRefusal> {
+    Ok(Verb::Unregister { registration: request.registration })
 }
 
 fn name(text: &str) -> Result<Name, QueryRefusal> {

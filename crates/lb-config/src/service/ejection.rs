@@ -6,10 +6,9 @@ use std::time::Duration;
 use lb_core::service::Ejection;
 
 use crate::keys::ejection::{BASE, FAILURES, HANGS, MAX, SECTION};
-use crate::keys::service::EJECTION;
 use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
-use lb_document::in_units;
+use lb_document::{Item, fill, in_units};
 
 /// The value that turns ejection off.
 const OFF: &str = "off";
@@ -21,12 +20,9 @@ pub struct EjectionSetting {
     pub ejection: Option<Ejection>,
 }
 
-/// Reads the key of a service's table. The inner `None` means that the key is not written, the
-/// outer `None` that its value is wrong.
-pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<EjectionSetting>> {
-    let Some(item) = EJECTION.item(table, report) else { return Some(None) };
+pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<EjectionSetting> {
     match item.as_str() {
-        Some(OFF) => return Some(Some(EjectionSetting { ejection: None })),
+        Some(OFF) => return Some(EjectionSetting { ejection: None }),
         Some(other) => {
             let message = format!("unknown ejection {}", lb_document::diagnostic::quote(other));
             report.add(item.span(), message, "write \"off\", or a table, as in { failures = 5 }".to_owned());
@@ -35,13 +31,9 @@ pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<O
         None => {}
     }
     let keys = item.table(&SECTION, report)?;
-    let failures = FAILURES.take(&keys, report);
-    let (base, max, hangs) = (BASE.take(&keys, report), MAX.take(&keys, report), HANGS.take(&keys, report));
-    check_order(&keys, base?, max?, report);
-    // `FAILURES` allows at most 255.
-    let failures = u8::try_from(failures?).unwrap_or(u8::MAX);
-    let ejection = Ejection { failures, base: base?, max: max?, hangs: hangs? };
-    Some(Some(EjectionSetting { ejection: Some(ejection) }))
+    let ejection = fill!(&keys, report, Ejection { failures: FAILURES, base: BASE, max: MAX, hangs: HANGS })?;
+    check_order(&keys, ejection.base, ejection.max, report);
+    Some(EjectionSetting { ejection: Some(ejection) })
 }
 
 /// Refuses a first ejection that is longer than the longest ejection. Reports the fault at `base`

@@ -3,8 +3,8 @@
 
 use lb_core::health::loss::OnBackendLoss;
 use lb_core::service::{HealthRules, Protocol};
-use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
+use lb_document::{Table, fill};
 
 use super::probe::{self, Around, ProbeConfig, ProbeKind};
 use crate::keys::health::{DRAIN_FALLBACK, PANIC_THRESHOLD, REPLACE_AFTER, SECTION};
@@ -24,28 +24,25 @@ pub fn read(
         return Some((rules, None));
     };
     let keys = item.table(&SECTION, report)?;
-    let panic_threshold = PANIC_THRESHOLD.take(&keys, report);
-    let replace_after = REPLACE_AFTER.take(&keys, report);
-    let drain_fallback = DRAIN_FALLBACK.take(&keys, report);
-    let probe = probe::read(&keys, protocol, around, report);
-    // `PANIC_THRESHOLD` allows at most 100.
-    let panic_threshold = u8::try_from(panic_threshold?).unwrap_or(u8::MAX);
-    let probe = probe?;
+    let rules = fill!(
+        &keys,
+        report,
+        HealthRules {
+            panic_threshold: PANIC_THRESHOLD,
+            replace_after: REPLACE_AFTER,
+            drain_fallback: DRAIN_FALLBACK,
+            on_backend_loss: (on_backend_loss),
+            first_look: (Some(None)),
+            heeds_reports: (Some(false)),
+        }
+    );
+    let probe = probe::read(&keys, protocol, around, report)?;
     let first_look = probe.as_ref().and_then(|probe| match probe.kind {
         ProbeKind::Connect { timeout, .. } => Some(timeout),
         ProbeKind::Report { .. } => None,
     });
     let heeds_reports = probe.as_ref().is_some_and(ProbeConfig::is_by_report);
-    let (replace_after, drain_fallback) = (replace_after?, drain_fallback?);
-    let rules = HealthRules {
-        panic_threshold,
-        replace_after,
-        first_look,
-        heeds_reports,
-        drain_fallback,
-        on_backend_loss: on_backend_loss?,
-    };
-    Some((rules, probe))
+    Some((HealthRules { first_look, heeds_reports, ..rules? }, probe))
 }
 
 fn read_on_backend_loss(

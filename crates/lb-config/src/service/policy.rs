@@ -9,14 +9,13 @@ use lb_core::rebalance::RebalanceRules;
 use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
 
 use super::ejection;
-use super::rebalance;
 use crate::EndpointSource;
 use crate::keys::service::{
     ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, REBALANCE, UDP, UNANSWERED_AFTER,
 };
 use crate::keys::udp::{REBIND, SECTION};
-use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
+use lb_document::{Item, Table, fill};
 
 pub struct PolicyConfig {
     pub policy: Policy,
@@ -46,35 +45,32 @@ pub fn read(
     protocol: Option<Protocol>,
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<PolicyConfig> {
-    let policy = POLICY.take(table, report);
-    let active_limit = ACTIVE_LIMIT.take_written(table, report);
-    let overflow = OVERFLOW.take(table, report);
-    check_overflow(table, report);
-    let error_decay = ERROR_DECAY.take(table, report);
-    check_protocol(table, EJECTION.name, Protocol::Tcp, protocol, report);
-    let ejection = ejection::read(table, report);
-    check_protocol(table, CONNECT_TIMEOUT.name, Protocol::Tcp, protocol, report);
-    let connect_timeout = CONNECT_TIMEOUT.take_written(table, report);
-    check_protocol(table, UNANSWERED_AFTER.name, Protocol::Tcp, protocol, report);
-    let unanswered_after = UNANSWERED_AFTER.take(table, report);
-    check_protocol(table, REBALANCE.name, Protocol::Tcp, protocol, report);
-    let rebalance = rebalance::read(table, report);
+    for key in [EJECTION.name, CONNECT_TIMEOUT.name, UNANSWERED_AFTER.name, REBALANCE.name] {
+        check_protocol(table, key, Protocol::Tcp, protocol, report);
+    }
     check_protocol(table, UDP.name, Protocol::Udp, protocol, report);
-    let rebind = match UDP.item(table, report) {
-        Some(item) => item.table(&SECTION, report).and_then(|udp| REBIND.take_written(&udp, report)),
-        None => Some(None),
-    };
-    Some(PolicyConfig {
-        policy: policy?,
-        active_limit: active_limit?,
-        overflow: overflow?,
-        error_decay: error_decay?,
-        ejection: ejection?,
-        connect_timeout: connect_timeout?,
-        unanswered_after: unanswered_after?,
-        rebalance: rebalance?,
-        rebind: rebind?,
-    })
+    let config = fill!(
+        table,
+        report,
+        PolicyConfig {
+            policy: POLICY,
+            active_limit: [ACTIVE_LIMIT],
+            overflow: OVERFLOW,
+            error_decay: ERROR_DECAY,
+            ejection: [EJECTION],
+            connect_timeout: [CONNECT_TIMEOUT],
+            unanswered_after: UNANSWERED_AFTER,
+            rebalance: [REBALANCE],
+            rebind: (UDP.take_written(table, report).map(Option::flatten)),
+        }
+    );
+    check_overflow(table, report);
+    config
+}
+
+/// Reads the key `udp`: the time after which an unconnected socket gets a new choice of backend.
+pub fn read_udp(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<Duration>> {
+    REBIND.take_written(&item.table(&SECTION, report)?, report)
 }
 
 fn check_overflow(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) {

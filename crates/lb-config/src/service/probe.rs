@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_core::service::Protocol;
-use lb_document::Table;
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::in_units;
 use lb_document::kind::Refusal;
+use lb_document::{Table, fill};
 use lb_report::keys::{Keys, ServiceKey};
 
 use crate::ProcessEnvironment;
@@ -18,27 +18,16 @@ use crate::settings::reports::{self, ReportsConfig};
 /// The agents' default port.
 pub const AGENT_PORT: u16 = 9465;
 
-/// The kinds of probes, as the configuration spells them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProbeWord {
-    /// Requests a report from the agent.
-    Report,
-    /// Opens a connection.
-    Tcp,
-    /// Requests a path by HTTP.
-    Http,
-}
-
-impl ProbeWord {
-    /// All kinds of probes, in the order of the documentation.
-    pub const ALL: [Self; 3] = [Self::Report, Self::Tcp, Self::Http];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Report => "report",
-            Self::Tcp => "tcp",
-            Self::Http => "http",
-        }
+lb_core::named! {
+    /// The kinds of probes, as the configuration spells them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ProbeWord {
+        /// Requests a report from the agent.
+        Report = "report",
+        /// Opens a connection.
+        Tcp = "tcp",
+        /// Requests a path by HTTP.
+        Http = "http",
     }
 }
 
@@ -113,24 +102,12 @@ pub fn read(
     report: &mut DiagnosticCollector<'_>,
 ) -> Option<Option<ProbeConfig>> {
     let Some(word) = PROBE.take_written(keys, report)? else {
-        check_unused(
-            keys,
-            &[
-                PORT.name,
-                PATH.name,
-                INTERVAL.name,
-                TIMEOUT.name,
-                RISE.name,
-                FALL.name,
-                KEY.name,
-                IDLE_INTERVAL.name,
-            ],
-            "it needs probe",
-            report,
-        );
+        let unused = [PORT.name, PATH.name, INTERVAL.name, TIMEOUT.name, RISE.name, FALL.name];
+        check_unused(keys, &unused, "it needs probe", report);
+        check_unused(keys, &[KEY.name, IDLE_INTERVAL.name], "it needs probe", report);
         return Some(None);
     };
-    let port = PORT.take_written(keys, report).map(|port| port.and_then(|port| u16::try_from(port).ok()));
+    let port = PORT.take_written(keys, report);
     let interval = INTERVAL.take(keys, report);
     let (kind, port) = match word {
         ProbeWord::Report => {
@@ -163,8 +140,13 @@ pub fn read(
             }
             check_unused(keys, &unused, &format!("probe = \"{}\" does not use it", word.name()), report);
             let path = PATH.take_written(keys, report);
-            let (timeout, rise, fall) =
-                (TIMEOUT.take(keys, report), RISE.take(keys, report), FALL.take(keys, report));
+            let path =
+                path.map(|path| (word == ProbeWord::Http).then(|| path.unwrap_or_else(|| "/".to_owned())));
+            let kind = fill!(
+                keys,
+                report,
+                ProbeKind::Connect { path: (path), timeout: TIMEOUT, rise: RISE, fall: FALL }
+            );
             let port = port?;
             if protocol == Some(Protocol::Udp) && port.is_none() {
                 let span = PROBE.item(keys, report).map_or_else(|| keys.span(), |item| item.span());
@@ -175,9 +157,7 @@ pub fn read(
                 report.add(span, message, help.to_owned());
                 return None;
             }
-            let path = path?.unwrap_or_else(|| "/".to_owned());
-            let path = (word == ProbeWord::Http).then_some(path);
-            (ProbeKind::Connect { path, timeout: timeout?, rise: rise?, fall: fall? }, port)
+            (kind?, port)
         }
     };
     Some(Some(ProbeConfig { kind, port, interval: interval? }))

@@ -2,20 +2,15 @@
 //! over all backends again.
 
 use lb_core::rebalance::{ClosingRate, RebalanceRules};
-use lb_document::Table;
 use lb_document::diagnostic::{DiagnosticCollector, quote};
 use lb_document::kind::Refusal;
+use lb_document::{Item, fill};
 
 use crate::keys::rebalance::{BELOW, IDLE, RATE, SECTION};
-use crate::keys::service::REBALANCE;
 
-/// Reads the key of a service's table. The inner `None` means that the key is not written, the
-/// outer `None` that its value is wrong.
-pub fn read(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<RebalanceRules>> {
-    let Some(item) = REBALANCE.item(table, report) else { return Some(None) };
+pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<RebalanceRules> {
     let keys = item.table(&SECTION, report)?;
-    let (rate, idle, below) = (RATE.take(&keys, report), IDLE.take(&keys, report), BELOW.take(&keys, report));
-    Some(Some(RebalanceRules { rate: rate?, idle: idle?, below_thousandths: below? }))
+    fill!(&keys, report, RebalanceRules { rate: RATE, idle: IDLE, below_thousandths: BELOW })
 }
 
 /// Parses a rate of closings.

@@ -39,21 +39,15 @@ pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<(Su
     }
     let table = item.table(&SECTION, report)?;
     let algorithm = ALGORITHM.take(&table, report);
-    let size = match SIZE.item(&table, report) {
-        Some(item) => {
-            let size = read_size(&item, report);
-            if let (Some(Size::Band(_)), Some(algorithm)) = (size, algorithm) {
-                check_follows_load(&item, algorithm, report);
-            }
-            size
-        }
-        None => Some(AUTO),
-    };
+    let size = SIZE.take_written(&table, report).map(|size| size.unwrap_or(AUTO));
+    if let (Some(Size::Band(_)), Some(algorithm), Some(item)) = (size, algorithm, table.get(SIZE.name)) {
+        check_follows_load(&item, algorithm, report);
+    }
     let seed = read_seed(&table, report);
     Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
 }
 
-fn read_size(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Size> {
+pub fn read_size(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Size> {
     match item.value() {
         DeValue::Integer(_) => MIN.kind.read(item, report).map(Size::Fixed),
         DeValue::String(text) if text == "auto" => Some(AUTO),

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use crate::keys::metrics::{HOSTS, LISTEN, SECTION};
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
-use lb_document::{Table, address, hosts};
+use lb_document::{Table, address};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metrics {
@@ -23,9 +23,8 @@ pub struct Metrics {
 pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Metrics {
     let table = root.table(&SECTION, report);
     let listen = LISTEN.take_written(&table, report).flatten();
-    let item = HOSTS.item(&table, report);
-    let hosts = item.as_ref().map(|item| hosts(item, report)).unwrap_or_default();
-    if let Some(item) = item
+    let hosts = HOSTS.take_written(&table, report).flatten().unwrap_or_default();
+    if let Some(item) = table.get(HOSTS.name)
         && !LISTEN.is_written(&table)
     {
         let message = "`hosts` has no effect: there is no port for metrics";

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::ValueKind as _;
-use lb_document::{Item, Table, interfaces};
+use lb_document::{Item, Table};
 use lb_report::keys::{Keys, ServiceKey};
 
 use crate::ProcessEnvironment;
@@ -44,7 +44,7 @@ pub fn read(
     let table = root.table(&SECTION, report);
     let listen = LISTEN.take_written(&table, report).flatten();
     let keys = KEY.item(&table, report).and_then(|item| read_keys(&item, directory, env, report));
-    let xdp = XDP.item(&table, report).map(|item| interfaces(&item, report)).unwrap_or_default();
+    let xdp = XDP.take_written(&table, report).flatten().unwrap_or_default();
     if !xdp.is_empty()
         && listen.is_some_and(|address| address.port() == 0)
         && let Some(item) = LISTEN.item(&table, report)
@@ -55,8 +55,7 @@ pub fn read(
         let help = format!("name a port that only the daemon uses, such as {PORT}");
         report.add(item.span(), "with `xdp`, the port must stay the same across restarts", help);
     }
-    let xdp_generic = XDP_GENERIC.item(&table, report).is_some_and(|item| item.read_bool(report));
-    ReportsConfig { listen, keys, xdp, xdp_generic }
+    ReportsConfig { listen, keys, xdp, xdp_generic: XDP_GENERIC.take_or_default(&table, report) }
 }
 
 /// Reads the key file that a key of the configuration names, and reports its faults.
