@@ -38,8 +38,8 @@ pub use lb_host::socket::Bound;
 pub use rounds::Rounds;
 
 use crate::close_jobs::{CloseOrder, DEFAULT_RATE, IDLE_TIMES, RATES};
-use crate::facts::Facts;
-use crate::status;
+use crate::output::facts::Facts;
+use crate::output::status;
 use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, pending, respond};
 use lb_view::close_result::{CloseAnswer, CloseRefusal};
 use lb_view::configured::Configured;
@@ -129,22 +129,14 @@ pub enum ControllerQuery {
     Close { order: CloseOrder, who: PeerCredentials, answer: Reply<CloseAnswer> },
 }
 
-/// The kinds of an operator's requests about overrides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OverrideAction {
-    Drain,
-    Undrain,
-    Weight,
-}
-
-impl OverrideAction {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Drain => "drain",
-            Self::Undrain => "undrain",
-            Self::Weight => "weight",
-        }
+lb_core::named! {
+    /// The kinds of an operator's requests about overrides.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum OverrideAction {
+        Drain = "drain",
+        Undrain = "undrain",
+        Weight = "weight",
     }
 }
 
@@ -299,6 +291,13 @@ struct Queries {
     admins: Option<u32>,
 }
 
+impl Queries {
+    /// Queries the event loop.
+    async fn query<T>(&self, ask: impl FnOnce(Reply<T>) -> ControllerQuery) -> Result<T, Refused> {
+        query(&self.queries, ask).await.ok_or_else(stopping)
+    }
+}
+
 /// The routes of the socket.
 pub fn router(queries: &mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> Router {
     let desk = Queries {
@@ -338,21 +337,16 @@ async fn status(
     State(desk): State<Queries>,
     Parameters(NoParameters {}): Parameters<NoParameters>,
     headers: HeaderMap,
-) -> Response {
-    match query(&desk.queries, ControllerQuery::Clients).await {
-        Some(_) => pending(desk.status.next().await, accepts_gzip(&headers), JSON),
-        None => stopping(),
-    }
+) -> Result<Response, Refused> {
+    desk.query(ControllerQuery::Clients).await?;
+    Ok(pending(desk.status.next().await, accepts_gzip(&headers), JSON))
 }
 
 async fn configuration(
     State(desk): State<Queries>,
     Parameters(NoParameters {}): Parameters<NoParameters>,
-) -> Response {
-    match query(&desk.queries, ControllerQuery::Configured).await {
-        Some(configured) => Json(configured).into_response(),
-        None => stopping(),
-    }
+) -> Result<impl IntoResponse, Refused> {
+    desk.query(ControllerQuery::Configured).await.map(Json)
 }
 
 #[derive(Deserialize)]
@@ -366,36 +360,33 @@ async fn explain(
     UrlPath(service): UrlPath<String>,
     Parameters(which): Parameters<ClientFilter>,
     headers: HeaderMap,
-) -> Response {
+) -> Result<Response, Refused> {
     let _turn = desk.explaining.acquire().await;
-    let Some(explanations) = explanations(&desk.queries, &service, which.client).await else {
-        return stopping();
-    };
+    let explanations = explanations(&desk, &service, which.client).await?;
     match tokio::task::spawn_blocking(move || json(&explanations)).await {
-        Ok(Ok(document)) => respond(Arc::new(document), accepts_gzip(&headers), JSON),
-        Ok(Err(_)) | Err(_) => stopping(),
+        Ok(Ok(document)) => Ok(respond(Arc::new(document), accepts_gzip(&headers), JSON)),
+        Ok(Err(_)) | Err(_) => Err(stopping()),
     }
 }
 
 /// Queries the event loop once per client, so that the loop handles other events between the
 /// queries.
 async fn explanations(
-    queries: &mpsc::Sender<ControllerQuery>,
+    desk: &Queries,
     service: &str,
     client: Option<String>,
-) -> Option<Vec<Explanation>> {
+) -> Result<Vec<Explanation>, Refused> {
     let clients = match client {
         Some(client) => vec![client],
-        None => query(queries, ControllerQuery::Clients).await?,
+        None => desk.query(ControllerQuery::Clients).await?,
     };
     let mut explanations = Vec::new();
     // Bound: the clients of a host.
     for client in clients {
         let service = service.to_owned();
-        explanations
-            .extend(query(queries, |answer| ControllerQuery::Explain { service, client, answer }).await?);
+        explanations.extend(desk.query(|answer| ControllerQuery::Explain { service, client, answer }).await?);
     }
-    Some(explanations)
+    Ok(explanations)
 }
 
 #[derive(Deserialize)]
@@ -413,18 +404,10 @@ async fn readmit(
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
     Parameters(Ejected { backend, client }): Parameters<Ejected>,
-) -> Response {
+) -> Result<impl IntoResponse, Refused> {
     let what = format!("end the ejection of {backend}");
-    let who = match who_may_write(peer, &desk, &service, &what) {
-        Ok(who) => who,
-        Err(refused) => return refused.into_response(),
-    };
-    match query(&desk.queries, |answer| ControllerQuery::Readmit { service, backend, client, who, answer })
-        .await
-    {
-        Some(readmission) => Json(readmission).into_response(),
-        None => stopping(),
-    }
+    let who = who_may_write(peer, &desk, &service, &what)?;
+    desk.query(|answer| ControllerQuery::Readmit { service, backend, client, who, answer }).await.map(Json)
 }
 
 #[derive(Deserialize)]
@@ -439,20 +422,16 @@ async fn source(
     State(desk): State<Queries>,
     UrlPath(service): UrlPath<String>,
     Parameters(Which { newest }): Parameters<Which>,
-) -> Response {
-    let text = match query(&desk.queries, |answer| ControllerQuery::Source { service, newest, answer }).await
-    {
-        Some(Ok(SourceText::Text(text))) => text,
-        Some(Ok(SourceText::List(list))) => {
-            match tokio::task::spawn_blocking(move || lb_discovery::render_list(&list)).await {
-                Ok(text) => text,
-                Err(_) => return stopping(),
-            }
+) -> Result<impl IntoResponse, Refused> {
+    let text = match desk.query(|answer| ControllerQuery::Source { service, newest, answer }).await? {
+        Ok(SourceText::Text(text)) => text,
+        Ok(SourceText::List(list)) => {
+            let text = tokio::task::spawn_blocking(move || lb_discovery::render_list(&list)).await;
+            text.map_err(|_| stopping())?
         }
-        Some(Err(why)) => return (StatusCode::NOT_FOUND, why).into_response(),
-        None => return stopping(),
+        Err(why) => return Err((StatusCode::NOT_FOUND, why)),
     };
-    ([(CONTENT_TYPE, JSON)], text.to_vec()).into_response()
+    Ok(([(CONTENT_TYPE, JSON)], text.to_vec()))
 }
 
 /// Reads the file of a service's list, or queries the list's server, at once.
@@ -461,15 +440,9 @@ async fn refresh(
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
     Parameters(NoParameters {}): Parameters<NoParameters>,
-) -> Response {
-    let who = match who_may_write(peer, &desk, &service, "refresh a list") {
-        Ok(who) => who,
-        Err(refused) => return refused.into_response(),
-    };
-    match query(&desk.queries, |answer| ControllerQuery::Refresh { service, who, answer }).await {
-        Some(refreshed) => Json(refreshed).into_response(),
-        None => stopping(),
-    }
+) -> Result<impl IntoResponse, Refused> {
+    let who = who_may_write(peer, &desk, &service, "refresh a list")?;
+    desk.query(|answer| ControllerQuery::Refresh { service, who, answer }).await.map(Json)
 }
 
 #[derive(Deserialize)]
@@ -491,27 +464,16 @@ async fn switch_load(
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
     Parameters(To { switch, client }): Parameters<To>,
-) -> Response {
-    let who = match who_may_write(peer, &desk, &service, "freeze weights, or switch load control off or on") {
-        Ok(who) => who,
-        Err(refused) => return refused.into_response(),
-    };
-    match query(&desk.queries, |answer| ControllerQuery::SwitchLoad { service, switch, client, who, answer })
-        .await
-    {
-        Some(switched) => Json(switched).into_response(),
-        None => stopping(),
-    }
+) -> Result<impl IntoResponse, Refused> {
+    let who = who_may_write(peer, &desk, &service, "freeze weights, or switch load control off or on")?;
+    desk.query(|answer| ControllerQuery::SwitchLoad { service, switch, client, who, answer }).await.map(Json)
 }
 
 async fn overrides(
     State(desk): State<Queries>,
     Parameters(NoParameters {}): Parameters<NoParameters>,
-) -> Response {
-    match query(&desk.queries, ControllerQuery::Overrides).await {
-        Some(overrides) => Json(overrides).into_response(),
-        None => stopping(),
-    }
+) -> Result<impl IntoResponse, Refused> {
+    desk.query(ControllerQuery::Overrides).await.map(Json)
 }
 
 /// Drains backends, overrides their weights, or removes overrides.
@@ -520,19 +482,11 @@ async fn override_backends(
     peer: Option<Extension<PeerCredentials>>,
     UrlPath(service): UrlPath<String>,
     Parameters(request): Parameters<OverrideRequest>,
-) -> Response {
+) -> Result<impl IntoResponse, Refused> {
     let what = format!("{} {}", request.action.name(), request.backends);
-    let who = match who_may_write(peer, &desk, &service, &what) {
-        Ok(who) => who,
-        Err(refused) => return refused.into_response(),
-    };
-    if let Err(text) = request.check() {
-        return (StatusCode::BAD_REQUEST, text).into_response();
-    }
-    match query(&desk.queries, |answer| ControllerQuery::Override { service, request, who, answer }).await {
-        Some(overridden) => Json(overridden).into_response(),
-        None => stopping(),
-    }
+    let who = who_may_write(peer, &desk, &service, &what)?;
+    request.check().map_err(|text| (StatusCode::BAD_REQUEST, text))?;
+    desk.query(|answer| ControllerQuery::Override { service, request, who, answer }).await.map(Json)
 }
 
 #[derive(Deserialize)]
@@ -558,21 +512,17 @@ async fn close(
     UrlPath(service): UrlPath<String>,
     Parameters(ToClose { backend, client, idle, rate, dry_run }): Parameters<ToClose>,
     headers: HeaderMap,
-) -> Response {
-    let who = match who_may_write(peer, &desk, &service, &format!("close the connections to {backend}")) {
-        Ok(who) => who,
-        Err(refused) => return refused.into_response(),
-    };
+) -> Result<Response, Refused> {
+    let who = who_may_write(peer, &desk, &service, &format!("close the connections to {backend}"))?;
     let rate = rate.unwrap_or(DEFAULT_RATE);
     let find = |answer| ControllerQuery::FindBackend { service: service.clone(), backend, answer };
     // If the event loop hangs, this query does not return, and the answer does not begin.
-    let backend = match query(&desk.queries, find).await {
-        Some(Ok(backend)) => backend,
-        Some(Err(text)) => {
+    let backend = match desk.query(find).await? {
+        Ok(backend) => backend,
+        Err(text) => {
             let refusal = CloseRefusal { is_permission: false, is_busy: false, text };
-            return Json(CloseAnswer::Refused(refusal)).into_response();
+            return Ok(Json(CloseAnswer::Refused(refusal)).into_response());
         }
-        None => return stopping(),
     };
     let order = CloseOrder { service, backend, client, idle, rate, is_dry_run: dry_run, most: None };
     let (mut document, awaited) = oneshot::channel();
@@ -588,7 +538,7 @@ async fn close(
             let _ = document.send(Arc::new(answer));
         }
     });
-    pending(awaited, accepts_gzip(&headers), JSON)
+    Ok(pending(awaited, accepts_gzip(&headers), JSON))
 }
 
 /// Returns the peer's credentials if the peer may send requests that change state. If the peer may
@@ -598,7 +548,7 @@ fn who_may_write(
     desk: &Queries,
     service: &str,
     what: &str,
-) -> Result<PeerCredentials, (StatusCode, String)> {
+) -> Result<PeerCredentials, Refused> {
     let Some(Extension(who)) = peer else {
         return Err((StatusCode::FORBIDDEN, "the user of the request is unknown".to_owned()));
     };
@@ -646,21 +596,18 @@ async fn cover(
     State(desk): State<Queries>,
     UrlPath(client): UrlPath<String>,
     Parameters(Cgroups { cgroups }): Parameters<Cgroups>,
-) -> Response {
+) -> Result<impl IntoResponse, Refused> {
     if cgroups.len() > CGROUPS {
         let text = format!("cgroups: at most {CGROUPS} ids, not {}", cgroups.len());
-        return (StatusCode::BAD_REQUEST, text).into_response();
+        return Err((StatusCode::BAD_REQUEST, text));
     }
-    let Ok(_waiting) = desk.waiting.try_acquire() else {
-        let text = format!("{WAITERS} other requests are waiting for cgroups to be covered; retry");
-        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
-    };
-    let reply = query(&desk.queries, |answer| ControllerQuery::Cover { client, cgroups, answer });
-    match tokio::time::timeout(LONGEST_WAIT, reply).await {
-        Ok(Some(coverage)) => Json(coverage).into_response(),
-        Ok(None) => stopping(),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "not covered yet; retry").into_response(),
-    }
+    let later = |text: String| (StatusCode::SERVICE_UNAVAILABLE, text);
+    let _waiting = desk.waiting.try_acquire().map_err(|_| {
+        later(format!("{WAITERS} other requests are waiting for cgroups to be covered; retry"))
+    })?;
+    let reply = desk.query(|answer| ControllerQuery::Cover { client, cgroups, answer });
+    let reply = tokio::time::timeout(LONGEST_WAIT, reply).await;
+    reply.map_err(|_| later("not covered yet; retry".to_owned()))?.map(Json)
 }
 
 /// Queries the event loop; `None` if the daemon is stopping.
@@ -673,8 +620,11 @@ pub async fn query<T>(
     reply.await.ok()
 }
 
-fn stopping() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping").into_response()
+/// The answer to a request that cannot be served.
+type Refused = (StatusCode, String);
+
+fn stopping() -> Refused {
+    (StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping".to_owned())
 }
 
 #[cfg(test)]
@@ -735,7 +685,8 @@ mod tests {
                     cgroups.len()
                 });
                 let cgroups = Cgroups { cgroups: vec![1; count] };
-                let response = cover(State(desk), UrlPath("other".to_owned()), Parameters(cgroups)).await;
+                let answer = cover(State(desk), UrlPath("other".to_owned()), Parameters(cgroups)).await;
+                let response = answer.into_response();
                 let code = response.status().as_u16();
                 let body = axum::body::to_bytes(response.into_body(), 1_024).await.expect("a text");
                 (code, String::from_utf8_lossy(&body).into_owned(), answering.await.expect("the answer ends"))

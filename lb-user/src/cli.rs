@@ -14,17 +14,11 @@ mod check;
 
 mod status;
 
-mod watch;
-
 mod flows;
 
 mod explain;
 
 mod coverage;
-
-mod wait;
-
-mod exec;
 
 mod doctor;
 
@@ -69,8 +63,10 @@ pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {
             flows::run(&Filter { client, service, backend }, json, &files)
         }
         Command::Explain { service, client, json } => explain::run(&service, client.as_deref(), json, &files),
-        Command::Wait { client, timeout } => wait::run(&client, seconds(timeout), &files),
-        Command::Exec { client, timeout, command } => exec::run(&client, &command, seconds(timeout), &files),
+        Command::Wait { client, timeout } => coverage::wait::run(&client, seconds(timeout), &files),
+        Command::Exec { client, timeout, command } => {
+            coverage::exec::run(&client, &command, seconds(timeout), &files)
+        }
         Command::Doctor { pid, json } => doctor::run(pid, json, &files),
         Command::Readmit { service, backend, client, json } => {
             readmit::run(&service, backend, client.as_deref(), json, &files)

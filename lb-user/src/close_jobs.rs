@@ -11,7 +11,8 @@ use lb_view::filter::Filter;
 
 use crate::api::Reply;
 use crate::error::chain;
-use crate::{flows, names};
+use crate::output::flows;
+use crate::output::names;
 
 /// Connections are closed in batches, one batch per tick.
 const TICK: Duration = Duration::from_millis(100);
@@ -36,27 +37,16 @@ pub const IDLE: Duration = Duration::from_secs(30);
 pub const IDLE_TIMES: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_hours(24);
 
-/// Why connections are closed. The metric and the log have a name for each cause.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CloseCause {
-    /// An operator has requested the closing (`socklb close`, `socklb drain --close`).
-    Operator,
-    /// The backend is lost (`on_backend_loss`).
-    BackendLoss,
-    /// Other backends have too few open flows (`rebalance`).
-    Rebalance,
-}
-
-impl CloseCause {
-    /// All causes, in the order of the documentation.
-    pub const ALL: [Self; 3] = [Self::Operator, Self::BackendLoss, Self::Rebalance];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Operator => "operator",
-            Self::BackendLoss => "backend-loss",
-            Self::Rebalance => "rebalance",
-        }
+lb_core::named! {
+    /// Why connections are closed. The metric and the log have a name for each cause.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum CloseCause {
+        /// An operator has requested the closing (`socklb close`, `socklb drain --close`).
+        Operator = "operator",
+        /// The backend is lost (`on_backend_loss`).
+        BackendLoss = "backend-loss",
+        /// Other backends have too few open flows (`rebalance`).
+        Rebalance = "rebalance",
     }
 }
 

@@ -19,71 +19,40 @@
 //!
 //! In reading order:
 //! - events and effects (this file);
-//! - lists: their sources and their delivery to clients (`sources`), the rules for the read of one
-//!   list (`list_reads`), servers that send lists (`remote`) or addresses of services
-//!   (`addresses`), host names in lists (`hosts`) and the file that stores the addresses of host
-//!   names (`host_store`);
-//! - files that are stored for later starts (`state_files`), and files that Envoy reads
-//!   (`envoy_files`);
-//! - a new configuration (`reload`), the changes in it (`changes`), and the settings that it cannot
-//!   change (`fixed`);
+//! - `lists`: their sources and their delivery to clients (`sources`), the rules for the read of one
+//!   list (`reads`), servers that send lists (`remote`) or addresses of services (`addresses`), host
+//!   names in lists (`hosts`);
+//! - `stores`: the files for later starts (`files`), with the addresses of host names (`hosts`) and
+//!   the learnt weights (`loads`), and the files that Envoy reads (`envoy`);
+//! - a new configuration (`reload`), the changes in it (`changes`), the settings that it cannot
+//!   change (`fixed`), and the start (`start`);
 //! - one client (`client_task`) and the steps that make its maps match its plan
-//!   (`client_task/plan_steps`), all clients (`clients`), clients that cannot be started
-//!   (`unstarted`), and clients that leave (`leaving_clients`);
-//! - the start (`start`, `first_look`);
-//! - passes over the flow records (`flow_records`), jobs that close connections (`close_jobs`), and
-//!   the network namespaces of clients (`namespaces`);
+//!   (`client_task/plan_steps`), all clients (`clients`), the first look at a client's backends
+//!   (`first_look`), clients that cannot be started (`unstarted`), clients that leave (`leaving`),
+//!   and the network namespaces of clients (`namespaces`);
+//! - passes over the flow records (`flow_records`), and jobs that close connections (`close_jobs`);
 //! - the backends that are probed (`probe_targets`, through `network`), and the backends that
 //!   report (`register`);
-//! - weights that follow load (`client_task/control`), the file that stores the learnt weights
-//!   (`load_store`), and the overrides of operators (`overrides`);
+//! - weights that follow load (`client_task/control`), and the overrides of operators (`overrides`);
 //! - queries (`queries`), and the facts that answers are built from (`facts`).
-
-mod start;
-
-mod sources;
-
-mod list_reads;
-
-mod remote;
-
-mod addresses;
-
-mod hosts;
-
-mod host_store;
-
-mod state_files;
-
-mod envoy_files;
 
 mod reload;
 
-mod first_look;
+mod lists;
 
-pub mod fixed;
-
-mod changes;
+mod stores;
 
 mod client_task;
 
 mod clock;
 
-mod load_store;
-
 mod overrides;
 
 mod clients;
 
-mod unstarted;
-
-mod leaving_clients;
-
 mod flow_records;
 
 mod close_jobs;
-
-mod namespaces;
 
 mod network;
 
@@ -112,39 +81,40 @@ use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
 use lb_view::close_result::CloseAnswer;
 use tracing::warn;
 
-use self::addresses::Addresses;
-pub use self::addresses::address;
 pub use self::client_task::namespace::Search;
 pub use self::client_task::{ClientTask, ClientTaskError};
 use self::clients::Clients;
+pub use self::clients::leaving::{Leaving, lock_other_versions};
+pub use self::clients::namespaces::NamespaceSearch as NamespaceFound;
+pub use self::clients::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
 pub use self::clock::{Clock, unix_seconds};
 use self::close_jobs::ClosingJobs;
-use self::envoy_files::EnvoyFiles;
-pub use self::envoy_files::{EnvoyChanges, EnvoyFile, EnvoyResults, path as envoy_places_path};
 use self::flow_records::ReclaimPasses;
-pub use self::host_store::StoredHosts;
-pub use self::leaving_clients::{Leaving, lock_other_versions};
-pub use self::list_reads::{ListInForce, ListPurpose, Reading};
-use self::load_store::LoadStore;
-pub use self::load_store::StoredLoads;
-pub use self::namespaces::NamespaceSearch as NamespaceFound;
+use self::lists::addresses::Addresses;
+pub use self::lists::addresses::address;
+pub use self::lists::reads::{ListInForce, ListPurpose, Reading};
+use self::lists::sources::Sources;
+pub use self::lists::sources::sources;
 pub use self::network::{Network, ReceiveAt};
 use self::overrides::Overrides;
 pub use self::overrides::{EarlierDrains, FROM_TABLES, StoredOverrides, drains_of_tables, lost_overrides};
 use self::probe_targets::Probing;
 use self::queries::Waiter;
 use self::reload::Reload;
+pub use self::reload::fixed;
 pub use self::reload::{ConfigLoad, LoadRequest, Loaded};
-use self::sources::Sources;
-pub use self::sources::sources;
-pub use self::state_files::{
+use self::stores::envoy::EnvoyFiles;
+pub use self::stores::envoy::{EnvoyChanges, EnvoyFile, EnvoyResults, path as envoy_places_path};
+pub use self::stores::files::{
     OverridesRead, StateFiles, StoreFailures, StoredFile, StoredKinds, StoredRead, StoredState, asides,
 };
-pub use self::unstarted::{ClientOpener, OpenRequest, Opened, Tried};
+pub use self::stores::hosts::StoredHosts;
+use self::stores::loads::LoadStore;
+pub use self::stores::loads::StoredLoads;
 use crate::api::ControllerQuery;
-use crate::assignments::Consumer;
 use crate::close_jobs::{CloseJob, CloseOrder, CloseRequester};
 use crate::config::Config;
+use crate::source::assignments::Consumer;
 use crate::source::{Contents, ListSource, NoAnswer, SourceError, Stamp};
 
 /// The interval at which the controller checks files and cgroups and frees idle slots, even if no

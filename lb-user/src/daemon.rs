@@ -31,6 +31,10 @@ mod network;
 
 mod receivers;
 
+pub mod descriptors;
+
+mod memory;
+
 use std::sync::Arc;
 
 use lb_core::feed::ReadFailure;

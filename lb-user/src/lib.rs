@@ -2,21 +2,13 @@
 //! a public interface.
 //!
 //! In reading order: errors for people ([`error`]) and the configuration ([`config`]); the sources
-//! of endpoints ([`source`]) and the endpoints that client tasks use ([`assignments`]); the counts
-//! of the last minute ([`window`]), flows with an end that no program recorded ([`reclaimed`]),
+//! of endpoints and the endpoints that client tasks use ([`source`]); counts over time ([`counts`]),
 //! connections that an operator closes ([`close_jobs`]), reports of backends ([`reports`]), probes
-//! by connection ([`probes`]), pauses before retries ([`backoff`]) and the state that only the
-//! event loop has ([`facts`]).
+//! by connection ([`probes`]) and pauses before retries ([`backoff`]).
 //!
 //! Then the decisions of the daemon ([`controller`]) and the event loop around them ([`daemon`]),
-//! its socket ([`api`]), its metrics ([`metrics`]), its need for descriptors ([`descriptors`]) and
-//! the release of freed memory ([`memory`]).
-//!
-//! Last, the output for people ([`status`], [`flows`], [`explain`], [`print`](mod@print)), what a
-//! daemon would decide if it were started ([`dry_run`]) and the cost of its probes
-//! ([`probe_cost`]), the files that Envoy reads ([`envoy`]), the configuration as keys and values
-//! ([`configured`]), its comparison with the running configuration ([`comparison`]), the diagnosis
-//! of the host ([`doctor`]), and the commands ([`cli`]).
+//! its socket ([`api`]) and its metrics ([`metrics`]). Last, the output for people ([`output`]) and
+//! the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod error;
@@ -25,13 +17,7 @@ pub mod config;
 
 pub mod source;
 
-mod source_check;
-
-pub mod assignments;
-
-pub mod memory;
-
-pub mod window;
+pub mod counts;
 
 pub mod reports;
 
@@ -39,43 +25,17 @@ pub mod probes;
 
 pub mod backoff;
 
-pub mod reclaimed;
-
 pub mod close_jobs;
-
-pub mod facts;
 
 pub mod controller;
 
 pub mod daemon;
 
-pub mod descriptors;
-
 pub mod api;
 
 pub mod metrics;
 
-pub mod status;
-
-pub mod names;
-
-pub mod flows;
-
-pub mod explain;
-
-pub mod envoy;
-
-pub mod print;
-
-pub mod doctor;
-
-pub mod dry_run;
-
-pub mod probe_cost;
-
-pub mod configured;
-
-pub mod comparison;
+pub mod output;
 
 pub mod cli;
 
@@ -89,11 +49,11 @@ pub fn main() -> ExitCode {
     match cli::run(cli) {
         Ok(code) => code,
         Err(CommandFailure::Faults(faults)) => {
-            print::faults(&faults);
+            output::print::faults(&faults);
             ExitCode::FAILURE
         }
         Err(CommandFailure::Other(error)) => {
-            print::failure(format_args!("{error:#}"));
+            output::print::failure(format_args!("{error:#}"));
             // A missing privilege has its own exit code, because a change of the configuration does
             // not correct it.
             if is_permission(&error) { ExitCode::from(4) } else { ExitCode::FAILURE }

@@ -4,7 +4,7 @@
 //! In reading order: the metrics and their meaning (`families`), the collection of their values
 //! (`collect`), the format of a page (`page`), and the server (`serve`). A page for ten thousand
 //! backends has half a million lines. The event loop contributes only its own state, as
-//! [`Facts`](crate::facts::Facts). A scrape therefore does not delay the loop.
+//! [`Facts`](crate::output::facts::Facts). A scrape therefore does not delay the loop.
 
 mod families;
 

@@ -5,6 +5,8 @@
 //! a fixed number of probes begin per second, and only a limited number of bytes of each answer is
 //! read.
 
+pub mod cost;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;

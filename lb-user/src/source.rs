@@ -9,7 +9,11 @@ pub mod hosts;
 
 pub mod last_good;
 
+pub mod assignments;
+
 mod shrink;
+
+pub mod check;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -33,8 +37,8 @@ use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
+use self::assignments::{Assignments, Consumer};
 pub use self::shrink::{Guard, PendingRemovals};
-use crate::assignments::{Assignments, Consumer};
 use lb_document::diagnostic::Diagnostics;
 
 /// The maximum size of a file with a list, in bytes.
@@ -248,21 +252,15 @@ impl fmt::Display for ListOrigin {
     }
 }
 
-/// The effect on connects while a server's list is suspended, because the list is stale or empty.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suspension {
-    /// The service has no endpoints, and connects fail.
-    Refuse,
-    /// The only endpoint is the service's own address, and connects are not balanced.
-    Pass,
-}
-
-impl Suspension {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Refuse => "refuse",
-            Self::Pass => "pass",
-        }
+lb_core::named! {
+    /// The effect on connects while a server's list is suspended, because the list is stale or
+    /// empty.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Suspension {
+        /// The service has no endpoints, and connects fail.
+        Refuse = "refuse",
+        /// The only endpoint is the service's own address, and connects are not balanced.
+        Pass = "pass",
     }
 }
 

@@ -1,6 +1,11 @@
 //! The report: figures of three publications on subsets and load, computed again by socklb's own
 //! code. The report has one page, and a file for each figure.
 //!
+//! The report shows that socklb's algorithms have the published effects, before an operator trusts
+//! the planner's numbers for a fleet. A figure is drawn from the values of the planner itself, with
+//! `lb_svg`: no plotting library gives the same bytes for the same build without fonts of the host,
+//! and the tests compare the numbers in the figures with the metrics.
+//!
 //! The modules in reading order: the elements of sections ([`palette`], [`numbers`], [`section`]),
 //! a module for each publication, then the page and its directory. The same build writes the same
 //! bytes: the report contains no dates and no properties of the machine.

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use lb_http::CompressedDocument;
 
 use super::{ControllerQuery, query};
-use crate::facts::Facts;
+use crate::output::facts::Facts;
 
 /// The maximum number of requests that may queue for the next document. Further requests wait until
 /// the queue has a free place.

@@ -8,7 +8,7 @@ use lb_agent::run::ProcessStatus;
 
 use super::PathOptions;
 use crate::error::CommandFailure;
-use crate::print;
+use crate::output::print;
 
 /// Runs a command of the agent.
 ///

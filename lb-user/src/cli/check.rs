@@ -14,17 +14,17 @@ use lb_core::membership::Membership;
 use lb_core::service::{Accounting, Service};
 
 use super::{PathOptions, paths_of};
-use crate::assignments::AssignmentsByService;
-use crate::comparison;
 use crate::config::addresses::{AddressSource, WithAddresses};
 use crate::config::{
     self, ClientConfig, Config, ConfigFileError, EndpointSource, HostEnvironment, ListFile, NamedFile,
 };
-use crate::doctor::load::WITH_RATES;
-use crate::dry_run::{self, DoesNotFit, list_sources};
 use crate::error::CommandFailure;
-use crate::print;
-use crate::probe_cost;
+use crate::output::comparison;
+use crate::output::doctor::load::WITH_RATES;
+use crate::output::dry_run::{self, DoesNotFit, list_sources};
+use crate::output::print;
+use crate::probes::cost;
+use crate::source::assignments::AssignmentsByService;
 use crate::source::{self, ListSource, SourceError};
 use lb_document::diagnostic::{DiagnosticCollector, Diagnostics};
 use lb_document::did_you_mean;
@@ -126,7 +126,7 @@ pub fn run(
         });
     }
     notes.extend(subsets(&balancers));
-    notes.extend(probe_cost::notes(&balancers));
+    notes.extend(cost::notes(&balancers));
     let mut text: String = notes.iter().map(|note| format!("note: {note}\n")).collect();
     text.push_str(&format!("{}: ok\n", file.display()));
     if let Some(form) = compared {

@@ -15,7 +15,7 @@ use crate::api::{self, Answer, DaemonEnded, quoted};
 use crate::close_jobs::{DEFAULT_RATE, IDLE_TIMES, RATES};
 use crate::config::Paths;
 use crate::error::{CommandFailure, is_permission};
-use crate::print;
+use crate::output::print;
 
 /// Flows to close
 #[derive(Clone, Debug, clap::Args)]

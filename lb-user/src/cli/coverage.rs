@@ -4,6 +4,10 @@
 //! connects are balanced. A systemd unit that restarts gets a new cgroup, and a socket that
 //! connects before the programs are attached to that cgroup is not balanced.
 
+pub mod exec;
+
+pub mod wait;
+
 use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -15,8 +19,8 @@ use lb_kernel::{CgroupTree, Pins};
 
 use crate::api;
 use crate::config::Paths;
-use crate::print;
-use crate::status;
+use crate::output::print;
+use crate::output::status;
 use lb_view::coverage::Coverage;
 use lb_view::fault::Fault;
 use lb_view::status::StatusDocument;

@@ -6,7 +6,7 @@ use lb_kernel::Pins;
 
 use super::{PathOptions, paths_of};
 use crate::error::CommandFailure;
-use crate::print;
+use crate::output::print;
 
 /// Removes the client with this name, or all clients if `client` is `None`.
 ///

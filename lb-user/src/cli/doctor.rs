@@ -6,7 +6,8 @@ use super::{DEGRADED, PathOptions, paths_of, read_config};
 use crate::api::{self, Answer};
 use crate::config::Paths;
 use crate::error::CommandFailure;
-use crate::{doctor, print};
+use crate::output::doctor;
+use crate::output::print;
 use lb_view::status::StatusDocument;
 use lb_view::text::{self, Style};
 

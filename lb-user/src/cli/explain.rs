@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use super::{PathOptions, paths_of, read_config, status};
 use crate::api::{self, Answer};
 use crate::config::Config;
-use crate::dry_run;
 use crate::error::CommandFailure;
-use crate::explain::{self, Dials};
-use crate::print;
+use crate::output::dry_run;
+use crate::output::explain::{self, Dials};
+use crate::output::print;
 use lb_view::explanation::Explanation;
 use lb_view::text::{self, Style};
 

@@ -6,8 +6,8 @@ use super::{DEGRADED, PathOptions, paths_of};
 use crate::error::CommandFailure;
 use lb_view::filter::Filter;
 
-use crate::flows;
-use crate::print;
+use crate::output::flows;
+use crate::output::print;
 use lb_view::text::{self, Style};
 
 /// Prints the flows. If the maps of a client cannot be read, the exit code is "degraded".

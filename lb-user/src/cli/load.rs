@@ -14,7 +14,7 @@ use lb_view::text::{self, Style};
 use super::{PathOptions, paths_of};
 use crate::api::{self, Answer, quoted};
 use crate::error::CommandFailure;
-use crate::print;
+use crate::output::print;
 
 /// Sets whether weights follow load.
 #[derive(Clone, Debug, Subcommand)]

@@ -36,7 +36,9 @@ use crate::close_jobs::IDLE;
 use crate::config::Paths;
 use crate::controller::unix_seconds;
 use crate::error::{CommandFailure, is_permission};
-use crate::{names, print, status};
+use crate::output::names;
+use crate::output::print;
+use crate::output::status;
 
 /// The flows that a drain closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -9,7 +9,7 @@ use lb_view::readmission::Readmission;
 use super::{PathOptions, paths_of};
 use crate::api::{self, Answer, quoted};
 use crate::error::CommandFailure;
-use crate::print;
+use crate::output::print;
 
 /// Readmits a backend for one client task, or for all client tasks that have the backend.
 ///

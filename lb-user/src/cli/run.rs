@@ -15,7 +15,7 @@ use crate::config::HostEnvironment;
 use crate::config::addresses::{AddressSource, KnownAddresses, WithAddresses};
 use crate::daemon;
 use crate::error::{CommandFailure, is_permission};
-use crate::print;
+use crate::output::print;
 use crate::source::Stamp;
 use lb_view::text::Style;
 

@@ -12,7 +12,8 @@ use super::{DEGRADED, PathOptions, paths_of, read_config};
 use crate::api::{self, Answer, quoted};
 use crate::config::Paths;
 use crate::error::CommandFailure;
-use crate::{print, source_check};
+use crate::output::print;
+use crate::source;
 
 /// Prints, refreshes and checks the lists of services.
 #[derive(Clone, Debug, Subcommand)]
@@ -103,7 +104,7 @@ fn refresh(paths: &Paths, services: &[String]) -> Result<ExitCode, CommandFailur
 
 fn check(json: bool, files: &PathOptions) -> Result<ExitCode, CommandFailure> {
     let config = read_config(files)?;
-    let checked = source_check::check(&config)?;
+    let checked = source::check::check(&config)?;
     if json {
         print::json(&checked)?;
     } else if checked.is_empty() {

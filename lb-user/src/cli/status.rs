@@ -1,5 +1,7 @@
 //! `socklb status`: prints clients, services and backends, once or repeatedly.
 
+pub mod watch;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,13 +12,13 @@ use anyhow::{Context, anyhow};
 use lb_core::endpoint::EndpointList;
 
 use super::overrides::stored::StoredWeights;
-use super::{DEGRADED, PathOptions, paths_of, read_config, watch};
+use super::{DEGRADED, PathOptions, paths_of, read_config};
 use crate::api::{self, Answer};
-use crate::dry_run;
 use crate::error::CommandFailure;
-use crate::names::{self, BackendsByService};
-use crate::print;
-use crate::status;
+use crate::output::dry_run;
+use crate::output::names::{self, BackendsByService};
+use crate::output::print;
+use crate::output::status;
 use lb_view::filter::Filter;
 use lb_view::status::{SortBy, StatusDocument};
 use lb_view::text::{self, Style};

@@ -76,7 +76,7 @@ use crate::backoff::Backoff;
 use crate::close_jobs::CloseCause;
 use crate::config::ClientConfig;
 use crate::controller::{Clock, Environment};
-use crate::window::Window;
+use crate::counts::window::Window;
 
 #[derive(Debug, Error)]
 pub enum ClientTaskError {

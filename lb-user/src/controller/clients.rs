@@ -3,14 +3,19 @@
 //!
 //! A fault of one client is logged once and retried; other clients are not affected.
 
+pub mod first_look;
+pub mod leaving;
+pub mod namespaces;
+pub mod unstarted;
+
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use tracing::{info, warn};
 
+use self::leaving::{CannotLeave, Leaving};
 use super::Controller;
 use super::client_task::{ClientTask, Followed};
-use super::leaving_clients::{CannotLeave, Leaving};
 use crate::backoff::Backoff;
 use crate::config::{ClientConfig, Config};
 

@@ -8,14 +8,14 @@ use lb_kernel::{Offsets, Pins};
 use lb_view::fault::{Fault, FaultCode};
 use lb_view::status::SourceStatus;
 
+use super::clients::leaving::CannotLeave;
 use super::clock::unix_seconds;
-use super::leaving_clients::CannotLeave;
 use super::{Controller, StoredFile, StoredOverrides};
 use crate::controller::client_task::{ClientTask, ServiceTask};
-use crate::descriptors;
+use crate::counts::window::Lately;
+use crate::daemon::descriptors;
 use crate::error::chain;
-use crate::facts::{ClientFacts, Facts, Reloads};
-use crate::window::Lately;
+use crate::output::facts::{ClientFacts, Facts, Reloads};
 
 impl Controller {
     /// Collects the facts that status and metrics need from the loop. Makes a few system calls per

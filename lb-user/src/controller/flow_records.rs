@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::{BackgroundWork, Controller};
 use crate::controller::client_task::ClientTask;
-use crate::reclaimed::{Ends, Reclaimed};
+use crate::counts::reclaimed::{Ends, Reclaimed};
 
 #[derive(Default)]
 pub struct ReclaimPasses {

@@ -29,9 +29,9 @@ use tracing::{info, warn};
 
 use super::Controller;
 use super::client_task::{ClientTask, effects};
+use super::clients::leaving::Leaving;
 use super::clock::unix_seconds;
-use super::leaving_clients::Leaving;
-use super::state_files::{OverridesRead, StoredFile, StoredRead};
+use super::stores::files::{OverridesRead, StoredFile, StoredRead};
 use crate::api::{OverrideAction, OverrideRequest, Reply};
 use crate::config::ClientConfig;
 

@@ -33,12 +33,12 @@ use lb_view::text::counted;
 use tracing::{info, warn};
 
 use super::client_task::ClientTask;
-use super::leaving_clients::Leaving;
+use super::clients::leaving::Leaving;
 use super::register::Register;
 use super::{Controller, Network, ReceiveAt};
 use crate::config::{ClientConfig, ProbeConfig, ProbeKind, ReportsConfig};
 use crate::error::chain;
-use crate::facts::ReportCounts;
+use crate::output::facts::ReportCounts;
 use crate::probes::ConnectTarget;
 use crate::reports::ReportExchanger;
 

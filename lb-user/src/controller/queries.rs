@@ -19,9 +19,9 @@ use lb_view::readmission::{self, Readmission, Readmitted};
 use lb_view::source::{self, Refreshed};
 
 use crate::api::{ControllerQuery, Reply, SourceText};
-use crate::configured::configured;
-use crate::explain;
-use crate::names;
+use crate::output::configured::configured;
+use crate::output::explain;
+use crate::output::names;
 
 /// A request that waits until a client's programs cover a cgroup.
 pub struct Waiter {

@@ -6,6 +6,10 @@
 //! again, and the kernel's state is changed step by step. A configuration with a fault changes
 //! nothing.
 
+pub mod changes;
+pub mod fixed;
+pub mod start;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
@@ -13,17 +17,16 @@ use std::time::{Instant, SystemTime};
 use lb_core::feed::{Progress, ReadFailure, ReadTurn, Version};
 use tracing::{info, warn};
 
-use super::changes::changes;
-use super::list_reads::{ListInForce, Reading};
-use super::sources::WatchedSource;
+use self::changes::changes;
+use super::lists::reads::{ListInForce, Reading};
+use super::lists::sources::WatchedSource;
 use super::{
     BackgroundWork, ClientOpener, Controller, Effect, EnvoyFile, Notice, OpenRequest, Opened, StoredState,
-    fixed,
 };
-use crate::assignments::AssignmentsByService;
 use crate::config::Config;
 use crate::config::addresses::KnownAddresses;
-use crate::configured::configured;
+use crate::output::configured::configured;
+use crate::source::assignments::AssignmentsByService;
 use crate::source::{NoAnswer, Stamp, directory_of};
 
 /// The configuration to load.

@@ -10,29 +10,11 @@ mod stage;
 
 mod ejection;
 
-mod evidence;
-
 mod policies;
-
-mod choices;
-
-mod subsets;
-
-mod jobs;
 
 mod lists;
 
-mod remote;
-
-mod addresses;
-
-mod hosts;
-
 mod clients;
-
-mod reloads;
-
-mod starts;
 
 mod views;
 
@@ -40,17 +22,9 @@ mod health;
 
 mod reports;
 
-mod announcements;
-
-mod load;
-
 mod contract;
 
-mod envoy;
-
-mod close_jobs;
-
-mod rebalance;
+mod closes;
 
 mod overrides;
 

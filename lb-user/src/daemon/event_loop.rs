@@ -15,6 +15,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use super::descriptors;
 use super::file_io::{FileIo, Files, HostFiles, PATIENCE, beside};
 use super::lists::ListReader;
 use super::loader::Loader;
@@ -23,13 +24,13 @@ use super::remotes::Remotes;
 use super::start::{self, Listeners};
 use super::watches::Watches;
 use super::{Reread, files, opener};
+use crate::close_jobs;
 use crate::config::Config;
 use crate::controller::{
     BackgroundWork, Clock, Controller, Effect, Environment, Event, NamespaceFound, Notice, Search, TICK,
     WorkResult,
 };
 use crate::source::{MAX_THREADS, NoAnswer, Stamp, directory_of};
-use crate::{close_jobs, descriptors};
 use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
 use lb_kernel::{ClientNamespace, Features, Kernel, Linux, RecordedProcesses};
@@ -49,7 +50,7 @@ const BLOCKING_THREADS: usize = MAX_THREADS + 256 + 64;
 /// # Errors
 /// If the daemon cannot start. Once the daemon is ready, this function does not fail.
 pub fn run(config: Config, stamp: Option<Stamp>, reread: Reread) -> Result<()> {
-    crate::memory::give_back_what_is_freed();
+    super::memory::give_back_what_is_freed();
     let runtime = runtime()?;
     // A panic of any thread ends the process, and the service manager starts the daemon again.
     // Without this hook, the loop would wait forever for the result of a thread that has panicked.

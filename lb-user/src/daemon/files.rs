@@ -15,7 +15,7 @@ use crate::controller::{
     EnvoyChanges, EnvoyFile, EnvoyResults, OverridesRead, StateFiles, StoreFailures, StoredFile, StoredHosts,
     StoredKinds, StoredOverrides, StoredRead, StoredState, asides, envoy_places_path,
 };
-use crate::envoy::{self, EnvoyLbEndpoint};
+use crate::output::envoy::{self, EnvoyLbEndpoint};
 use crate::source::MAX_BYTES;
 
 /// The longest wait until files are stored. Files are written and synchronized one by one.

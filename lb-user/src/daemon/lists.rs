@@ -1,6 +1,6 @@
 //! Reads endpoint lists outside of the event loop, from files and from the answers of servers. A
 //! file that does not answer delays no other file. At most `TEXTS` texts of files are in memory at
-//! the same time. `controller/list_reads` has the rules for the lists that are read here.
+//! the same time. `controller/lists/reads` has the rules for the lists that are read here.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use lb_core::ids::BackendRef;
 use lb_kernel::{BackendSnapshot, DatapathError, Fullness, Snapshot, Tables};
 
-use crate::facts::ClientFacts;
-use crate::window::{Lately, Recent};
+use crate::counts::window::{Lately, Recent};
+use crate::output::facts::ClientFacts;
 
 #[derive(Debug)]
 pub struct ClientMetrics {

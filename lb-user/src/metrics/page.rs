@@ -18,7 +18,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::collect::{ClientMetrics, collect};
 use super::families::{Family, FamilyType};
-use crate::facts::Facts;
+use crate::output::facts::Facts;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpositionFormat {

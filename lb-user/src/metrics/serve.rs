@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::page::{self, ExpositionFormat};
 use crate::api::{ControllerQuery, Rounds};
 use crate::config::Metrics;
-use crate::facts::Facts;
+use crate::output::facts::Facts;
 use lb_http::{CompressedDocument, DocumentWriter, accepts_gzip, respond};
 
 #[derive(Clone)]

@@ -12,7 +12,7 @@ use super::wait::{self, NOT_DRAINED, PAUSE};
 use crate::cli::close::{self, NotClosed};
 use crate::config::Paths;
 use crate::error::is_permission;
-use crate::print;
+use crate::output::print;
 
 /// The result of the closing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

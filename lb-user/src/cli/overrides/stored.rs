@@ -14,8 +14,8 @@ use crate::controller::{
 };
 use crate::daemon::{HostFiles, set_aside};
 use crate::error::CommandFailure;
+use crate::output::status;
 use crate::source::{SourceError, last_good};
-use crate::status;
 
 /// The overrides that are in force while no daemon answers.
 pub struct WithoutDaemon {

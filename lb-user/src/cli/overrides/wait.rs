@@ -17,7 +17,7 @@ use crate::api;
 use crate::cli::DEGRADED;
 use crate::config::Paths;
 use crate::error::is_permission;
-use crate::print;
+use crate::output::print;
 
 /// The exit code if a drain ends before the command ends.
 pub const NOT_DRAINED: u8 = 1;

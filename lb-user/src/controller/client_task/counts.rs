@@ -9,7 +9,7 @@ use lb_core::ids::{BackendRef, ServiceIndex, Slot};
 use lb_kernel::DatapathError;
 
 use super::ClientTask;
-use crate::window::{Sample, Window};
+use crate::counts::window::{Sample, Window};
 
 impl ClientTask {
     /// Samples the counts of every slot, if a sample is due.

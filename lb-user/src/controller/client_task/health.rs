@@ -25,9 +25,9 @@ use super::{ClientTask, ServiceTask};
 use crate::config::ProbeConfig;
 use crate::controller::Network;
 use crate::controller::probe_targets::{ProbeCandidate, connect_target};
+use crate::counts::window::Window;
+use crate::output::status;
 use crate::probes::probed;
-use crate::status;
-use crate::window::Window;
 
 /// The maximum number of lines that one call logs per client task. One further line contains the
 /// number of all other changes.

@@ -13,8 +13,8 @@ use lb_kernel::Datapath;
 use tracing::debug;
 
 use super::ClientTask;
-use crate::assignments::Assignment;
 use crate::controller::Controller;
+use crate::source::assignments::Assignment;
 
 /// The size of one service's subset, and the assignment. The first members of the assignment are
 /// the subset.

@@ -1,5 +1,9 @@
 //! Scripts of several clients, of reloads, and of starts.
 
+mod jobs;
+mod reloads;
+mod starts;
+
 use std::collections::BTreeSet;
 
 use lb_common::ending::Ending;

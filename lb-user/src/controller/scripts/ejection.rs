@@ -2,6 +2,8 @@
 //! kind, the local tests of the same name show that the programs in the kernel decide in the same
 //! way.
 
+mod evidence;
+
 use std::collections::BTreeSet;
 
 use lb_common::abi::{BackendState, EjectionRules, NextTrial};
@@ -14,7 +16,7 @@ use super::FOR_LONG;
 use super::stage::{BACKENDS, LIST, SECOND, SERVICE, Stage, address, script};
 use crate::api::{ControllerQuery, Reply};
 use crate::controller::Event;
-use crate::status;
+use crate::output::status;
 
 fn many(count: u32) -> Vec<String> {
     (0..count).map(|n| format!("10.1.{}.{}:80", n / 200, 1 + n % 200)).collect()

@@ -6,7 +6,7 @@ use lb_core::health::Health;
 use lb_kernel::Kernel as _;
 
 use super::stage::{BACKENDS, Stage, address, script};
-use crate::status;
+use crate::output::status;
 
 const PROBED: &str = "health = { probe = \"tcp\" }\nejection = \"off\"";
 const FOUR: [&str; 4] = [BACKENDS[0], BACKENDS[1], BACKENDS[2], "10.0.0.4:80"];

@@ -1,5 +1,10 @@
 //! Scripts of endpoint files that change, are lost, or are invalid.
 
+mod addresses;
+mod hosts;
+mod remote;
+mod subsets;
+
 use std::collections::BTreeMap;
 
 use lb_common::abi::BackendState;
@@ -11,7 +16,7 @@ use super::stage::{
     BACKENDS, FAULTS_PER_MILLE, LIST, SEED, SERVICE, Stage, address, cgroup_path, list_of, script,
 };
 use crate::controller::{BackgroundWork, Event};
-use crate::status;
+use crate::output::status;
 
 const LAST_GOOD: &str = "/var/lib/socklb";
 

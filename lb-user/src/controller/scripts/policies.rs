@@ -1,6 +1,8 @@
 //! Scripts of policies, and of rules that change while flows are open. `tests/local/replay.rs`
 //! shows that the kernel programs choose the same backends as the code that these scripts run.
 
+mod choices;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -2,6 +2,9 @@
 //! scripts: the tests of `lb_report` show which datagrams are accepted, and the local tests `xdp`
 //! show that the kernel's receiver program follows the same rules.
 
+mod announcements;
+mod load;
+
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +16,7 @@ use lb_report::wire::Readiness;
 
 use super::stage::{BACKENDS, PINS, SECOND, SEED, SERVICE, Stage, address, cgroup_path, list_of, script};
 use crate::controller::{BackgroundWork, Event};
-use crate::status;
+use crate::output::status;
 
 pub const REPORTS: &str =
     "health = { probe = \"report\", interval = \"1s\", idle_interval = \"1s\" }\n[reports]\nkey = \"1\"";

@@ -33,7 +33,6 @@ use lb_view::status::{ClientStatus, ServiceStatus, StatusDocument};
 use lb_view::text::Style;
 use tokio::sync::watch;
 
-use crate::assignments::Assignments;
 use crate::close_jobs::{CloseCause, CloseJob, CloseRequester};
 use crate::config::addresses::{self, AddressSource, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
@@ -43,10 +42,11 @@ use crate::controller::{
     OverridesRead, ReceiveAt, StoreFailures, StoredRead, StoredState, Tried, WorkResult,
 };
 use crate::daemon::{FileIo, Files, ListReader, Servers, Watches, Worker};
+use crate::output::status;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::{Exchange, ReportExchanger, ReportStore, SharedExchange};
+use crate::source::assignments::Assignments;
 use crate::source::{Contents, NoAnswer, SourceError, Stamp, last_good};
-use crate::status;
 
 /// The service that the client dials, and its backends at the start.
 pub const SERVICE: &str = "10.96.0.10:80";

@@ -1,6 +1,8 @@
 //! Scripts of the output for operators: states and reasons, with and without a daemon, and shares
 //! and counts that stay with their backends.
 
+mod envoy;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
@@ -13,8 +15,9 @@ use lb_view::text::{self, Style};
 
 use super::FOR_LONG;
 use super::stage::{BACKENDS, SECOND, Stage, address, list_of, script};
-use crate::explain::explain;
-use crate::{dry_run, status};
+use crate::output::dry_run;
+use crate::output::explain::explain;
+use crate::output::status;
 
 impl Stage {
     /// The client `web` in the status that a command computes from the maps if no daemon answers.

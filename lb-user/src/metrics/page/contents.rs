@@ -16,7 +16,7 @@ use super::{MetricsPage, SeriesValue, Sheet, seconds_of_ns, unix_time};
 use crate::close_jobs::CloseCause;
 use crate::metrics::collect::{ClientMetrics, MapMetrics};
 use crate::metrics::families as f;
-use crate::status;
+use crate::output::status;
 
 impl MetricsPage {
     pub fn daemon(&self, sheet: &mut Sheet<'_>) -> fmt::Result {

@@ -19,7 +19,7 @@ use super::super::collect::MapMetrics;
 use super::super::families::ALL;
 use super::*;
 use crate::close_jobs::CloseCause;
-use crate::facts::{ClientFacts, Reloads, ReportCounts};
+use crate::output::facts::{ClientFacts, Reloads, ReportCounts};
 use lb_view::backend::BackendHealth;
 use lb_view::load::{MemberLoadStatus, ServiceLoadStatus};
 use lb_view::overrides::{Override, OverrideKind, OverrideScope};

@@ -1,0 +1,5 @@
+//! Scripts of connections that the daemon closes.
+
+mod jobs;
+
+mod rebalance;
