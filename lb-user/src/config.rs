@@ -2,7 +2,6 @@
 //! file. [`lb_config`] parses the text.
 
 pub mod addresses;
-
 mod file;
 
 use std::net::SocketAddr;
@@ -64,19 +63,7 @@ pub mod tests {
     /// An empty environment.
     struct Nothing;
 
-    impl ProcessEnvironment for Nothing {
-        fn variable(&self, _: &str) -> Option<String> {
-            None
-        }
-
-        fn host_name(&self) -> Option<String> {
-            None
-        }
-
-        fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
-            Err(format!("{}: there is no such file", path.display()))
-        }
-    }
+    impl ProcessEnvironment for Nothing {}
 
     /// Parses a configuration without an environment. Panics if the text has faults.
     pub fn good(text: &str) -> Config {

@@ -5,9 +5,7 @@
 //! check that a cgroup exists.
 
 pub mod cgroup;
-
 mod limits;
-
 pub mod task;
 
 use lb_core::limits::Limits;
@@ -18,7 +16,7 @@ use super::keys::{MAX_NAME_BYTES, client_name};
 use super::service::{Declared, DeclaredServices};
 use super::{ClientConfig, ProcessEnvironment};
 use crate::service::template::ServiceTemplate;
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::quote;
 use lb_document::kind::ValueKind as _;
 use lb_document::{Table, Unique, did_you_mean};
 
@@ -27,24 +25,23 @@ pub fn read(
     services: &DeclaredServices<'_>,
     limits: Limits,
     env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Vec<ClientConfig> {
     let mut names = Unique::default();
     let mut cgroups = ClientCgroups::default();
     let mut clients = Vec::with_capacity(tables.len());
     for table in tables {
-        let job = JOB.take(table, report);
-        let name = read_name(table, job.as_deref(), &mut names, report);
-        let cgroup = CGROUP.take_at(table, report);
+        let job = JOB.take(table);
+        let name = read_name(table, job.as_deref(), &mut names);
+        let cgroup = CGROUP.take_at(table);
         if let Some((cgroup, span)) = &cgroup {
-            cgroups.add(cgroup, name.as_deref().unwrap_or("?"), span, report);
+            cgroups.add(cgroup, name.as_deref().unwrap_or("?"), span, table.report());
         }
-        let task = task::read(table, env, report);
-        let templates = read_services(table, services, report);
+        let task = task::read(table, env);
+        let templates = read_services(table, services);
         if let Some(task) = task {
-            limits::check(table, name.as_deref(), task, &templates, limits, report);
+            limits::check(table, name.as_deref(), task, &templates, limits);
         }
-        let accounting = ACCOUNTING.take(table, report);
+        let accounting = ACCOUNTING.take(table);
         if let (Some(job), Some(name), Some((cgroup, _)), Some(task), Some(accounting)) =
             (job, name, cgroup, task, accounting)
         {
@@ -56,53 +53,44 @@ pub fn read(
     clients
 }
 
-fn read_name(
-    table: &Table<'_>,
-    job: Option<&str>,
-    names: &mut Unique<String>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<String> {
-    let (name, span) = match NAME.item(table, report) {
-        Some(item) => (NAME.kind.read(&item, report)?, item.span()),
+fn read_name(table: &Table<'_>, job: Option<&str>, names: &mut Unique<String>) -> Option<String> {
+    let (name, span) = match NAME.item(table) {
+        Some(item) => (NAME.kind.read(&item)?, item.span()),
         None => (job?.to_owned(), table.get(JOB.name)?.span()),
     };
     if client_name(&name).is_err() {
         let message = format!("job {} is not valid as the name of its client", quote(&name));
         let help =
             format!("add name = \"..\" with 1 to {MAX_NAME_BYTES} characters: letters, digits, _ and -");
-        report.add(span, message, help);
+        table.report().add(span, message, help);
         return None;
     }
-    names.claim(name.clone(), span, &format!("client name \"{name}\""), report);
+    names.claim(name.clone(), span, &format!("client name \"{name}\""), table.report());
     Some(name)
 }
 
-fn read_services<'s>(
-    table: &Table<'_>,
-    services: &'s DeclaredServices<'_>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Vec<&'s ServiceTemplate> {
-    let Some(item) = SERVICES.item(table, report) else {
+fn read_services<'s>(table: &Table<'_>, services: &'s DeclaredServices<'_>) -> Vec<&'s ServiceTemplate> {
+    let Some(item) = SERVICES.item(table) else {
         return services.as_slice().iter().filter_map(|declared| declared.template.as_ref()).collect();
     };
-    let Some(items) = item.list(report) else { return Vec::new() };
+    let Some(items) = item.list() else { return Vec::new() };
     if items.is_empty() {
         let help = "write at least one service, or leave `services` out to dial all services".to_owned();
-        report.add(item.span(), "services is empty", help);
+        item.fault("services is empty", help);
     }
     let mut named = Unique::default();
     let mut templates = Vec::with_capacity(items.len());
     for item in items {
-        let Some(name) = item.text(report) else { continue };
+        let Some(name) = item.text() else { continue };
         let Some(declared) = find(services.as_slice(), name) else {
             let known: Vec<_> = services.as_slice().iter().filter_map(|declared| declared.name).collect();
             let help = format!("{}services: {}", did_you_mean(name, &known), known.join(", "));
             // `add_absent` drops this fault if any line could not be parsed, because the service's
             // table may begin in that line.
-            report.add_absent(item.span(), format!("no service is named {}", quote(name)), help);
+            item.absent(format!("no service is named {}", quote(name)), help);
             continue;
         };
-        if named.claim(name, item.span(), &format!("service \"{name}\""), report) {
+        if named.claim(name, item.span(), &format!("service \"{name}\""), table.report()) {
             templates.extend(declared.template.as_ref());
         }
     }

@@ -15,7 +15,7 @@ use super::keys::{backends, consul, dns, kubernetes};
 use super::service::service_address;
 use lb_core::service::Protocol;
 use lb_document::control::is_obeyed;
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::quote;
 use lb_document::key::ConfigKey;
 use lb_document::kind::{Refusal, Text};
 use lb_document::{Item, Table, address};
@@ -132,16 +132,11 @@ impl ServerSettings {
     /// Returns the settings for queries to the API server. If no API server is known, reports a
     /// fault at `item`. The message begins with `what`, a clause about the key that needs the API
     /// server.
-    pub fn api_server(
-        &self,
-        item: &Item<'_>,
-        what: &str,
-        report: &mut DiagnosticCollector<'_>,
-    ) -> Option<KubernetesSettings> {
+    pub fn api_server(&self, item: &Item<'_>, what: &str) -> Option<KubernetesSettings> {
         match &self.kubernetes {
             Ok(settings) => Some(settings.clone()),
             Err((why, help)) => {
-                report.add(item.span(), format!("{what}, but {why}"), help.clone());
+                item.fault(format!("{what}, but {why}"), help.clone());
                 None
             }
         }
@@ -331,15 +326,15 @@ pub struct TlsSettings {
 }
 
 /// Reads `[dns]`, which may be absent.
-pub fn read_dns(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DnsSettings {
-    let table = root.table(&dns::SECTION, report);
-    let servers = dns::SERVERS.take_written(&table, report).flatten().unwrap_or_default();
-    let transport = dns::TRANSPORT.take_or_default(&table, report);
-    let min_ttl = dns::MIN_TTL.take_or_default(&table, report);
-    let max_ttl = dns::MAX_TTL.take_or_default(&table, report);
+pub fn read_dns(root: &Table<'_>) -> DnsSettings {
+    let table = root.table(&dns::SECTION);
+    let servers = dns::SERVERS.take_written(&table).flatten().unwrap_or_default();
+    let transport = dns::TRANSPORT.take_or_default(&table);
+    let min_ttl = dns::MIN_TTL.take_or_default(&table);
+    let max_ttl = dns::MAX_TTL.take_or_default(&table);
     if min_ttl > max_ttl {
         let span = table.get(dns::MIN_TTL.name).map_or(table.span(), |item| item.span());
-        report.add(
+        root.report().add(
             span,
             "`min_ttl` is longer than `max_ttl`",
             "write a `min_ttl` of at most `max_ttl`".to_owned(),
@@ -387,17 +382,13 @@ pub fn dns_name(text: &str) -> Result<String, Refusal> {
 }
 
 /// Reads `[consul]`, which may be absent.
-pub fn read_consul(
-    root: &Table<'_>,
-    directory: &Path,
-    report: &mut DiagnosticCollector<'_>,
-) -> ConsulSettings {
-    let table = root.table(&consul::SECTION, report);
-    let address = consul::ADDRESS.take_or_default(&table, report);
+pub fn read_consul(root: &Table<'_>, directory: &Path) -> ConsulSettings {
+    let table = root.table(&consul::SECTION);
+    let address = consul::ADDRESS.take_or_default(&table);
     let rows = [&consul::TOKEN, &consul::CA, &consul::CERTIFICATE, &consul::KEY];
-    let [token, ca, certificate, key] = rows.map(|row| file(row, &table, directory, report));
-    let server_name = consul::SERVER_NAME.take_written(&table, report).flatten();
-    let tls = read_tls(&table, ca, (certificate, key), server_name, report);
+    let [token, ca, certificate, key] = rows.map(|row| file(row, &table, directory));
+    let server_name = consul::SERVER_NAME.take_written(&table).flatten();
+    let tls = read_tls(&table, ca, (certificate, key), server_name);
     ConsulSettings { address, token, tls }
 }
 
@@ -415,16 +406,15 @@ pub fn read_kubernetes(
     root: &Table<'_>,
     directory: &Path,
     env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Result<KubernetesSettings, Refusal> {
-    let table = root.table(&kubernetes::SECTION, report);
+    let table = root.table(&kubernetes::SECTION);
     // A faulty `server` has been reported. The placeholder prevents a second fault for a missing
     // server.
-    let written = kubernetes::SERVER.take_written(&table, report).unwrap_or_else(|| Some(HTTP.to_owned()));
+    let written = kubernetes::SERVER.take_written(&table).unwrap_or_else(|| Some(HTTP.to_owned()));
     let rows = [&kubernetes::TOKEN, &kubernetes::CA, &kubernetes::CERTIFICATE, &kubernetes::KEY];
-    let [token, ca, certificate, key] = rows.map(|row| file(row, &table, directory, report));
+    let [token, ca, certificate, key] = rows.map(|row| file(row, &table, directory));
     let pair = (certificate, key);
-    let server_name = kubernetes::SERVER_NAME.take_written(&table, report).flatten();
+    let server_name = kubernetes::SERVER_NAME.take_written(&table).flatten();
     let Some(server) = written else {
         let Some(host) = env.variable("KUBERNETES_SERVICE_HOST") else {
             let help = "write server in [kubernetes], or run the daemon in a pod".to_owned();
@@ -442,16 +432,16 @@ pub fn read_kubernetes(
         let server = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let token = Some(token.unwrap_or_else(|| POD_TOKEN.into()));
         let ca = Some(ca.unwrap_or_else(|| POD_CA.into()));
-        let tls = read_tls(&table, ca, pair, server_name, report);
+        let tls = read_tls(&table, ca, pair, server_name);
         return Ok(KubernetesSettings { server, token, tls });
     };
     let host = server.strip_prefix(HTTPS);
     if host.is_some() && ca.is_none() {
         let span = table.get(kubernetes::SERVER.name).map_or(table.span(), |item| item.span());
         let help = "write `ca`, the file with the certificates that sign the server's certificate".to_owned();
-        report.add(span, "`server` uses TLS, but `ca` is missing", help);
+        root.report().add(span, "`server` uses TLS, but `ca` is missing", help);
     }
-    let tls = read_tls(&table, ca, pair, server_name, report).filter(|_| host.is_some());
+    let tls = read_tls(&table, ca, pair, server_name).filter(|_| host.is_some());
     let server = host.or_else(|| server.strip_prefix(HTTP)).unwrap_or(&server).to_owned();
     Ok(KubernetesSettings { server, token, tls })
 }
@@ -463,13 +453,8 @@ const HTTP: &str = "http://";
 type PathText = Text<Cow<'static, str>>;
 
 /// The file that a key names, relative to the directory of the configuration.
-fn file(
-    key: &ConfigKey<PathText>,
-    table: &Table<'_>,
-    directory: &Path,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<PathBuf> {
-    key.take_written(table, report).flatten().map(|path| directory.join(&*path))
+fn file(key: &ConfigKey<PathText>, table: &Table<'_>, directory: &Path) -> Option<PathBuf> {
+    key.take_written(table).flatten().map(|path| directory.join(&*path))
 }
 
 /// Reads the keys of TLS. Without `ca` there is no TLS, and the other keys have no effect.
@@ -478,24 +463,19 @@ fn read_tls(
     ca: Option<PathBuf>,
     pair: (Option<PathBuf>, Option<PathBuf>),
     server_name: Option<String>,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Option<TlsSettings> {
     let client = match pair {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
         (Some(_), None) | (None, Some(_)) => {
             let help = "write both, or leave both out".to_owned();
-            report.add(
-                table.span(),
-                "`certificate` and `key` belong together, but one of them is missing",
-                help,
-            );
+            table.fault("`certificate` and `key` belong together, but one of them is missing", help);
             None
         }
     };
     if ca.is_none() && (client.is_some() || server_name.is_some()) {
         let help = "write `ca`, or leave out `certificate`, `key` and `server_name`".to_owned();
-        report.add(table.span(), "without `ca` there is no TLS", help);
+        table.fault("without `ca` there is no TLS", help);
     }
     Some(TlsSettings { ca: ca?, server_name, client })
 }
@@ -548,22 +528,22 @@ pub fn api_server(text: &str) -> Result<String, Refusal> {
 
 /// Reads the rules for the answers of a remote source. `on_empty` is the default of the key
 /// `on_empty`.
-pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty, report: &mut DiagnosticCollector<'_>) -> RemoteRules {
-    let stale_after = backends::STALE_AFTER.take_written(table, report).flatten();
-    let on_stale = backends::ON_STALE.take_or_default(table, report);
+pub fn read_rules(table: &Table<'_>, on_empty: OnEmpty) -> RemoteRules {
+    let stale_after = backends::STALE_AFTER.take_written(table).flatten();
+    let on_stale = backends::ON_STALE.take_or_default(table);
     if stale_after.is_none()
-        && let Some(item) = backends::ON_STALE.item(table, report)
+        && let Some(item) = backends::ON_STALE.item(table)
         && !backends::STALE_AFTER.is_written(table)
     {
         let help = "write `stale_after` as well, or leave `on_stale` out";
-        report.add(item.span(), "`on_stale` has no effect without `stale_after`", help.to_owned());
+        item.fault("`on_stale` has no effect without `stale_after`", help.to_owned());
     }
     RemoteRules {
-        allow: backends::ALLOW.take_written(table, report).flatten(),
-        on_empty: backends::ON_EMPTY.take_written(table, report).flatten().unwrap_or(on_empty),
+        allow: backends::ALLOW.take_written(table).flatten(),
+        on_empty: backends::ON_EMPTY.take_written(table).flatten().unwrap_or(on_empty),
         on_stale,
         stale_after,
-        limits_shrink: backends::MAX_SHRINK.take_or_default(table, report),
+        limits_shrink: backends::MAX_SHRINK.take_or_default(table),
     }
 }
 

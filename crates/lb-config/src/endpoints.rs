@@ -26,21 +26,13 @@ use lb_document::{
 };
 
 mod consul;
-
 mod entries;
-
 mod envoy;
-
 mod file_sd;
-
 mod hosts;
-
 mod json;
-
 mod shape;
-
 mod slices;
-
 mod yaml;
 
 use hosts::Expanded;
@@ -245,19 +237,19 @@ impl<'a> ListContext<'a> {
 pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnostics> {
     let path = reading.path;
     if text.len() > MAX_FILE_BYTES {
-        let mut report = DiagnosticCollector::new(path, "");
+        let report = DiagnosticCollector::new(path, "");
         let message = format!("the file is longer than {MAX_FILE_BYTES} bytes");
         let help = "write the file without blanks and without fields that socklb does not read";
         report.add_absent(0..0, message, help.to_owned());
         return report.finish(None);
     }
     let text = utf8(text, path)?;
-    let mut report = DiagnosticCollector::new(path, text);
+    let report = DiagnosticCollector::new(path, text);
     let mut notes = Vec::new();
-    let entries = match document(text, path, &mut report) {
-        Some(document) => read_document(&document, reading, &mut report, &mut notes),
+    let entries = match document(text, path, &report) {
+        Some(document) => read_document(&document, reading, &report, &mut notes),
         None if report.is_clean() => {
-            let entries = read_toml(text, &mut report);
+            let entries = read_toml(text, &report);
             reading.note_port_name(&entries, &mut notes);
             entries
         }
@@ -278,17 +270,13 @@ pub fn parse(text: &[u8], reading: &ListContext<'_>) -> Result<Parsed, Diagnosti
         };
         report.add_absent(0..0, message, help.to_owned());
     }
-    let checked = check(entries, reading, &mut report, &mut notes);
+    let checked = check(entries, reading, &report, &mut notes);
     report.finish(checked.map(|parsed| Parsed { notes, ..parsed }))
 }
 
 /// Returns the text as JSON if it is JSON or YAML. Returns `None` if the text is TOML, or if it is
 /// YAML with faults, which this function reports.
-fn document<'t>(
-    text: &'t str,
-    path: &Path,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<JsonDocument<'t>> {
+fn document<'t>(text: &'t str, path: &Path, report: &DiagnosticCollector<'_>) -> Option<JsonDocument<'t>> {
     let named_yaml = format_of(path) == "yaml";
     let json = JsonDocument::json(text, named_yaml);
     // JSON is also valid YAML, but the reader of JSON describes faults of JSON better.
@@ -314,7 +302,7 @@ pub fn format_of(path: &Path) -> &'static str {
 fn read_document(
     document: &JsonDocument<'_>,
     reading: &ListContext<'_>,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     match document.root() {
@@ -337,7 +325,7 @@ fn read_document(
 /// The fault, reported for the file at `path`.
 pub fn check_indexes(list: &EndpointList, needs: Option<Algorithm>, path: &Path) -> Result<(), Diagnostics> {
     let Some((message, help)) = without_indexes(list, needs) else { return Ok(()) };
-    let mut report = DiagnosticCollector::new(path, "");
+    let report = DiagnosticCollector::new(path, "");
     report.add_absent(0..0, message, help);
     report.finish(Some(()))
 }
@@ -349,30 +337,30 @@ pub fn without_indexes(list: &EndpointList, needs: Option<Algorithm>) -> Option<
     Some((message, "give every endpoint an index, or write algorithm = \"rocksteadier\"".to_owned()))
 }
 
-fn read_toml(text: &str, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
+fn read_toml(text: &str, report: &DiagnosticCollector<'_>) -> Vec<ListEntry> {
     let root = entries::read(text, MAX_BACKENDS as usize, report);
-    let root = Table::root("an endpoint file", &root);
-    root.check_keys(&[keys::SECTION.name()], report);
-    let tables = root.tables(&keys::SECTION, MAX_BACKENDS as usize, report);
-    tables.iter().filter_map(|table| read_table(table, report)).collect()
+    let root = Table::root("an endpoint file", &root, report);
+    root.check_keys(&[keys::SECTION.name()]);
+    let tables = root.tables(&keys::SECTION, MAX_BACKENDS as usize);
+    tables.iter().filter_map(read_table).collect()
 }
 
 // A fault of one part of an entry does not hide other faults: every part that can be read is
 // checked. An entry with neither address nor index, as at the end of a truncated file, causes no
 // further fault.
-fn read_table(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<ListEntry> {
-    let listed = keys::ADDRESS.item(table, report);
+fn read_table(table: &Table<'_>) -> Option<ListEntry> {
+    let listed = keys::ADDRESS.item(table);
     let is_cut = listed.is_none() && table.get(keys::INDEX.name).is_none();
     let span = listed.as_ref().map_or(table.span(), lb_document::Item::span);
-    let listed = listed.and_then(|item| keys::ADDRESS.kind.read(&item, report));
-    let index = match keys::INDEX.item(table, report) {
-        Some(item) => Index::read(item.span(), keys::INDEX.kind.read(&item, report)),
+    let listed = listed.and_then(|item| keys::ADDRESS.kind.read(&item));
+    let index = match keys::INDEX.item(table) {
+        Some(item) => Index::read(item.span(), keys::INDEX.kind.read(&item)),
         None => Index::Absent,
     };
-    let weight = keys::WEIGHT.take_or_default(table, report);
-    let state = keys::STATE.take_or_default(table, report);
-    let zone = keys::ZONE.take_written(table, report).flatten();
-    let agent = keys::AGENT.take_written(table, report).flatten();
+    let weight = keys::WEIGHT.take_or_default(table);
+    let state = keys::STATE.take_or_default(table);
+    let zone = keys::ZONE.take_written(table).flatten();
+    let agent = keys::AGENT.take_written(table).flatten();
     (!is_cut).then_some(ListEntry { span, target: listed, index, weight, state, zone, agent })
 }
 
@@ -450,7 +438,7 @@ impl ListEntry {
 pub fn check(
     mut entries: Vec<ListEntry>,
     reading: &ListContext<'_>,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Option<Parsed> {
     let indexed = entries.iter().find_map(|entry| entry.index.span().cloned());
@@ -501,7 +489,7 @@ fn is_resolved(target: &ListedAddress, resolved: &BTreeMap<SocketAddr, String>) 
 
 // `EndpointList` detects duplicates only among entries with addresses. This function detects
 // duplicate host names, and duplicate indexes of entries with a host name or an unreadable address.
-fn check_names(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
+fn check_names(entries: &[ListEntry], report: &DiagnosticCollector<'_>) {
     let mut named: BTreeMap<&ListedAddress, &Range<usize>> = BTreeMap::new();
     for entry in entries {
         let Some(target @ ListedAddress::Host(..)) = &entry.target else { continue };
@@ -516,7 +504,7 @@ fn check_names(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
     check_indexes_without_address(entries, report);
 }
 
-fn check_indexes_without_address(entries: &[ListEntry], report: &mut DiagnosticCollector<'_>) {
+fn check_indexes_without_address(entries: &[ListEntry], report: &DiagnosticCollector<'_>) {
     // For each index: its first position, and whether an entry with an address has the index.
     let mut seen: BTreeMap<u32, (&Range<usize>, bool)> = BTreeMap::new();
     for entry in entries {
@@ -575,7 +563,7 @@ fn add_fault(
     position: usize,
     fault: &EndpointFault,
     spans: &[(Range<usize>, Range<usize>)],
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
 ) {
     let (address_span, index_span) = spans[position].clone();
     let mut help = None;

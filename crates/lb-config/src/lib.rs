@@ -22,19 +22,13 @@ use lb_document::diagnostic::{DiagnosticCollector, Diagnostics};
 use lb_document::{self as document, Table};
 use lb_report::keys::{Keys, ServiceKey};
 
-pub mod keys;
-
-pub mod reference;
-
-mod settings;
-
-mod service;
-
 mod client;
-
 pub mod discovery;
-
 pub mod endpoints;
+pub mod keys;
+pub mod reference;
+mod service;
+mod settings;
 
 pub use discovery::{AddressLookup, ClusterIpOrigin, RemoteSource};
 pub use service::probe::{AGENT_PORT, ProbeConfig, ProbeKind};
@@ -162,17 +156,24 @@ pub struct NamedFile {
     pub span: Range<usize>,
 }
 
-/// The facts about the running process on which a configuration depends.
+/// The facts about the running process on which a configuration depends. By default there is
+/// nothing: no variable, no name and no file.
 pub trait ProcessEnvironment {
     /// `None` if the environment variable is not set.
-    fn variable(&self, name: &str) -> Option<String>;
+    fn variable(&self, _name: &str) -> Option<String> {
+        None
+    }
     /// `None` if the kernel does not report a host name.
-    fn host_name(&self) -> Option<String>;
+    fn host_name(&self) -> Option<String> {
+        None
+    }
     /// Reads the keys in a file.
     ///
     /// # Errors
     /// A message that names the file and contains no part of a key.
-    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String>;
+    fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
+        Err(format!("{}: there is no such file", path.display()))
+    }
     /// The address that a server last sent for a service; `None` if no address is known. `state` is
     /// the directory in which a daemon stores these addresses.
     fn service_address(&self, _origin: &ClusterIpOrigin, _state: &Path) -> Option<SocketAddr> {
@@ -199,14 +200,14 @@ pub fn parse_with(
     text: &str,
     path: &Path,
     env: &dyn ProcessEnvironment,
-    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut DiagnosticCollector<'_>),
+    look: impl FnOnce(&[NamedFile], &[SocketAddr], &DiagnosticCollector<'_>),
 ) -> Result<Config, Diagnostics> {
-    let mut report = DiagnosticCollector::new(path, text);
-    let root = document::read(text, &mut report);
-    let root = Table::root("a configuration", &root);
-    root.check_keys(&keys::names(), &mut report);
-    let (config, files) = read_root(&root, path, env, &mut report);
-    look(&files, &config.addresses, &mut report);
+    let report = DiagnosticCollector::new(path, text);
+    let root = document::read(text, &report);
+    let root = Table::root("a configuration", &root, &report);
+    root.check_keys(&keys::names());
+    let (config, files) = read_root(&root, path, env);
+    look(&files, &config.addresses, &report);
     report.finish(Some(config))
 }
 
@@ -217,47 +218,42 @@ pub fn parse_with(
 /// The faults of the table `[paths]`. If the text has a syntax error and this table is not found,
 /// the faults of the text.
 pub fn parse_paths(text: &str, path: &Path) -> Result<Paths, Diagnostics> {
-    let mut syntax = DiagnosticCollector::new(path, text);
-    let root = document::read(text, &mut syntax);
-    let root = Table::root("a configuration", &root);
+    let syntax = DiagnosticCollector::new(path, text);
+    let root = document::read(text, &syntax);
+    let report = DiagnosticCollector::new(path, text);
+    let root = Table::root("a configuration", &root, &report);
     if root.get("paths").is_none() && !syntax.is_clean() {
         return syntax.finish(None);
     }
-    let mut report = DiagnosticCollector::new(path, text);
-    let paths = settings::read_paths(&root, path.parent().unwrap_or(Path::new("")), &mut report);
+    let paths = settings::read_paths(&root, path.parent().unwrap_or(Path::new("")));
     report.finish(Some(paths))
 }
 
 // The returned value is a valid configuration only if `report` is empty.
-fn read_root(
-    root: &Table<'_>,
-    path: &Path,
-    env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
-) -> (Config, Vec<NamedFile>) {
+fn read_root(root: &Table<'_>, path: &Path, env: &dyn ProcessEnvironment) -> (Config, Vec<NamedFile>) {
     let directory = path.parent().unwrap_or(Path::new(""));
-    let services = root.tables(&keys::service::SECTION, MAX_SERVICES as usize, report);
-    let clients = root.tables(&keys::client::SECTION, MAX_CLIENTS, report);
+    let services = root.tables(&keys::service::SECTION, MAX_SERVICES as usize);
+    let clients = root.tables(&keys::client::SECTION, MAX_CLIENTS);
     for (key, example) in [
         ("client", "write [[client]] with a job and a cgroup"),
         ("service", "write [[service]] with a name, an address and backends"),
     ] {
         if root.get(key).is_none_or(|item| item.is_empty_list()) {
-            report.add_absent(0..0, format!("no {key} is configured"), example.to_owned());
+            root.report().add_absent(0..0, format!("no {key} is configured"), example.to_owned());
         }
     }
-    let paths = settings::read_paths(root, directory, report);
-    let limits = settings::read_limits(root, report);
-    let reports = settings::reports::read(root, directory, env, report);
+    let paths = settings::read_paths(root, directory);
+    let limits = settings::read_limits(root);
+    let reports = settings::reports::read(root, directory, env);
     let around = service::probe::Around { directory, env, reports: &reports };
     let servers = discovery::ServerSettings {
-        dns: discovery::read_dns(root, report),
-        consul: discovery::read_consul(root, directory, report),
-        kubernetes: discovery::read_kubernetes(root, directory, env, report),
+        dns: discovery::read_dns(root),
+        consul: discovery::read_consul(root, directory),
+        kubernetes: discovery::read_kubernetes(root, directory, env),
     };
-    let services = service::read(&services, around, &servers, &paths.state, report);
+    let services = service::read(&services, around, &servers, &paths.state);
     let dns = servers.dns;
-    let clients = client::read(&clients, &services, limits, env, report);
+    let clients = client::read(&clients, &services, limits, env);
     let addresses = services.addresses();
     let lookups = services.lookups();
     let config = Config {
@@ -267,13 +263,13 @@ fn read_root(
         lookups,
         paths,
         limits,
-        daemon: settings::read_daemon(root, report),
-        metrics: settings::metrics::read(root, report),
-        admins: settings::read_admins(root, report),
-        reclaim_interval: settings::read_reclaim_interval(root, report),
+        daemon: settings::read_daemon(root),
+        metrics: settings::metrics::read(root),
+        admins: settings::read_admins(root),
+        reclaim_interval: settings::read_reclaim_interval(root),
         reports,
         dns,
-        envoy: settings::read_envoy(root, directory, report),
+        envoy: settings::read_envoy(root, directory),
     };
     (config, services.into_files())
 }

@@ -4,21 +4,13 @@
 //! seed of the task's job.
 
 pub mod ejection;
-
 pub mod health;
-
 pub mod load;
-
 pub mod policy;
-
 pub mod probe;
-
 pub mod rebalance;
-
 pub mod source;
-
 pub mod subset;
-
 pub mod template;
 
 use std::net::SocketAddr;
@@ -33,7 +25,6 @@ use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUB
 use super::keys::{lookup, port_name};
 use super::{EndpointSource, NamedFile, ProcessEnvironment};
 use crate::endpoints;
-use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::{Number, Refusal, ValueKind as _};
 use lb_document::{Item, Table, Unique, address};
 use toml::de::DeValue;
@@ -82,16 +73,15 @@ pub fn read<'t>(
     around: Around<'_>,
     servers: &ServerSettings,
     state: &Path,
-    report: &mut DiagnosticCollector<'_>,
 ) -> DeclaredServices<'t> {
     let mut names = Unique::default();
     let mut listeners = Unique::default();
-    let read = |table| read_identity(table, servers, &mut names, &mut listeners, report);
+    let read = |table| read_identity(table, servers, &mut names, &mut listeners);
     let mut declared: Vec<_> = tables.iter().map(read).collect();
     look_up(tables, &mut declared, around.env, state);
     let addresses: Vec<SocketAddr> = declared.iter().filter_map(|declared| declared.address).collect();
     for (table, declared) in tables.iter().zip(&mut declared) {
-        declared.template = read_template(table, declared, &addresses, around, servers, report);
+        declared.template = read_template(table, declared, &addresses, around, servers);
         declared.file =
             source::named_file(table, declared.name, (declared.address, declared.protocol), around.directory);
     }
@@ -103,25 +93,24 @@ fn read_identity<'t>(
     servers: &ServerSettings,
     names: &mut Unique<String>,
     listeners: &mut Unique<(SocketAddr, u8)>,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Declared<'t> {
-    if let Some((name, span)) = NAME.take_at(table, report) {
+    if let Some((name, span)) = NAME.take_at(table) {
         let what = format!("service name \"{name}\"");
-        names.claim(name, span, &what, report);
+        names.claim(name, span, &what, table.report());
     }
     let name = table.get(NAME.name).and_then(|item| item.as_str());
-    let protocol = PROTOCOL.take(table, report);
+    let protocol = PROTOCOL.take(table);
     let (mut address, mut lookup) = (None, None);
-    if let Some(item) = ADDRESS.item(table, report) {
+    if let Some(item) = ADDRESS.item(table) {
         if matches!(item.value(), DeValue::Table(_)) {
-            lookup = protocol.and_then(|protocol| read_lookup(&item, name, protocol, servers, report));
+            lookup = protocol.and_then(|protocol| read_lookup(&item, name, protocol, servers));
         } else {
-            address = item.parse(service_address, report).map(|address| (address, item.span()));
+            address = item.parse(service_address).map(|address| (address, item.span()));
         }
     }
     if let (Some((address, span)), Some(protocol)) = (&address, protocol) {
         let what = format!("address {address} with protocol {}", protocol.name());
-        listeners.claim((*address, protocol.number()), span.clone(), &what, report);
+        listeners.claim((*address, protocol.number()), span.clone(), &what, table.report());
     }
     let address = address.map(|(address, _)| address);
     Declared { name, address, lookup, protocol, file: None, template: None }
@@ -132,18 +121,17 @@ fn read_lookup(
     name: Option<&str>,
     protocol: Protocol,
     servers: &ServerSettings,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Option<AddressLookup> {
-    let table = item.table(&lookup::SECTION, report)?;
-    let written = lookup::KUBERNETES.take(&table, report)?;
-    let family = lookup::FAMILY.take_written(&table, report)?;
-    let port = match lookup::PORT.item(&table, report) {
+    let table = item.table(&lookup::SECTION)?;
+    let written = lookup::KUBERNETES.take(&table)?;
+    let family = lookup::FAMILY.take_written(&table)?;
+    let port = match lookup::PORT.item(&table) {
         None => None,
-        Some(port) if port.as_str().is_some() => Some(port.parse(port_name, report)?),
-        Some(port) => Some(Number(1..=65_535).read(&port, report)?.to_string()),
+        Some(port) if port.as_str().is_some() => Some(port.parse(port_name)?),
+        Some(port) => Some(Number(1..=65_535).read(&port)?.to_string()),
     };
     let (namespace, service) = written.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned()))?;
-    let settings = servers.api_server(item, &format!("`address` names the Service {written}"), report)?;
+    let settings = servers.api_server(item, &format!("`address` names the Service {written}"))?;
     let origin = ClusterIpOrigin { namespace, service, protocol, port, family, settings };
     Some(AddressLookup { service: name?.to_owned(), origin, address: None, taken: None })
 }
@@ -208,17 +196,16 @@ fn read_template(
     addresses: &[SocketAddr],
     around: Around<'_>,
     servers: &ServerSettings,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Option<ServiceTemplate> {
-    let choice = policy::read(table, declared.protocol, report);
-    let health = health::read(table, declared.protocol, around, report);
+    let choice = policy::read(table, declared.protocol);
+    let health = health::read(table, declared.protocol, around);
     let probe = health.as_ref().map(|(_, probe)| probe.as_ref());
-    let control = load::read(table, choice.as_ref().map(|choice| choice.policy), probe, report);
+    let control = load::read(table, choice.as_ref().map(|choice| choice.policy), probe);
     let written = table.get(SUBSET.name);
-    let subset = SUBSET.take_written(table, report);
+    let subset = SUBSET.take_written(table);
     let subset = subset.map(|subset| subset.unwrap_or_else(|| (subset::default(), None)));
-    let errno = read_errno(table, report);
-    let backends = BACKENDS.item(table, report);
+    let errno = read_errno(table);
+    let backends = BACKENDS.item(table);
     let surroundings = source::Surroundings {
         service: declared.address,
         protocol: declared.protocol,
@@ -226,14 +213,14 @@ fn read_template(
         directory: around.directory,
         servers,
     };
-    let source = backends.and_then(|item| source::read(&item, surroundings, report));
+    let source = backends.and_then(|item| source::read(&item, surroundings));
     if let (Some(choice), Some((subset, _)), Some(source)) = (&choice, subset, &source) {
-        policy::check_scan(table, choice, subset, source, report);
+        policy::check_scan(table, choice, subset, source);
     }
     if let (Some(item), Some((subset, _)), Some(EndpointSource::Static(list))) = (&written, subset, &source)
         && let Some((message, help)) = endpoints::without_indexes(list, subset.needs_indexes())
     {
-        report.add(item.span(), message, help);
+        item.fault(message, help);
     }
     let (subset, seed) = subset?;
     let choice = choice?;
@@ -261,15 +248,15 @@ fn read_template(
     Some(ServiceTemplate { service, seed, ejection, source: source?, probe })
 }
 
-fn read_errno(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u16> {
-    if let Some(item) = ON_NO_BACKEND.item(table, report)
+fn read_errno(table: &Table<'_>) -> Option<u16> {
+    if let Some(item) = ON_NO_BACKEND.item(table)
         && item.as_str() == Some("EPERM")
     {
         let message = "`on_no_backend` \"EPERM\" would look like a firewall to the caller";
-        report.add(item.span(), message, "write \"EHOSTUNREACH\" or \"ECONNREFUSED\"".to_owned());
+        item.fault(message, "write \"EHOSTUNREACH\" or \"ECONNREFUSED\"".to_owned());
         return None;
     }
-    let (_, errno) = ON_NO_BACKEND.take(table, report)?;
+    let (_, errno) = ON_NO_BACKEND.take(table)?;
     u16::try_from(errno).ok()
 }
 
@@ -282,7 +269,6 @@ mod tests {
     use lb_core::control::ControlRules;
     use lb_core::service::{Ejection, HealthRules, Overflow, Policy, Size, Subset, UNANSWERED_AFTER, seed};
     use lb_core::subset::Algorithm;
-    use lb_report::keys::{Keys, ServiceKey};
     use std::time::Duration;
 
     #[test]
@@ -388,18 +374,6 @@ mod tests {
     struct Sent(&'static str);
 
     impl ProcessEnvironment for Sent {
-        fn variable(&self, _: &str) -> Option<String> {
-            None
-        }
-
-        fn host_name(&self) -> Option<String> {
-            None
-        }
-
-        fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
-            Err(path.display().to_string())
-        }
-
         fn service_address(&self, _: &ClusterIpOrigin, _: &Path) -> Option<SocketAddr> {
             self.0.parse().ok()
         }

@@ -2,14 +2,13 @@
 //! relative to the directory of the configuration.
 
 pub mod metrics;
-
 pub mod reports;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lb_core::limits::Limits;
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::quote;
 use lb_document::kind::Refusal;
 use lb_document::{LogFormat, Table};
 
@@ -44,52 +43,48 @@ pub struct DaemonConfig {
     pub log_format: LogFormat,
 }
 
-pub fn read_paths(root: &Table<'_>, directory: &Path, report: &mut DiagnosticCollector<'_>) -> Paths {
-    let table = root.table(&paths::SECTION, report);
-    let [pins, run, state] = [&paths::PINS, &paths::RUN, &paths::STATE]
-        .map(|key| directory.join(&*key.take_or_default(&table, report)));
+pub fn read_paths(root: &Table<'_>, directory: &Path) -> Paths {
+    let table = root.table(&paths::SECTION);
+    let [pins, run, state] =
+        [&paths::PINS, &paths::RUN, &paths::STATE].map(|key| directory.join(&*key.take_or_default(&table)));
     Paths { pins, run, state }
 }
 
 /// Reads the sizes of the maps. [`client`](crate::client) checks that the services fit them.
-pub fn read_limits(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Limits {
-    let table = root.table(&limits::SECTION, report);
+pub fn read_limits(root: &Table<'_>) -> Limits {
+    let table = root.table(&limits::SECTION);
     Limits {
-        schedule_entries: limits::SCHEDULE_ENTRIES.take_or_default(&table, report),
-        flow_records: limits::FLOW_RECORDS.take_or_default(&table, report),
-        slots: limits::SLOTS.take_or_default(&table, report),
+        schedule_entries: limits::SCHEDULE_ENTRIES.take_or_default(&table),
+        flow_records: limits::FLOW_RECORDS.take_or_default(&table),
+        slots: limits::SLOTS.take_or_default(&table),
     }
 }
 
-pub fn read_daemon(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> DaemonConfig {
-    let table = root.table(&daemon::SECTION, report);
+pub fn read_daemon(root: &Table<'_>) -> DaemonConfig {
+    let table = root.table(&daemon::SECTION);
     DaemonConfig {
-        watch: daemon::WATCH.take_or_default(&table, report),
-        log_format: daemon::LOG_FORMAT.take_or_default(&table, report),
+        watch: daemon::WATCH.take_or_default(&table),
+        log_format: daemon::LOG_FORMAT.take_or_default(&table),
     }
 }
 
 /// Reads the time between two passes over the flow records.
-pub fn read_reclaim_interval(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Duration {
-    let table = root.table(&accounting::SECTION, report);
-    accounting::RECLAIM_INTERVAL.take_or_default(&table, report)
+pub fn read_reclaim_interval(root: &Table<'_>) -> Duration {
+    let table = root.table(&accounting::SECTION);
+    accounting::RECLAIM_INTERVAL.take_or_default(&table)
 }
 
 /// Reads the group that may control the daemon. The daemon checks at its start that the host has
 /// this group.
-pub fn read_admins(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<String> {
-    let table = root.table(&admin::SECTION, report);
-    admin::GROUP.take_written(&table, report).flatten()
+pub fn read_admins(root: &Table<'_>) -> Option<String> {
+    let table = root.table(&admin::SECTION);
+    admin::GROUP.take_written(&table).flatten()
 }
 
 /// Reads the directory of the files that Envoy reads.
-pub fn read_envoy(
-    root: &Table<'_>,
-    directory: &Path,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<PathBuf> {
-    let table = root.table(&envoy::SECTION, report);
-    let written = envoy::DIRECTORY.take_written(&table, report).flatten();
+pub fn read_envoy(root: &Table<'_>, directory: &Path) -> Option<PathBuf> {
+    let table = root.table(&envoy::SECTION);
+    let written = envoy::DIRECTORY.take_written(&table).flatten();
     written.map(|written| directory.join(&*written))
 }
 

@@ -23,7 +23,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
 mod message;
-
 mod resolver;
 
 #[cfg(test)]

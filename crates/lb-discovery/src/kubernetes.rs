@@ -16,7 +16,6 @@
 //! `k8s.io/apiserver/pkg/storage/cacher`; `reflector.go` in `k8s.io/client-go`.
 
 pub mod cluster_ip;
-
 pub mod objects;
 
 use std::net::SocketAddr;

@@ -11,25 +11,15 @@
 #![forbid(unsafe_code)]
 
 mod consul;
-
 pub mod dns;
-
 mod files;
-
 mod hosts;
-
 mod http;
-
 mod kubernetes;
-
 mod lines;
-
 mod list;
-
 mod retry;
-
 mod runner;
-
 mod tls;
 
 pub use self::hosts::{

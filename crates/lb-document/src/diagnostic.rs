@@ -4,6 +4,7 @@
 //! is shown in one line for a log, or with its source line and a caret for a terminal. This module
 //! does not depend on the content of the file.
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt::{self, Display, Formatter};
@@ -172,22 +173,24 @@ pub fn quote(text: &str) -> String {
     format!("{:?}…", &text[..text.floor_char_boundary(LONGEST)])
 }
 
-/// Collects the faults of one file while a reader reads it.
+/// Collects the faults of one file while a reader reads it. Every table and value of the file has a
+/// shared reference to the collector.
 pub struct DiagnosticCollector<'t> {
     path: &'t Path,
     text: &'t str,
     line_starts: Vec<usize>,
     /// The lines that could not be parsed. Other faults in these lines are dropped.
-    broken: BTreeSet<usize>,
-    faults: Vec<Diagnostic>,
-    left_off: usize,
+    broken: RefCell<BTreeSet<usize>>,
+    faults: RefCell<Vec<Diagnostic>>,
+    left_off: Cell<usize>,
 }
 
 impl<'t> DiagnosticCollector<'t> {
     /// Creates an empty collection for the file at `path` with the content `text`.
     pub fn new(path: &'t Path, text: &'t str) -> Self {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
-        Self { path, text, line_starts, broken: BTreeSet::new(), faults: Vec::new(), left_off: 0 }
+        let (broken, faults, left_off) = Default::default();
+        Self { path, text, line_starts, broken, faults, left_off }
     }
 
     /// The line in which a span begins, from 1.
@@ -200,7 +203,7 @@ impl<'t> DiagnosticCollector<'t> {
     pub fn place(&self, span: &Range<usize>, of_message: &Range<usize>) -> String {
         match self.line(span) {
             // The message is only counted, and the columns of a long line take time.
-            _ if self.faults.len() == MAX_FAULTS => String::new(),
+            _ if self.faults.borrow().len() == MAX_FAULTS => String::new(),
             line if line == self.line(of_message) => format!("in column {} of this line", self.column(span)),
             line => format!("on line {line}"),
         }
@@ -213,15 +216,16 @@ impl<'t> DiagnosticCollector<'t> {
     }
 
     /// Reports that the text could not be parsed at `span`.
-    pub fn add_syntax(&mut self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
-        self.broken.insert(self.line(&span));
+    pub fn add_syntax(&self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
+        self.broken.borrow_mut().insert(self.line(&span));
         self.push(span, &message.into(), help);
     }
 
     /// Reports a wrong value. The fault is dropped if the line of the value could not be parsed.
-    pub fn add(&mut self, span: Range<usize>, message: impl Into<String>, help: impl Into<Option<String>>) {
+    pub fn add(&self, span: Range<usize>, message: impl Into<String>, help: impl Into<Option<String>>) {
         // A value with an empty span was inserted by the parser after a syntax fault.
-        if self.broken.contains(&self.line(&span)) || (span.is_empty() && !self.broken.is_empty()) {
+        let broken = self.broken.borrow();
+        if broken.contains(&self.line(&span)) || (span.is_empty() && !broken.is_empty()) {
             return;
         }
         self.push(span, &message.into(), help.into());
@@ -230,42 +234,42 @@ impl<'t> DiagnosticCollector<'t> {
     /// Reports that something is missing. The fault is dropped if any line could not be parsed,
     /// because the missing part may be in that line.
     pub fn add_absent(
-        &mut self,
+        &self,
         span: Range<usize>,
         message: impl Into<String>,
         help: impl Into<Option<String>>,
     ) {
-        if self.broken.is_empty() {
+        if self.broken.borrow().is_empty() {
             self.push(span, &message.into(), help.into());
         }
     }
 
     /// Counts further faults, which are not stored.
-    pub fn leave_off(&mut self, faults: usize) {
-        self.left_off += faults;
+    pub fn leave_off(&self, faults: usize) {
+        self.left_off.update(|left_off| left_off + faults);
     }
 
     /// Returns whether no fault has been found so far.
     pub fn is_clean(&self) -> bool {
-        self.faults.is_empty()
+        self.faults.borrow().is_empty()
     }
 
     /// Returns `value` if no fault was found.
     ///
     /// # Errors
     /// If faults were found: all faults, in the order of the file.
-    pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Diagnostics> {
-        if self.faults.is_empty() {
+    pub fn finish<T>(self, value: Option<T>) -> Result<T, Diagnostics> {
+        let mut list = self.faults.into_inner();
+        if list.is_empty() {
             return Ok(value.expect("a reader without a result has reported a fault"));
         }
-        self.faults.sort_by_key(|fault| fault.span.start);
-        Err(Diagnostics { list: self.faults, left_off: self.left_off })
+        list.sort_by_key(|fault| fault.span.start);
+        Err(Diagnostics { list, left_off: self.left_off.get() })
     }
 
-    fn push(&mut self, span: Range<usize>, message: &str, help: Option<String>) {
-        if self.faults.len() == MAX_FAULTS {
-            self.left_off += 1;
-            return;
+    fn push(&self, span: Range<usize>, message: &str, help: Option<String>) {
+        if self.faults.borrow().len() == MAX_FAULTS {
+            return self.leave_off(1);
         }
         let start = self.text.floor_char_boundary(span.start);
         let span = start..self.text.ceil_char_boundary(span.end.min(self.text.len())).max(start);
@@ -275,7 +279,7 @@ impl<'t> DiagnosticCollector<'t> {
         let column = self.column(&span);
         let excerpt = Excerpt::new(content, start - line_start..span.end - line_start);
         let (message, help) = (escaped(message).into_owned(), help.map(|help| escaped(&help).into_owned()));
-        self.faults.push(Diagnostic {
+        self.faults.borrow_mut().push(Diagnostic {
             path: self.path.to_owned(),
             line,
             column,
@@ -298,7 +302,7 @@ pub fn utf8<'t>(bytes: &'t [u8], path: &Path) -> Result<&'t str, Diagnostics> {
     };
     let (good, bad) = bytes.split_at(error.valid_up_to());
     let text = str::from_utf8(good).unwrap_or_default();
-    let mut report = DiagnosticCollector::new(path, text);
+    let report = DiagnosticCollector::new(path, text);
     let byte = bad.first().copied().unwrap_or_default();
     report.add_syntax(text.len()..text.len(), format!("byte {byte:#04x} is not UTF-8 text"), None);
     report.finish(None)
@@ -328,7 +332,7 @@ mod tests {
 
     fn two_faults() -> Diagnostics {
         let text = "a = 1\nfür\t= \"ü\u{1b}\"\n";
-        let mut report = DiagnosticCollector::new(Path::new("x.toml"), text);
+        let report = DiagnosticCollector::new(Path::new("x.toml"), text);
         report.add(11..16, "second", Some("do that".to_owned()));
         report.add(0..1, "first", None);
         report.finish(None::<()>).unwrap_err()
@@ -368,7 +372,7 @@ error: second
     #[test]
     fn names_from_a_file_cannot_control_the_terminal() {
         let path = Path::new("x\u{1b}[2J");
-        let mut report = DiagnosticCollector::new(path, "a\u{202e}b = 1\n");
+        let report = DiagnosticCollector::new(path, "a\u{202e}b = 1\n");
         report.add(0..1, "unknown key a\u{202e}b\u{1b}[31m", Some("not \r\n".to_owned()));
         let faults = report.finish(None::<()>).unwrap_err();
         let expected = r"x\u{1b}[2J:1:1: unknown key a\u{202e}b\u{1b}[31m (not \u{d}\u{a})";
@@ -379,7 +383,7 @@ error: second
     #[test]
     fn a_long_line_is_cut_around_the_fault() {
         let text = "x".repeat(1_000);
-        let mut report = DiagnosticCollector::new(Path::new("x"), &text);
+        let report = DiagnosticCollector::new(Path::new("x"), &text);
         report.add(500..503, "here", None);
         let faults = report.finish(None::<()>).unwrap_err();
         let expected = Excerpt { text: format!("…{}…", "x".repeat(160)), before: 61, width: 3 };
@@ -395,7 +399,7 @@ error: second
     #[test]
     fn faults_beyond_the_limit_are_only_counted() {
         let faults = |count: usize| {
-            let mut report = DiagnosticCollector::new(Path::new("x"), "text");
+            let report = DiagnosticCollector::new(Path::new("x"), "text");
             (0..count).for_each(|_| report.add(0..4, "wrong", None));
             report.finish(None::<()>).unwrap_err().to_string()
         };
@@ -406,7 +410,7 @@ error: second
 
     #[test]
     fn an_unparsable_line_hides_its_other_faults_and_missing_parts() {
-        let mut report = DiagnosticCollector::new(Path::new("x"), "a b\nc\n");
+        let report = DiagnosticCollector::new(Path::new("x"), "a b\nc\n");
         report.add_syntax(2..3, "no", None);
         report.add(0..1, "hidden", None);
         report.add(4..5, "shown", None);
@@ -426,7 +430,7 @@ error: second
     proptest! {
         #[test]
         fn no_span_of_no_text_panics(text in "(?s).{0,40}", start in 0_usize..60, length in 0_usize..60) {
-            let mut report = DiagnosticCollector::new(Path::new("x"), &text);
+            let report = DiagnosticCollector::new(Path::new("x"), &text);
             report.add(start..start + length, "wrong", None);
             prop_assert!(!report.finish(None::<()>).unwrap_err().terminal(false).to_string().is_empty());
         }

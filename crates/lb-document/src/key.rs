@@ -8,7 +8,6 @@ use std::ops::Range;
 
 use super::kind::ValueKind;
 use super::{Item, Table};
-use crate::diagnostic::DiagnosticCollector;
 
 /// The effect if a file does not contain the key.
 pub enum Unset<V> {
@@ -31,12 +30,12 @@ pub struct ConfigKey<K: ValueKind> {
 impl<K: ValueKind> ConfigKey<K> {
     /// The value of the key in the table; `None` if the key is not written. Reports a fault if the
     /// key is required and missing.
-    pub fn item<'t>(&self, table: &Table<'t>, report: &mut DiagnosticCollector<'_>) -> Option<Item<'t>> {
+    pub fn item<'t>(&self, table: &Table<'t>) -> Option<Item<'t>> {
         let item = table.get(self.name);
         if item.is_none() && matches!(self.unset, Unset::Required) {
             let message = format!("{} is missing in {}", self.name, table.what);
             let help = format!("write {} = {}", self.name, self.kind.values().join(" or "));
-            report.add_absent(table.span(), message, help);
+            table.absent(message, help);
         }
         item
     }
@@ -56,9 +55,9 @@ impl<K: ValueKind> ConfigKey<K> {
 
     /// The written value, or the default. If the value is wrong, or a required key is missing,
     /// reports a fault and returns `None`.
-    pub fn take(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<K::Value> {
-        match self.item(table, report) {
-            Some(item) => self.kind.read(&item, report),
+    pub fn take(&self, table: &Table<'_>) -> Option<K::Value> {
+        match self.item(table) {
+            Some(item) => self.kind.read(&item),
             None if matches!(self.unset, Unset::Required) => None,
             None => Some(self.default()),
         }
@@ -66,32 +65,24 @@ impl<K: ValueKind> ConfigKey<K> {
 
     /// The written value and its position. `None` if the key is not written. If the value is wrong,
     /// reports a fault and returns `None`.
-    pub fn take_at(
-        &self,
-        table: &Table<'_>,
-        report: &mut DiagnosticCollector<'_>,
-    ) -> Option<(K::Value, Range<usize>)> {
-        let item = self.item(table, report)?;
-        Some((self.kind.read(&item, report)?, item.span()))
+    pub fn take_at(&self, table: &Table<'_>) -> Option<(K::Value, Range<usize>)> {
+        let item = self.item(table)?;
+        Some((self.kind.read(&item)?, item.span()))
     }
 
     /// The written value; `Some(None)` if the key is not written. If the value is wrong, reports a
     /// fault and returns `None`.
-    pub fn take_written(
-        &self,
-        table: &Table<'_>,
-        report: &mut DiagnosticCollector<'_>,
-    ) -> Option<Option<K::Value>> {
+    pub fn take_written(&self, table: &Table<'_>) -> Option<Option<K::Value>> {
         match table.get(self.name) {
-            Some(item) => self.kind.read(&item, report).map(Some),
+            Some(item) => self.kind.read(&item).map(Some),
             None => Some(None),
         }
     }
 
     /// The written value, or the default. If the value is wrong, reports a fault and returns the
     /// default.
-    pub fn take_or_default(&self, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> K::Value {
-        self.take(table, report).unwrap_or_else(|| self.default())
+    pub fn take_or_default(&self, table: &Table<'_>) -> K::Value {
+        self.take(table).unwrap_or_else(|| self.default())
     }
 }
 
@@ -176,11 +167,11 @@ pub fn markdown(sections: &[&Section]) -> String {
 /// without the key, or an expression in parentheses whose `None` is a value with a reported fault.
 #[macro_export]
 macro_rules! fill {
-    (@read $table:expr, $report:expr, [$key:expr]) => { $key.take_written($table, $report) };
-    (@read $table:expr, $report:expr, ($value:expr)) => { $value };
-    (@read $table:expr, $report:expr, $key:tt) => { $key.take($table, $report) };
-    ($table:expr, $report:expr, $($type:ident)::+ { $($field:ident: $source:tt),* $(,)? }) => {
-        match ($($crate::fill!(@read $table, $report, $source),)*) {
+    (@read $table:expr, [$key:expr]) => { $key.take_written($table) };
+    (@read $table:expr, ($value:expr)) => { $value };
+    (@read $table:expr, $key:tt) => { $key.take($table) };
+    ($table:expr, $($type:ident)::+ { $($field:ident: $source:tt),* $(,)? }) => {
+        match ($($crate::fill!(@read $table, $source),)*) {
             ($(Some($field),)*) => Some($($type)::+ { $($field),* }),
             _ => None,
         }

@@ -14,7 +14,7 @@ use toml::de::DeValue;
 use super::Item;
 use super::duration::{in_units, parse_duration};
 use super::near::did_you_mean;
-use crate::diagnostic::{DiagnosticCollector, quote};
+use crate::diagnostic::quote;
 
 pub trait ValueKind: Sync {
     /// The type of the parsed value.
@@ -27,7 +27,7 @@ pub trait ValueKind: Sync {
         String::new()
     }
     /// Parses the value. If the value is wrong, reports a fault and returns `None`.
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Self::Value>;
+    fn read(&self, item: &Item<'_>) -> Option<Self::Value>;
 }
 
 /// The help text for a value of the wrong kind.
@@ -49,16 +49,16 @@ impl<T: Copy + PartialOrd + Display + Sync + TryFrom<u32>> ValueKind for Number<
         value.to_string()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
+    fn read(&self, item: &Item<'_>) -> Option<T> {
         let DeValue::Integer(integer) = item.value() else {
-            item.wrong_kind_but("a whole number", write(self), report);
+            item.wrong_kind_but("a whole number", write(self));
             return None;
         };
         let number = u32::from_str_radix(integer.as_str(), integer.radix()).ok();
         let number = number.and_then(|number| T::try_from(number).ok());
         let number = number.filter(|number| self.0.contains(number));
         if number.is_none() {
-            report.add(item.span(), format!("{} is {integer:.40}", item.name()), write(self));
+            item.fault(format!("{} is {integer:.40}", item.name()), write(self));
         }
         number
     }
@@ -80,19 +80,19 @@ impl ValueKind for Thousandths {
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
+    fn read(&self, item: &Item<'_>) -> Option<u32> {
         let text = match item.value() {
             DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
             DeValue::Float(float) => float.as_str(),
             _ => {
-                item.wrong_kind_but("a number", write(self), report);
+                item.wrong_kind_but("a number", write(self));
                 return None;
             }
         };
         let number = thousandths(text).filter(|number| self.0.contains(number));
         if number.is_none() {
             let help = format!("{}, with at most three decimals", write(self));
-            report.add(item.span(), format!("{} is {text:.40}", item.name()), help);
+            item.fault(format!("{} is {text:.40}", item.name()), help);
         }
         number
     }
@@ -124,12 +124,12 @@ impl ValueKind for PowerOfTwo {
         value.to_string()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<u32> {
-        let number = Number(self.0.clone()).read(item, report)?;
+    fn read(&self, item: &Item<'_>) -> Option<u32> {
+        let number = Number(self.0.clone()).read(item)?;
         if !number.is_power_of_two() {
             let (above, below) = (number.next_power_of_two(), number.next_power_of_two() / 2);
             let message = format!("{} is {number}, which is not a power of two", item.name());
-            report.add(item.span(), message, format!("write {below} or {above}"));
+            item.fault(message, format!("write {below} or {above}"));
         }
         Some(number)
     }
@@ -149,8 +149,8 @@ impl ValueKind for Time {
         format!("\"{}\"", in_units(*value))
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Duration> {
-        read_time(item, &self.0, write(self), report)
+    fn read(&self, item: &Item<'_>) -> Option<Duration> {
+        read_time(item, &self.0, write(self))
     }
 }
 
@@ -170,24 +170,19 @@ impl ValueKind for TimeOrOff {
         format!("\"{}\"", value.map_or_else(|| OFF.to_owned(), in_units))
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<Duration>> {
+    fn read(&self, item: &Item<'_>) -> Option<Option<Duration>> {
         if item.as_str() == Some(OFF) {
             return Some(None);
         }
-        read_time(item, &self.0, write(self), report).map(Some)
+        read_time(item, &self.0, write(self)).map(Some)
     }
 }
 
-fn read_time(
-    item: &Item<'_>,
-    range: &RangeInclusive<Duration>,
-    help: String,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<Duration> {
-    let text = item.text_or(help.clone(), report)?;
+fn read_time(item: &Item<'_>, range: &RangeInclusive<Duration>, help: String) -> Option<Duration> {
+    let text = item.text_or(help.clone())?;
     let duration = parse_duration(text).filter(|duration| range.contains(duration));
     if duration.is_none() {
-        report.add(item.span(), format!("{} is {}", item.name(), quote(text)), help);
+        item.fault(format!("{} is {}", item.name(), quote(text)), help);
     }
     duration
 }
@@ -207,14 +202,14 @@ impl<T: Copy + Sync> ValueKind for Keyword<T> {
         format!("{:?}", (self.1)(*value))
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
+    fn read(&self, item: &Item<'_>) -> Option<T> {
         let Self(all, name) = self;
-        let text = item.text_or(write(self), report)?;
+        let text = item.text_or(write(self))?;
         let value = all.iter().find(|value| name(**value) == text);
         if value.is_none() {
             let words: Vec<_> = all.iter().map(|value| name(*value)).collect();
             let help = format!("{}{}", did_you_mean(text, &words), write(self));
-            report.add(item.span(), format!("unknown {} {}", item.name(), quote(text)), help);
+            item.fault(format!("unknown {} {}", item.name(), quote(text)), help);
         }
         value.copied()
     }
@@ -237,9 +232,9 @@ impl<T: Clone + Sync + Display> ValueKind for Text<T> {
         format!("\"{value}\"")
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
-        item.text_or(self.0.first().map(|example| format!("write it as in {example:?}")), report)?;
-        item.parse(self.1, report)
+    fn read(&self, item: &Item<'_>) -> Option<T> {
+        item.text_or(self.0.first().map(|example| format!("write it as in {example:?}")))?;
+        item.parse(self.1)
     }
 }
 
@@ -256,9 +251,9 @@ impl ValueKind for Boolean {
         value.to_string()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<bool> {
+    fn read(&self, item: &Item<'_>) -> Option<bool> {
         let DeValue::Boolean(value) = item.value() else {
-            item.wrong_kind("true or false", report);
+            item.wrong_kind("true or false");
             return None;
         };
         Some(*value)
@@ -280,18 +275,18 @@ impl<T: Clone + Sync> ValueKind for List<T> {
         FreeForm(self.0).values()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<T>> {
-        let items = item.list(report)?;
+    fn read(&self, item: &Item<'_>) -> Option<Vec<T>> {
+        let items = item.list()?;
         let (fault, help) = self.2;
         if items.is_empty() {
-            report.add(item.span(), fault, help.to_owned());
+            item.fault(fault, help.to_owned());
         }
-        Some(items.iter().filter_map(|item| item.parse(self.1, report)).collect())
+        Some(items.iter().filter_map(|item| item.parse(self.1)).collect())
     }
 }
 
 /// Parses a value of any form. If the value is wrong, reports a fault and returns `None`.
-type Reader<T> = fn(&Item<'_>, &mut DiagnosticCollector<'_>) -> Option<T>;
+type Reader<T> = fn(&Item<'_>) -> Option<T>;
 
 /// A value that a function of the key reads. Also contains examples.
 pub struct Own<T>(pub &'static [&'static str], pub Reader<T>);
@@ -303,8 +298,8 @@ impl<T: Clone + Sync> ValueKind for Own<T> {
         FreeForm(self.0).values()
     }
 
-    fn read(&self, item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<T> {
-        (self.1)(item, report)
+    fn read(&self, item: &Item<'_>) -> Option<T> {
+        (self.1)(item)
     }
 }
 
@@ -318,7 +313,7 @@ impl ValueKind for FreeForm {
         self.0.iter().map(|&example| example.to_owned()).collect()
     }
 
-    fn read(&self, _: &Item<'_>, _: &mut DiagnosticCollector<'_>) -> Option<()> {
+    fn read(&self, _: &Item<'_>) -> Option<()> {
         Some(())
     }
 }

@@ -14,22 +14,14 @@ use toml::de::{DeTable, DeValue};
 
 use crate::diagnostic::{DiagnosticCollector, quote};
 
-pub mod control;
-
-pub mod diagnostic;
-
-pub mod key;
-
-pub mod kind;
-
 mod address;
-
+pub mod control;
+pub mod diagnostic;
 mod duration;
-
+pub mod key;
+pub mod kind;
 mod log_format;
-
 mod names;
-
 mod near;
 
 pub use address::{NotAnAddress, address, parse_address};
@@ -47,7 +39,7 @@ use kind::Refusal;
 pub const MAX_RECOVERED_BYTES: usize = 1 << 20;
 
 /// Parses a document. Syntax faults are reported. Returns everything that could be parsed.
-pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
+pub fn read<'t>(text: &'t str, report: &DiagnosticCollector<'_>) -> DeTable<'t> {
     let first = match DeTable::parse(text) {
         Ok(root) => return root.into_inner(),
         Err(error) => error,
@@ -65,7 +57,7 @@ pub fn read<'t>(text: &'t str, report: &mut DiagnosticCollector<'_>) -> DeTable<
 }
 
 /// Reports a syntax fault with the message of the TOML library, with a correction if one is known.
-pub fn add_syntax(span: Range<usize>, message: &str, report: &mut DiagnosticCollector<'_>) {
+pub fn add_syntax(span: Range<usize>, message: &str, report: &DiagnosticCollector<'_>) {
     let message = message.strip_suffix(", expected nothing").unwrap_or(message);
     // An address without quotes begins like a number.
     let numeric = ["invalid float", "invalid integer", "invalid datetime"];
@@ -80,12 +72,28 @@ pub struct Table<'t> {
     what: &'static str,
     span: Range<usize>,
     entries: Option<&'t DeTable<'t>>,
+    report: &'t DiagnosticCollector<'t>,
 }
 
 impl<'t> Table<'t> {
     /// The document as a table; `what` is the document's name in messages.
-    pub fn root(what: &'static str, entries: &'t DeTable<'t>) -> Self {
-        Self { what, span: 0..0, entries: Some(entries) }
+    pub fn root(what: &'static str, entries: &'t DeTable<'t>, report: &'t DiagnosticCollector<'t>) -> Self {
+        Self { what, span: 0..0, entries: Some(entries), report }
+    }
+
+    /// The collector of the document's faults.
+    pub fn report(&self) -> &'t DiagnosticCollector<'t> {
+        self.report
+    }
+
+    /// Reports a fault of the whole table.
+    pub fn fault(&self, message: impl Into<String>, help: impl Into<Option<String>>) {
+        self.report.add(self.span(), message, help);
+    }
+
+    /// Reports that something is absent from the table.
+    pub fn absent(&self, message: impl Into<String>, help: impl Into<Option<String>>) {
+        self.report.add_absent(self.span(), message, help);
     }
 
     pub fn span(&self) -> Range<usize> {
@@ -93,17 +101,12 @@ impl<'t> Table<'t> {
     }
 
     /// Reports every key that is not `known`.
-    pub fn check_keys(&self, known: &[&str], report: &mut DiagnosticCollector<'_>) {
-        self.check_keys_and_former(known, &[], report);
+    pub fn check_keys(&self, known: &[&str]) {
+        self.check_keys_and_former(known, &[]);
     }
 
     /// Like `check_keys`, but the message for a former key (in `gone`) names its replacement.
-    fn check_keys_and_former(
-        &self,
-        known: &[&str],
-        gone: &[(&str, &str)],
-        report: &mut DiagnosticCollector<'_>,
-    ) {
+    fn check_keys_and_former(&self, known: &[&str], gone: &[(&str, &str)]) {
         let keys = self.entries.iter().flat_map(|entries| entries.keys());
         for key in keys.filter(|key| !known.contains(&key.get_ref().as_ref())) {
             let name = key.get_ref();
@@ -111,34 +114,34 @@ impl<'t> Table<'t> {
                 Some((_, instead)) => ("former", (*instead).to_owned()),
                 None => ("unknown", format!("{}known keys: {}", did_you_mean(name, known), known.join(", "))),
             };
-            report.add(key.span(), format!("{kind} key {} in {}", quote(name), self.what), help);
+            self.report.add(key.span(), format!("{kind} key {} in {}", quote(name), self.what), help);
         }
     }
 
     pub fn get(&self, key: &'static str) -> Option<Item<'t>> {
-        self.entries?.get(key).map(|value| Item { name: Cow::Borrowed(key), value })
+        self.entries?.get(key).map(|value| Item { name: Cow::Borrowed(key), value, report: self.report })
     }
 
     /// The table with the header `[name]`. If the table is absent, the result has no keys.
-    pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Self {
-        let table = self.get(section.name()).and_then(|item| item.table(section, report));
-        table.unwrap_or(Self { what: section.what, span: 0..0, entries: None })
+    pub fn table(&self, section: &Section) -> Self {
+        let table = self.get(section.name()).and_then(|item| item.table(section));
+        table.unwrap_or(Self { what: section.what, span: 0..0, entries: None, report: self.report })
     }
 
     /// The tables with the header `[[name]]`, at most `limit` of them. Reports a fault if there are
     /// more tables.
-    pub fn tables(&self, section: &Section, limit: usize, report: &mut DiagnosticCollector<'_>) -> Vec<Self> {
+    pub fn tables(&self, section: &Section, limit: usize) -> Vec<Self> {
         let key = section.name();
         let Some(item) = self.get(key) else { return Vec::new() };
         let DeValue::Array(elements) = item.value.get_ref() else {
-            item.wrong_kind_but("a list of tables", format!("write the header [[{key}]]"), report);
+            item.wrong_kind_but("a list of tables", format!("write the header [[{key}]]"));
             return Vec::new();
         };
         if let Some(beyond) = elements.get(limit) {
             let message = format!("{key} {} is one too many", limit + 1);
-            report.add(beyond.span(), message, format!("at most {limit}"));
+            self.report.add(beyond.span(), message, format!("at most {limit}"));
         }
-        item.elements(elements).take(limit).filter_map(|item| item.table(section, report)).collect()
+        item.elements(elements).take(limit).filter_map(|item| item.table(section)).collect()
     }
 }
 
@@ -146,11 +149,27 @@ impl<'t> Table<'t> {
 pub struct Item<'t> {
     name: Cow<'t, str>,
     value: &'t Spanned<DeValue<'t>>,
+    report: &'t DiagnosticCollector<'t>,
 }
 
 impl<'t> Item<'t> {
     pub fn span(&self) -> Range<usize> {
         self.value.span()
+    }
+
+    /// The collector of the document's faults.
+    pub fn report(&self) -> &'t DiagnosticCollector<'t> {
+        self.report
+    }
+
+    /// Reports a fault of the value.
+    pub fn fault(&self, message: impl Into<String>, help: impl Into<Option<String>>) {
+        self.report.add(self.span(), message, help);
+    }
+
+    /// Reports that something is absent from the value.
+    pub fn absent(&self, message: impl Into<String>, help: impl Into<Option<String>>) {
+        self.report.add_absent(self.span(), message, help);
     }
 
     /// The name of the value in messages.
@@ -172,77 +191,66 @@ impl<'t> Item<'t> {
     }
 
     /// Reports that the value is not `expected`.
-    pub fn wrong_kind(&self, expected: &str, report: &mut DiagnosticCollector<'_>) {
-        self.wrong_kind_but(expected, None, report);
+    pub fn wrong_kind(&self, expected: &str) {
+        self.wrong_kind_but(expected, None);
     }
 
     /// Like [`Item::wrong_kind`], with a correction.
-    pub fn wrong_kind_but(
-        &self,
-        expected: &str,
-        help: impl Into<Option<String>>,
-        report: &mut DiagnosticCollector<'_>,
-    ) {
+    pub fn wrong_kind_but(&self, expected: &str, help: impl Into<Option<String>>) {
         let message = format!("{} must be {expected}, not {}", self.name, kind(self.value()));
-        report.add(self.span(), message, help);
+        self.fault(message, help);
     }
 
     /// The string. Reports a value of another kind.
-    pub fn text(&self, report: &mut DiagnosticCollector<'_>) -> Option<&'t str> {
-        self.text_or(None, report)
+    pub fn text(&self) -> Option<&'t str> {
+        self.text_or(None)
     }
 
     /// Like [`Item::text`]. `help` is the correction for a value of another kind.
-    pub fn text_or(
-        &self,
-        help: impl Into<Option<String>>,
-        report: &mut DiagnosticCollector<'_>,
-    ) -> Option<&'t str> {
+    pub fn text_or(&self, help: impl Into<Option<String>>) -> Option<&'t str> {
         let text = self.as_str();
         if text.is_none() {
-            self.wrong_kind_but("a string", help, report);
+            self.wrong_kind_but("a string", help);
         }
         text
     }
 
     /// The elements of the list. Reports a value of another kind.
-    pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
+    pub fn list(&self) -> Option<Vec<Self>> {
         let DeValue::Array(elements) = self.value() else {
             // A text with blanks may be intended as several elements, so no correction is
             // suggested.
             let element = self.as_str().filter(|text| !text.contains(' '));
             let help = element.map(|text| format!("write [{}]", quote(text)));
-            self.wrong_kind_but("a list", help, report);
+            self.wrong_kind_but("a list", help);
             return None;
         };
         Some(self.elements(elements).collect())
     }
 
     fn elements(&self, elements: &'t [Spanned<DeValue<'t>>]) -> impl Iterator<Item = Self> {
-        elements.iter().map(|value| Self { name: Cow::Owned(format!("an entry of {}", self.name)), value })
+        let name = || Cow::Owned(format!("an entry of {}", self.name));
+        elements.iter().map(move |value| Self { name: name(), value, report: self.report })
     }
 
     /// The table. The keys of the table are checked against the section.
-    pub fn table(&self, section: &Section, report: &mut DiagnosticCollector<'_>) -> Option<Table<'t>> {
+    pub fn table(&self, section: &Section) -> Option<Table<'t>> {
         let DeValue::Table(entries) = self.value() else {
-            self.wrong_kind("a table", report);
+            self.wrong_kind("a table");
             return None;
         };
-        let table = Table { what: section.what, span: self.span(), entries: Some(entries) };
-        table.check_keys_and_former(&section.keys(), section.gone, report);
+        let table =
+            Table { what: section.what, span: self.span(), entries: Some(entries), report: self.report };
+        table.check_keys_and_former(&section.keys(), section.gone);
         Some(table)
     }
 
     /// Parses the string with `parse`, and reports the parser's error.
-    pub fn parse<T>(
-        &self,
-        parse: fn(&str) -> Result<T, Refusal>,
-        report: &mut DiagnosticCollector<'_>,
-    ) -> Option<T> {
-        match parse(self.text(report)?) {
+    pub fn parse<T>(&self, parse: fn(&str) -> Result<T, Refusal>) -> Option<T> {
+        match parse(self.text()?) {
             Ok(value) => Some(value),
             Err((why, help)) => {
-                report.add(self.span(), format!("{} {why}", self.name), help);
+                self.fault(format!("{} {why}", self.name), help);
                 None
             }
         }
@@ -278,7 +286,7 @@ impl<K: Ord> Unique<K> {
         key: K,
         span: Range<usize>,
         what: &str,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) -> bool {
         if let Some(first) = self.0.get(&key) {
             let place = report.place(first, &span);
@@ -320,19 +328,19 @@ mod tests {
     section! { inner, "[[tables]]", "an inner table", ""; }
 
     fn faults(text: &str) -> String {
-        let mut report = DiagnosticCollector::new(Path::new("x"), text);
-        let root = read(text, &mut report);
-        let table = Table::root("the test", &root);
-        table.check_keys(&keys::SECTION.keys(), &mut report);
-        keys::NUMBER.take_written(&table, &mut report);
-        keys::S.take_written(&table, &mut report);
-        keys::L.item(&table, &mut report).map(|item| item.list(&mut report).is_some());
-        keys::T.item(&table, &mut report).map(|item| item.table(&inner::SECTION, &mut report).is_some());
-        keys::A.take_written(&table, &mut report);
-        keys::C.take_written(&table, &mut report);
-        keys::D.take_written(&table, &mut report);
-        keys::O.take_written(&table, &mut report);
-        table.tables(&inner::SECTION, 2, &mut report);
+        let report = DiagnosticCollector::new(Path::new("x"), text);
+        let root = read(text, &report);
+        let table = Table::root("the test", &root, &report);
+        table.check_keys(&keys::SECTION.keys());
+        keys::NUMBER.take_written(&table);
+        keys::S.take_written(&table);
+        keys::L.item(&table).map(|item| item.list().is_some());
+        keys::T.item(&table).map(|item| item.table(&inner::SECTION).is_some());
+        keys::A.take_written(&table);
+        keys::C.take_written(&table);
+        keys::D.take_written(&table);
+        keys::O.take_written(&table);
+        table.tables(&inner::SECTION, 2);
         report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new())
     }
 

@@ -1,7 +1,7 @@
 //! Lists of names: the names of network interfaces, and of hosts.
 
 use crate::control::is_obeyed;
-use crate::diagnostic::{DiagnosticCollector, quote};
+use crate::diagnostic::quote;
 use crate::{Item, Unique};
 
 /// The maximum number of names in a list.
@@ -17,33 +17,33 @@ struct NameRule {
 }
 
 /// Reads a list of network interfaces.
-pub fn interfaces(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
+pub fn interfaces(item: &Item<'_>) -> Option<Vec<String>> {
     let help = "write the name of a network interface, as `ip link` shows it: 1 to 15 characters";
-    read(item, &NameRule { what: "interface", help, is_name: is_interface }, report)
+    read(item, &NameRule { what: "interface", help, is_name: is_interface })
 }
 
 /// Reads a list of host names, and converts them to lower case.
-pub fn hosts(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
+pub fn hosts(item: &Item<'_>) -> Option<Vec<String>> {
     let help = "write the name of a host without a port, as in \"metrics.example\", or an IP address";
-    let names = read(item, &NameRule { what: "host", help, is_name: is_host }, report)?;
+    let names = read(item, &NameRule { what: "host", help, is_name: is_host })?;
     Some(names.into_iter().map(|name| name.to_ascii_lowercase()).collect())
 }
 
-fn read(item: &Item<'_>, named: &NameRule, report: &mut DiagnosticCollector<'_>) -> Option<Vec<String>> {
-    let items = item.list(report)?;
+fn read(item: &Item<'_>, named: &NameRule) -> Option<Vec<String>> {
+    let items = item.list()?;
     if items.len() > MAX_NAMES {
         let message = format!("{} has {} {}s", item.name(), items.len(), named.what);
-        report.add(item.span(), message, format!("write at most {MAX_NAMES}"));
+        item.fault(message, format!("write at most {MAX_NAMES}"));
         return None;
     }
     let mut unique = Unique::default();
     let mut names = Vec::with_capacity(items.len());
     for item in items {
-        let Some(name) = item.text(report) else { continue };
+        let Some(name) = item.text() else { continue };
         if !(named.is_name)(name) {
             let message = format!("{} is not the name of {}", quote(name), article(named.what));
-            report.add(item.span(), message, named.help.to_owned());
-        } else if unique.claim(name, item.span(), &format!("{} {name}", named.what), report) {
+            item.fault(message, named.help.to_owned());
+        } else if unique.claim(name, item.span(), &format!("{} {name}", named.what), item.report()) {
             names.push(name.to_owned());
         }
     }

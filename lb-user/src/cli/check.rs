@@ -60,7 +60,7 @@ pub fn run(
     let path = std::path::absolute(file)?;
     let mut faulty: Vec<Diagnostics> = Vec::new();
     let (mut named, mut ignored, mut unread) = (Vec::new(), BTreeSet::new(), Vec::new());
-    let look = |files: &[NamedFile], services: &[SocketAddr], report: &mut DiagnosticCollector<'_>| {
+    let look = |files: &[NamedFile], services: &[SocketAddr], report: &DiagnosticCollector<'_>| {
         for NamedFile { name, service, file, span } in files {
             named.extend(service.map(|service| (service, report.line(span))));
             let file = &previewed(name.as_deref(), file, previews);

@@ -61,7 +61,7 @@ pub fn read_paths(path: &Path) -> Result<Paths, ConfigFileError> {
 pub fn read_with(
     path: &Path,
     env: &dyn ProcessEnvironment,
-    look: impl FnOnce(&[NamedFile], &[SocketAddr], &mut DiagnosticCollector<'_>),
+    look: impl FnOnce(&[NamedFile], &[SocketAddr], &DiagnosticCollector<'_>),
 ) -> Result<Config, ConfigFileError> {
     let bytes = read_file(path)?;
     let config = parse_with(utf8(&bytes, path)?, path, env, look)?;

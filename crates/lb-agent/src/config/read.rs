@@ -71,22 +71,22 @@ fn read_file(path: &Path) -> Result<Vec<u8>, ConfigError> {
 /// # Errors
 /// All faults of the text.
 pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<AgentConfig, Diagnostics> {
-    let mut report = DiagnosticCollector::new(path, text);
-    let root = document::read(text, &mut report);
-    let root = Table::root(SECTION.what, &root);
-    root.check_keys(&SECTION.keys(), &mut report);
+    let report = DiagnosticCollector::new(path, text);
+    let root = document::read(text, &report);
+    let root = Table::root(SECTION.what, &root, &report);
+    root.check_keys(&SECTION.keys());
     let directory = path.parent().unwrap_or(Path::new(""));
-    let listen = LISTEN.take_written(&root, &mut report).flatten();
-    let [state, run] = [&STATE, &RUN].map(|key| directory.join(&*key.take_or_default(&root, &mut report)));
-    let group = GROUP.take_written(&root, &mut report).flatten().map(std::borrow::Cow::into_owned);
-    let log_format = LOG_FORMAT.take_or_default(&root, &mut report);
-    let xdp = xdp(&root, listen.as_deref(), &mut report);
+    let listen = LISTEN.take_written(&root).flatten();
+    let [state, run] = [&STATE, &RUN].map(|key| directory.join(&*key.take_or_default(&root)));
+    let group = GROUP.take_written(&root).flatten().map(std::borrow::Cow::into_owned);
+    let log_format = LOG_FORMAT.take_or_default(&root);
+    let xdp = xdp(&root, listen.as_deref());
     let mut names = Unique::default();
     let mut backends = Vec::new();
-    for table in root.tables(&BACKEND, MAX_BACKENDS, &mut report) {
-        let Some(backend) = backend::read(&table, directory, keys, &mut report) else { continue };
-        let span = ADDRESS.item(&table, &mut report).map_or(table.span(), |item| item.span());
-        if names.claim(backend.name, span, &format!("the backend {}", backend.name), &mut report) {
+    for table in root.tables(&BACKEND, MAX_BACKENDS) {
+        let Some(backend) = backend::read(&table, directory, keys) else { continue };
+        let span = ADDRESS.item(&table).map_or(table.span(), |item| item.span());
+        if names.claim(backend.name, span, &format!("the backend {}", backend.name), &report) {
             backends.push(backend);
         }
     }
@@ -95,40 +95,36 @@ pub fn parse(text: &str, path: &Path, keys: &mut ReadKeys<'_>) -> Result<AgentCo
 }
 
 /// Parses `[xdp]`: the interfaces on which the kernel answers in the agent's place.
-fn xdp(
-    root: &Table<'_>,
-    listen: Option<&[SocketAddr]>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<Place> {
-    let item = XDP.item(root, report)?;
-    let table = item.table(&xdp::SECTION, report)?;
-    let interfaces = xdp::INTERFACES.take(&table, report);
-    let allows_generic = xdp::GENERIC.take_or_default(&table, report);
+fn xdp(root: &Table<'_>, listen: Option<&[SocketAddr]>) -> Option<Place> {
+    let item = XDP.item(root)?;
+    let table = item.table(&xdp::SECTION)?;
+    let interfaces = xdp::INTERFACES.take(&table);
+    let allows_generic = xdp::GENERIC.take_or_default(&table);
     let ports: BTreeSet<u16> = listen.unwrap_or_default().iter().map(SocketAddr::port).collect();
     if (ports.len() > 1 || ports.contains(&0))
-        && let Some(item) = LISTEN.item(root, report)
+        && let Some(item) = LISTEN.item(root)
     {
         let why = "with [xdp], all addresses of `listen` must have the same port, which must not be 0";
-        report.add(item.span(), why, "write one port, 1 to 65535".to_owned());
+        item.fault(why, "write one port, 1 to 65535".to_owned());
     }
     Some(Place { interfaces: interfaces?, allows_generic, generic_key: "generic" })
 }
 
-pub fn listen(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Vec<SocketAddr>> {
+pub fn listen(item: &Item<'_>) -> Option<Vec<SocketAddr>> {
     if item.as_str().is_some() {
-        return item.parse(address, report).map(|address| vec![address]);
+        return item.parse(address).map(|address| vec![address]);
     }
-    let entries = item.list(report)?;
+    let entries = item.list()?;
     if entries.is_empty() || entries.len() > MAX_LISTEN {
         let message = format!("listen has {} addresses", entries.len());
-        report.add(item.span(), message, format!("write 1 to {MAX_LISTEN}, or leave the key out"));
+        item.fault(message, format!("write 1 to {MAX_LISTEN}, or leave the key out"));
         return None;
     }
     let mut seen = Unique::default();
     let mut addresses = Vec::new();
     for entry in &entries {
-        let Some(address) = entry.parse(address, report) else { continue };
-        if seen.claim(address, entry.span(), &format!("listen {address}"), report) {
+        let Some(address) = entry.parse(address) else { continue };
+        if seen.claim(address, entry.span(), &format!("listen {address}"), item.report()) {
             addresses.push(address);
         }
     }

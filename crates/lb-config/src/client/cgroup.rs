@@ -68,13 +68,7 @@ impl ClientCgroups {
     /// Refuses a cgroup that is inside another client's cgroup or contains it. If cgroups nest, the
     /// programs of both clients run for the inner cgroup, and each client balances addresses that
     /// the other client has rewritten.
-    pub fn add(
-        &mut self,
-        cgroup: &str,
-        client: &str,
-        span: &Range<usize>,
-        report: &mut DiagnosticCollector<'_>,
-    ) {
+    pub fn add(&mut self, cgroup: &str, client: &str, span: &Range<usize>, report: &DiagnosticCollector<'_>) {
         let path = Path::new(cgroup);
         for (other, others, others_span) in &self.0 {
             let relation = match (path.starts_with(other), other.starts_with(path)) {

@@ -3,7 +3,6 @@
 use lb_core::limits::Limits;
 use lb_core::service::Task;
 use lb_document::Table;
-use lb_document::diagnostic::DiagnosticCollector;
 
 use crate::service::template::ServiceTemplate;
 
@@ -15,7 +14,6 @@ pub fn check(
     task: Task,
     templates: &[&ServiceTemplate],
     limits: Limits,
-    report: &mut DiagnosticCollector<'_>,
 ) {
     let sum = |of: fn(&ServiceTemplate, Task) -> u32| {
         templates.iter().map(|template| u64::from(of(template, task))).sum::<u64>()
@@ -28,7 +26,7 @@ pub fn check(
         if needed > limit.into() {
             let message = format!("client \"{name}\" needs {needed} {key}, but only {limit} are allowed");
             let help = format!("raise {key} in [limits], or use smaller subsets or fewer services");
-            report.add(table.span(), message, help);
+            table.fault(message, help);
         }
     }
 }

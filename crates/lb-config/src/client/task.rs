@@ -10,88 +10,67 @@ use toml::de::DeValue;
 use crate::ProcessEnvironment;
 use crate::keys::client::{COUNT, INDEX};
 use crate::keys::index::{ENV, HOSTNAME, SECTION};
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::quote;
 use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table};
 
 /// The highest task number that a job can have.
 const LAST: u32 = MAX_INDEXES - 1;
 
-pub fn read(
-    table: &Table<'_>,
-    env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<Task> {
-    let count = COUNT.take(table, report);
-    let Some(item) = INDEX.item(table, report) else { return Some(Task { index: 0, count: count? }) };
-    let index = read_index(&item, env, report)?;
+pub fn read(table: &Table<'_>, env: &dyn ProcessEnvironment) -> Option<Task> {
+    let count = COUNT.take(table);
+    let Some(item) = INDEX.item(table) else { return Some(Task { index: 0, count: count? }) };
+    let index = read_index(&item, env)?;
     let count = count?;
     if index >= count {
         let message = format!("`index` is {index}, but must be below `count`, which is {count}");
-        report.add(item.span(), message, "indexes start at 0".to_owned());
+        item.fault(message, "indexes start at 0".to_owned());
         return None;
     }
     Some(Task { index, count })
 }
 
-fn read_index(
-    item: &Item<'_>,
-    env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<u32> {
+fn read_index(item: &Item<'_>, env: &dyn ProcessEnvironment) -> Option<u32> {
     let table = match item.value() {
-        DeValue::Integer(_) => return Number(0..=LAST).read(item, report),
-        DeValue::Table(_) => item.table(&SECTION, report)?,
+        DeValue::Integer(_) => return Number(0..=LAST).read(item),
+        DeValue::Table(_) => item.table(&SECTION)?,
         _ => {
-            item.wrong_kind("a whole number, { env = \"NAME\" } or { hostname = true }", report);
+            item.wrong_kind("a whole number, { env = \"NAME\" } or { hostname = true }");
             return None;
         }
     };
-    match (ENV.item(&table, report), HOSTNAME.item(&table, report)) {
-        (Some(variable), None) => index_of_variable(&variable, env, report),
-        (None, Some(hostname)) => index_of_host(&hostname, env, report),
+    match (ENV.item(&table), HOSTNAME.item(&table)) {
+        (Some(variable), None) => index_of_variable(&variable, env),
+        (None, Some(hostname)) => index_of_host(&hostname, env),
         (Some(_), Some(hostname)) => {
-            report.add(
-                hostname.span(),
-                "`index` has both `env` and `hostname`",
-                "write one of them".to_owned(),
-            );
+            hostname.fault("`index` has both `env` and `hostname`", "write one of them".to_owned());
             None
         }
         (None, None) => {
             let help = "write { env = \"NAME\" } or { hostname = true }".to_owned();
-            report.add_absent(item.span(), "`index` has neither `env` nor `hostname`", help);
+            item.absent("`index` has neither `env` nor `hostname`", help);
             None
         }
     }
 }
 
-fn index_of_variable(
-    item: &Item<'_>,
-    env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<u32> {
-    let name = item.text(report)?;
+fn index_of_variable(item: &Item<'_>, env: &dyn ProcessEnvironment) -> Option<u32> {
+    let name = item.text()?;
     let help = format!("set the variable to 0 to {LAST}");
     let Some(value) = env.variable(name) else {
-        report.add(item.span(), format!("environment variable {} is not set", quote(name)), help);
+        item.fault(format!("environment variable {} is not set", quote(name)), help);
         return None;
     };
     let index = parse_index(&value);
     if index.is_none() {
-        report.add(item.span(), format!("environment variable {} is {}", quote(name), quote(&value)), help);
+        item.fault(format!("environment variable {} is {}", quote(name), quote(&value)), help);
     }
     index
 }
 
-fn index_of_host(
-    item: &Item<'_>,
-    env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<u32> {
+fn index_of_host(item: &Item<'_>, env: &dyn ProcessEnvironment) -> Option<u32> {
     if !matches!(item.value(), DeValue::Boolean(true)) {
-        report.add(
-            item.span(),
+        item.fault(
             "`hostname` can only be true",
             "write true, or write the index itself as a number".to_owned(),
         );
@@ -99,7 +78,7 @@ fn index_of_host(
     }
     let help = "write the index itself or { env = \"NAME\" }".to_owned();
     let Some(name) = env.host_name() else {
-        report.add(item.span(), "the host name cannot be read", help);
+        item.fault("the host name cannot be read", help);
         return None;
     };
     // The number is at the end of the first label. The domain, which begins at the first dot, is
@@ -109,7 +88,7 @@ fn index_of_host(
     let index = parse_index(&label[start..]);
     if index.is_none() {
         let message = format!("host name {} does not end in a number of 0 to {LAST}", quote(label));
-        report.add(item.span(), message, help);
+        item.fault(message, help);
     }
     index
 }

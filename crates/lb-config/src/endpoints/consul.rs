@@ -93,7 +93,7 @@ impl ConsulCheck {
 /// than once.
 pub fn read(
     root: &JsonValue<'_>,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     InstanceReader::default().read(root, report, notes)
@@ -114,18 +114,18 @@ pub fn read_instances(
     let text = utf8(text, path)?;
     // The collector stores the position of every line. To bound its memory, faults of a longer text
     // have no positions.
-    let mut report = DiagnosticCollector::new(path, if text.len() > MAX_FILE_BYTES { "" } else { text });
+    let report = DiagnosticCollector::new(path, if text.len() > MAX_FILE_BYTES { "" } else { text });
     let document = JsonDocument::json(text, false);
     let mut notes = Vec::new();
     let reader = InstanceReader { wanted: Some((service, is_ipv6)), ..InstanceReader::default() };
     let entries = match document.root() {
-        Ok(Some(root)) => reader.read(&JsonValue { name: "the answer", ..root }, &mut report, &mut notes),
+        Ok(Some(root)) => reader.read(&JsonValue { name: "the answer", ..root }, &report, &mut notes),
         Ok(None) => {
             report.add(0..0, "the answer has no text", None);
             Vec::new()
         }
         Err(error) => {
-            document.report_syntax(&error, &mut report, None);
+            document.report_syntax(&error, &report, None);
             Vec::new()
         }
     };
@@ -146,7 +146,7 @@ impl InstanceReader<'_> {
     fn read(
         mut self,
         root: &JsonValue<'_>,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
         notes: &mut Vec<String>,
     ) -> Vec<ListEntry> {
         let instances = root.whole_list("an instance", report).unwrap_or_default();
@@ -155,7 +155,7 @@ impl InstanceReader<'_> {
         merge(entries, notes)
     }
 
-    fn entry(&mut self, value: &JsonValue<'_>, report: &mut DiagnosticCollector<'_>) -> Option<ListEntry> {
+    fn entry(&mut self, value: &JsonValue<'_>, report: &DiagnosticCollector<'_>) -> Option<ListEntry> {
         let Instance { node, service, checks } = value.read(report)?;
         self.check_service(value, service.service.as_deref().unwrap_or_default(), report)?;
         // If an instance has no address, the address of its node applies.
@@ -216,7 +216,7 @@ impl InstanceReader<'_> {
         &mut self,
         value: &JsonValue<'_>,
         name: &str,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) -> Option<()> {
         let Some((wanted, _)) = self.wanted else {
             let help = "write the instances of a single service";
@@ -238,7 +238,7 @@ impl InstanceReader<'_> {
         value: &JsonValue<'_>,
         port: i64,
         is_ipv6: bool,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) -> Option<ListedAddress> {
         let text = value.text_of(value.name, report)?;
         let number = u16::try_from(port).unwrap_or(0);
@@ -262,7 +262,7 @@ fn target_in_file(
     port_span: Range<usize>,
     address: &JsonValue<'_>,
     port: i64,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
 ) -> Option<ListedAddress> {
     let number = u16::try_from(port);
     let target = address.target_at(number.unwrap_or(0), report);

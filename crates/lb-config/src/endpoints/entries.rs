@@ -31,7 +31,7 @@ const MAX_DEPTH: u32 = 80;
 
 /// Parses a file and stores at most `limit` + 1 entries. Syntax faults are reported. The return
 /// value contains everything that could be read.
-pub fn read<'t>(text: &'t str, limit: usize, report: &mut DiagnosticCollector<'_>) -> DeTable<'t> {
+pub fn read<'t>(text: &'t str, limit: usize, report: &DiagnosticCollector<'_>) -> DeTable<'t> {
     let source = Source::new(text);
     let mut tokens = Vec::new();
     for token in source.lex() {

@@ -155,7 +155,7 @@ fn whole(text: &str, max: u32) -> Option<u32> {
 pub fn read(
     root: &JsonValue<'_>,
     is_response: bool,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     let assignment = if is_response { resource(root, report) } else { Some(*root) };
@@ -196,7 +196,7 @@ struct WeightedLocality {
 /// Reads a locality and its priority.
 fn group(
     value: &JsonValue<'_>,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     left_out: &mut LeftOut,
 ) -> Option<(u32, WeightedLocality)> {
     let LocalityLbEndpoints { locality, lb_endpoints, load_balancing_weight, priority } =
@@ -213,7 +213,7 @@ fn group(
 }
 
 /// Returns the only assignment of a response.
-fn resource<'t>(root: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> Option<JsonValue<'t>> {
+fn resource<'t>(root: &JsonValue<'t>, report: &DiagnosticCollector<'_>) -> Option<JsonValue<'t>> {
     let DiscoveryResponse { resources } = root.read(report)?;
     let resources = root.of_key("resources", resources?).whole_list("a resource", report)?;
     let [resource] = &*resources else {
@@ -235,7 +235,7 @@ fn resource<'t>(root: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> O
 /// Reads an endpoint and its own weight.
 fn endpoint(
     value: &JsonValue<'_>,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     left_out: &mut LeftOut,
 ) -> Option<(ListEntry, u32)> {
     let LbEndpoint { endpoint, health_status, load_balancing_weight, metadata } = value.read(report)?;

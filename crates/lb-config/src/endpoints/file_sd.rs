@@ -31,7 +31,7 @@ const LABELS: [&str; 5] = ["index", "weight", "state", "zone", "agent"];
 const PREFIX: &str = "socklb_";
 
 /// Returns the entries of a list of addresses.
-pub fn addresses(elements: &[JsonValue<'_>], report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
+pub fn addresses(elements: &[JsonValue<'_>], report: &DiagnosticCollector<'_>) -> Vec<ListEntry> {
     let target = |target: &JsonValue<'_>| {
         let target = JsonValue { name: "an address of the file", ..*target };
         ListEntry::bare(target.span(), target.target(report))
@@ -43,7 +43,7 @@ pub fn addresses(elements: &[JsonValue<'_>], report: &mut DiagnosticCollector<'_
 /// ignored, with the reason.
 pub fn groups(
     elements: &[JsonValue<'_>],
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     let (mut groups, mut targets) = (Vec::new(), 0);
@@ -114,7 +114,7 @@ fn why_ignored(groups: &[TargetGroup<'_>], label: usize, report: &DiagnosticColl
 }
 
 impl<'t> TargetGroup<'t> {
-    fn read(group: &JsonValue<'t>, report: &mut DiagnosticCollector<'_>) -> Option<Self> {
+    fn read(group: &JsonValue<'t>, report: &DiagnosticCollector<'_>) -> Option<Self> {
         let members = group.members(report)?;
         for (key, _) in members.iter().filter(|(key, _)| !KEYS.contains(&key.as_str())) {
             let help = format!("{}known keys: {}", did_you_mean(&key.name, &KEYS), KEYS.join(", "));
@@ -142,7 +142,7 @@ impl<'t> TargetGroup<'t> {
     }
 
     /// Stores the labels that socklb uses. All other labels are for other readers of the file.
-    fn labels(&mut self, labels: &JsonValue<'_>, report: &mut DiagnosticCollector<'_>) {
+    fn labels(&mut self, labels: &JsonValue<'_>, report: &DiagnosticCollector<'_>) {
         for (key, value) in labels.members(report).unwrap_or_default() {
             // Prometheus treats a null label as absent.
             if value.kind() == "null" {
@@ -161,7 +161,7 @@ impl<'t> TargetGroup<'t> {
 
     /// Returns an entry for each target. Reports a wrong label, and then treats the label as
     /// absent.
-    fn entries(&self, report: &mut DiagnosticCollector<'_>) -> Vec<ListEntry> {
+    fn entries(&self, report: &DiagnosticCollector<'_>) -> Vec<ListEntry> {
         let mut labels = GroupLabels::default();
         for (label, name) in LABELS.into_iter().enumerate() {
             let Some((span, text)) = self.own[label].as_ref().or(self.plain[label].as_ref()) else {

@@ -45,7 +45,7 @@ pub struct Expanded {
 pub fn expand(
     entries: &mut Vec<ListEntry>,
     addresses: &HostAddresses,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Expanded {
     let mut expanded = Expanded::default();

@@ -33,7 +33,7 @@ impl<'t> JsonDocument<'t> {
         Self { json: Cow::Borrowed(text), is_lenient, places: None }
     }
 
-    pub fn yaml(text: &str, report: &mut DiagnosticCollector<'_>) -> Option<Self> {
+    pub fn yaml(text: &str, report: &DiagnosticCollector<'_>) -> Option<Self> {
         let yaml::Json { text, places } = yaml::read(text, report)?;
         Some(Self { json: Cow::Owned(text), is_lenient: true, places: Some(places) })
     }
@@ -78,7 +78,7 @@ impl<'t> JsonDocument<'t> {
     pub fn report_syntax(
         &self,
         error: &serde_json::Error,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
         help: Option<String>,
     ) {
         self.report(error, self.body(), help, report);
@@ -90,7 +90,7 @@ impl<'t> JsonDocument<'t> {
         error: &serde_json::Error,
         part: &str,
         help: Option<String>,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) {
         let before = part.split_inclusive('\n').take(error.line().saturating_sub(1));
         let at = before.map(str::len).sum::<usize>() + error.column().saturating_sub(1);
@@ -159,7 +159,7 @@ impl<'t> JsonValue<'t> {
         &self,
         name: &str,
         expected: &str,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) -> Option<T> {
         let value = serde_json::from_str(self.raw.get());
         if value.is_err() && self.kind() == expected {
@@ -174,7 +174,7 @@ impl<'t> JsonValue<'t> {
 
     /// The value's text. For an unquoted number or truth value in YAML, returns the text as
     /// written, because strings need no quotes in YAML.
-    pub fn text_of(&self, name: &str, report: &mut DiagnosticCollector<'_>) -> Option<String> {
+    pub fn text_of(&self, name: &str, report: &DiagnosticCollector<'_>) -> Option<String> {
         if self.document.is_lenient && matches!(self.kind(), "a number" | "true or false") {
             return Some(self.raw.get().to_owned());
         }
@@ -183,7 +183,7 @@ impl<'t> JsonValue<'t> {
 
     /// The value's elements. If the list is too long, the result ends with the first element beyond
     /// the maximum.
-    pub fn list(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<Self>> {
+    pub fn list(&self, report: &DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let JsonElements(elements) = self.parse(self.name, "a list", report)?;
         Some(elements.into_iter().map(|raw| Self { raw, ..*self }).collect())
     }
@@ -195,11 +195,7 @@ impl<'t> JsonValue<'t> {
 
     /// As [`Self::list`], but names each element `element`, and refuses a list with more than the
     /// maximum number of elements.
-    pub fn whole_list(
-        &self,
-        element: &'static str,
-        report: &mut DiagnosticCollector<'_>,
-    ) -> Option<Vec<Self>> {
+    pub fn whole_list(&self, element: &'static str, report: &DiagnosticCollector<'_>) -> Option<Vec<Self>> {
         let elements = self.list(report)?;
         if let Some(past) = elements.get(MAX_BACKENDS as usize) {
             let message = format!("{} has more than {MAX_BACKENDS} elements", self.name);
@@ -209,7 +205,7 @@ impl<'t> JsonValue<'t> {
         Some(elements.into_iter().map(|value| Self { name: element, ..value }).collect())
     }
 
-    pub fn members(&self, report: &mut DiagnosticCollector<'_>) -> Option<Vec<(JsonKey, Self)>> {
+    pub fn members(&self, report: &DiagnosticCollector<'_>) -> Option<Vec<(JsonKey, Self)>> {
         let JsonMembers(raw_members) = self.parse(self.name, "an object", report)?;
         if let Some((key, _)) = raw_members.get(MAX_MEMBERS) {
             let span = Self { raw: key, ..*self }.span();
@@ -232,7 +228,7 @@ impl<'t> JsonValue<'t> {
 
     /// Reads an object as a `serde` type. Checks first that the value is an object, because `serde`
     /// would also accept a list.
-    pub fn read<T: Deserialize<'t>>(&self, report: &mut DiagnosticCollector<'_>) -> Option<T> {
+    pub fn read<T: Deserialize<'t>>(&self, report: &DiagnosticCollector<'_>) -> Option<T> {
         if self.kind() != "an object" {
             report.add(self.span(), format!("{} must be an object, not {}", self.name, self.kind()), None);
             return None;
@@ -241,14 +237,14 @@ impl<'t> JsonValue<'t> {
     }
 
     /// Reads a value as a `serde` type that accepts no list in place of an object.
-    pub fn read_any<T: Deserialize<'t>>(&self, report: &mut DiagnosticCollector<'_>) -> Option<T> {
+    pub fn read_any<T: Deserialize<'t>>(&self, report: &DiagnosticCollector<'_>) -> Option<T> {
         let text = self.raw.get();
         let read = serde_json::from_str(text);
         read.map_err(|error| self.document.report(&error, text, None, report)).ok()
     }
 
     /// Reads an IP address without a port.
-    pub fn ip(&self, report: &mut DiagnosticCollector<'_>) -> Option<IpAddr> {
+    pub fn ip(&self, report: &DiagnosticCollector<'_>) -> Option<IpAddr> {
         let text = self.text_of(self.name, report)?;
         let ip = text.parse().ok();
         if ip.is_none() {
@@ -259,7 +255,7 @@ impl<'t> JsonValue<'t> {
     }
 
     /// Reads an IP address or a host name without a port, and adds the port.
-    pub fn target_at(&self, port: u16, report: &mut DiagnosticCollector<'_>) -> Option<ListedAddress> {
+    pub fn target_at(&self, port: u16, report: &DiagnosticCollector<'_>) -> Option<ListedAddress> {
         let text = self.text_of(self.name, report)?;
         let target = ListedAddress::of(&text, port);
         target
@@ -271,7 +267,7 @@ impl<'t> JsonValue<'t> {
     }
 
     /// Reads an IP address or a host name, with a port.
-    pub fn target(&self, report: &mut DiagnosticCollector<'_>) -> Option<ListedAddress> {
+    pub fn target(&self, report: &DiagnosticCollector<'_>) -> Option<ListedAddress> {
         let text = self.text_of(self.name, report)?;
         match ListedAddress::parse(&text) {
             Ok(target) => Some(target),

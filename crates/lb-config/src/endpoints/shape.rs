@@ -68,14 +68,14 @@ impl<'t> Marks<'t> {
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     let is_object = root.kind() == "an object";
     let elements = if is_object { Vec::new() } else { root.list(report).unwrap_or_default() };
     let Some(first) = (if is_object { Some(root) } else { elements.first() }) else { return Vec::new() };
     let marks = Marks::of(first);
-    let mut refuse = |message: String, help: &str| {
+    let refuse = |message: String, help: &str| {
         report.add(first.span(), message, help.to_owned());
         Vec::new()
     };
@@ -166,7 +166,7 @@ impl OneService {
         part: &JsonValue<'_>,
         service: &str,
         help: &str,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) -> bool {
         let line = report.line(&part.span());
         let (first, at) = self.0.get_or_insert_with(|| (service.to_owned(), line));

@@ -122,7 +122,7 @@ impl Conditions {
 pub fn read(
     root: &JsonValue<'_>,
     reading: &ListContext<'_>,
-    report: &mut DiagnosticCollector<'_>,
+    report: &DiagnosticCollector<'_>,
     notes: &mut Vec<String>,
 ) -> Vec<ListEntry> {
     let (version, values) = if root.kind() == "a list" {
@@ -177,17 +177,16 @@ pub fn read_slices<'t>(
     let port = WantedPort { name: port, protocol: None, key: "port", help };
     let mut reader = EndpointSliceReader::new(port, !is_ipv6, None);
     for (name, text) in slices {
-        let mut report = DiagnosticCollector::new(Path::new(name), text);
+        let report = DiagnosticCollector::new(Path::new(name), text);
         let document = JsonDocument::json(text, false);
         match document.root() {
             Ok(root) => {
                 let value = root.map(|root| JsonValue { name: "a slice", ..root });
-                if let Some((value, slice)) = value.and_then(|value| Some((value, value.read(&mut report)?)))
-                {
-                    reader.slice(&value, slice, &mut report);
+                if let Some((value, slice)) = value.and_then(|value| Some((value, value.read(&report)?))) {
+                    reader.slice(&value, slice, &report);
                 }
             }
-            Err(error) => document.report_syntax(&error, &mut report, None),
+            Err(error) => document.report_syntax(&error, &report, None),
         }
         report.finish(Some(())).map_err(SlicesError::Faults)?;
         if reader.entries.len() > 2 * MAX_BACKENDS as usize {
@@ -267,7 +266,7 @@ impl<'a> EndpointSliceReader<'a> {
         &mut self,
         value: &JsonValue<'_>,
         slice: EndpointSlice<'_>,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) -> Option<()> {
         let kind = slice.kind.as_deref().unwrap_or(KIND);
         let version = slice.api_version.as_ref().or(self.version.as_ref());
@@ -319,7 +318,7 @@ impl<'a> EndpointSliceReader<'a> {
         ports: &[Port<'_>],
         slice: &str,
         value: &JsonValue<'_>,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) -> Option<u16> {
         let name = |port: &Port<'_>| quote(port.name.as_deref().unwrap_or_default());
         let WantedPort { name: wanted, protocol, key, help } = self.wanted_port;
@@ -366,7 +365,7 @@ impl<'a> EndpointSliceReader<'a> {
         value: &JsonValue<'_>,
         port: u16,
         is_name: bool,
-        report: &mut DiagnosticCollector<'_>,
+        report: &DiagnosticCollector<'_>,
     ) -> Option<()> {
         let SliceEndpoint { addresses, conditions, hostname, zone } = value.read(report)?;
         let addresses = addresses.map(|raw| value.of_key("addresses", raw).list(report));

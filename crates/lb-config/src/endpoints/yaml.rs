@@ -43,7 +43,7 @@ pub struct Json {
 const MAX_IN_BRACKETS: usize = 1 << 17;
 
 /// Parses a text and reports its faults.
-pub fn read(text: &str, report: &mut DiagnosticCollector<'_>) -> Option<Json> {
+pub fn read(text: &str, report: &DiagnosticCollector<'_>) -> Option<Json> {
     let mut signs = text.bytes().enumerate().filter(|(_, byte)| b",[]{}?".contains(byte));
     if let Some((at, _)) = signs.nth(MAX_IN_BRACKETS) {
         let message = format!("the file has more than {MAX_IN_BRACKETS} commas and brackets");

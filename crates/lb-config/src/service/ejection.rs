@@ -7,7 +7,6 @@ use lb_core::service::Ejection;
 
 use crate::keys::ejection::{BASE, FAILURES, HANGS, MAX, SECTION};
 use lb_document::Table;
-use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::{Item, fill, in_units};
 
 /// The value that turns ejection off.
@@ -20,39 +19,37 @@ pub struct EjectionSetting {
     pub ejection: Option<Ejection>,
 }
 
-pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<EjectionSetting> {
+pub fn read(item: &Item<'_>) -> Option<EjectionSetting> {
     match item.as_str() {
         Some(OFF) => return Some(EjectionSetting { ejection: None }),
         Some(other) => {
             let message = format!("unknown ejection {}", lb_document::diagnostic::quote(other));
-            report.add(item.span(), message, "write \"off\", or a table, as in { failures = 5 }".to_owned());
+            item.fault(message, "write \"off\", or a table, as in { failures = 5 }".to_owned());
             return None;
         }
         None => {}
     }
-    let keys = item.table(&SECTION, report)?;
-    let ejection = fill!(&keys, report, Ejection { failures: FAILURES, base: BASE, max: MAX, hangs: HANGS })?;
-    check_order(&keys, ejection.base, ejection.max, report);
+    let keys = item.table(&SECTION)?;
+    let ejection = fill!(&keys, Ejection { failures: FAILURES, base: BASE, max: MAX, hangs: HANGS })?;
+    check_order(&keys, ejection.base, ejection.max);
     Some(EjectionSetting { ejection: Some(ejection) })
 }
 
 /// Refuses a first ejection that is longer than the longest ejection. Reports the fault at `base`
 /// if `base` is written, else at `max`.
-fn check_order(table: &Table<'_>, base: Duration, max: Duration, report: &mut DiagnosticCollector<'_>) {
+fn check_order(table: &Table<'_>, base: Duration, max: Duration) {
     if base <= max {
         return;
     }
     let (base, max) = (in_units(base), in_units(max));
-    match BASE.item(table, report) {
-        Some(item) => report.add(
-            item.span(),
+    match BASE.item(table) {
+        Some(item) => item.fault(
             format!("`base` is \"{base}\", but no ejection is longer than `max`, which is \"{max}\""),
             format!("write at most \"{max}\", or max = \"{base}\" or more"),
         ),
         None => {
-            let Some(item) = MAX.item(table, report) else { return };
-            report.add(
-                item.span(),
+            let Some(item) = MAX.item(table) else { return };
+            item.fault(
                 format!("`max` is \"{max}\", but the first ejection lasts `base`, which is \"{base}\""),
                 format!("write at least \"{base}\", or base = \"{max}\" or less"),
             );

@@ -3,7 +3,6 @@
 
 use lb_core::health::loss::OnBackendLoss;
 use lb_core::service::{HealthRules, Protocol};
-use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::{Table, fill};
 
 use super::probe::{self, Around, ProbeConfig, ProbeKind};
@@ -16,17 +15,15 @@ pub fn read(
     table: &Table<'_>,
     protocol: Option<Protocol>,
     around: Around<'_>,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Option<(HealthRules, Option<ProbeConfig>)> {
-    let on_backend_loss = read_on_backend_loss(table, protocol, report);
-    let Some(item) = HEALTH.item(table, report) else {
+    let on_backend_loss = read_on_backend_loss(table, protocol);
+    let Some(item) = HEALTH.item(table) else {
         let rules = HealthRules { on_backend_loss: on_backend_loss?, ..HealthRules::default() };
         return Some((rules, None));
     };
-    let keys = item.table(&SECTION, report)?;
+    let keys = item.table(&SECTION)?;
     let rules = fill!(
         &keys,
-        report,
         HealthRules {
             panic_threshold: PANIC_THRESHOLD,
             replace_after: REPLACE_AFTER,
@@ -36,7 +33,7 @@ pub fn read(
             heeds_reports: (Some(false)),
         }
     );
-    let probe = probe::read(&keys, protocol, around, report)?;
+    let probe = probe::read(&keys, protocol, around)?;
     let first_look = probe.as_ref().and_then(|probe| match probe.kind {
         ProbeKind::Connect { timeout, .. } => Some(timeout),
         ProbeKind::Report { .. } => None,
@@ -45,19 +42,15 @@ pub fn read(
     Some((HealthRules { first_look, heeds_reports, ..rules? }, probe))
 }
 
-fn read_on_backend_loss(
-    table: &Table<'_>,
-    protocol: Option<Protocol>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<OnBackendLoss> {
-    let value = ON_BACKEND_LOSS.take(table, report)?;
+fn read_on_backend_loss(table: &Table<'_>, protocol: Option<Protocol>) -> Option<OnBackendLoss> {
+    let value = ON_BACKEND_LOSS.take(table)?;
     if value == OnBackendLoss::CloseIdle
         && protocol == Some(Protocol::Udp)
-        && let Some(item) = ON_BACKEND_LOSS.item(table, report)
+        && let Some(item) = ON_BACKEND_LOSS.item(table)
     {
         let message = "`on_backend_loss` \"close-idle\" closes no UDP socket: the kernel does not record \
                        when a UDP socket was used";
-        report.add(item.span(), message, "write \"keep\" or \"close\"".to_owned());
+        item.fault(message, "write \"keep\" or \"close\"".to_owned());
         return None;
     }
     Some(value)

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use lb_core::control::{ControlRules, Mode};
 use lb_core::service::{Policy, ignores_weights};
-use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::{Table, in_units};
 
 use super::probe::ProbeConfig;
@@ -24,22 +23,17 @@ pub fn read(
     table: &Table<'_>,
     policy: Option<Policy>,
     probe: Option<Option<&ProbeConfig>>,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Option<ControlRules> {
-    check_policy(table, policy, report);
-    let slow_start = SLOW_START.take(table, report);
-    let Some(item) = LOAD.item(table, report) else {
+    check_policy(table, policy);
+    let slow_start = SLOW_START.take(table);
+    let Some(item) = LOAD.item(table) else {
         return Some(ControlRules { law: None, mode: Mode::Enforce, slow_start: slow_start? });
     };
-    let keys = item.table(&SECTION, report)?;
-    let (control, mode) = (CONTROL.take(&keys, report), MODE.take(&keys, report));
+    let keys = item.table(&SECTION)?;
+    let (control, mode) = (CONTROL.take(&keys), MODE.take(&keys));
     if probe.is_some_and(|probe| !probe.is_some_and(ProbeConfig::is_by_report)) {
         let help = format!("write {} = {{ probe = \"report\" }}, or leave load out", HEALTH.name);
-        report.add(
-            item.span(),
-            "`load` needs reports, but the service has no probe = \"report\"".to_owned(),
-            help,
-        );
+        item.fault("`load` needs reports, but the service has no probe = \"report\"".to_owned(), help);
     }
     if let Some(Some(probe)) = probe
         && probe.is_by_report()
@@ -50,17 +44,13 @@ pub fn read(
             in_units(probe.interval)
         );
         let longest = in_units(LONGEST_INTERVAL);
-        report.add(
-            item.span(),
-            message,
-            format!("write interval = \"{longest}\" in {}, or less", HEALTH.name),
-        );
+        item.fault(message, format!("write interval = \"{longest}\" in {}, or less", HEALTH.name));
     }
     Some(ControlRules { law: Some(control?), mode: mode?, slow_start: slow_start? })
 }
 
 /// Refuses `load` and `slow_start` if the policy ignores weights.
-fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut DiagnosticCollector<'_>) {
+fn check_policy(table: &Table<'_>, policy: Option<Policy>) {
     let Some(why) = policy.and_then(ignores_weights) else { return };
     let written = [LOAD.name, SLOW_START.name].map(|key| (key, table.get(key)));
     for (key, item) in written.into_iter().filter_map(|(key, item)| Some((key, item?))) {
@@ -70,7 +60,7 @@ fn check_policy(table: &Table<'_>, policy: Option<Policy>, report: &mut Diagnost
         let policy = policy.map_or("", Policy::name);
         let message = format!("{key} has no effect: {} {policy:?} {why}", POLICY.name);
         let help = format!("leave {key} out, or write policy = \"weighted-round-robin\" or \"p2c\"");
-        report.add(item.span(), message, help);
+        item.fault(message, help);
     }
 }
 

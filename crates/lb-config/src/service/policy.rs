@@ -14,7 +14,6 @@ use crate::keys::service::{
     ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, REBALANCE, UDP, UNANSWERED_AFTER,
 };
 use crate::keys::udp::{REBIND, SECTION};
-use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::{Item, Table, fill};
 
 pub struct PolicyConfig {
@@ -40,18 +39,13 @@ pub struct PolicyConfig {
 
 /// Reads the keys in [`PolicyConfig`] from a service's table; `None` if any of them is wrong.
 /// `protocol` is the service's protocol, or `None` if it cannot be read.
-pub fn read(
-    table: &Table<'_>,
-    protocol: Option<Protocol>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<PolicyConfig> {
+pub fn read(table: &Table<'_>, protocol: Option<Protocol>) -> Option<PolicyConfig> {
     for key in [EJECTION.name, CONNECT_TIMEOUT.name, UNANSWERED_AFTER.name, REBALANCE.name] {
-        check_protocol(table, key, Protocol::Tcp, protocol, report);
+        check_protocol(table, key, Protocol::Tcp, protocol);
     }
-    check_protocol(table, UDP.name, Protocol::Udp, protocol, report);
+    check_protocol(table, UDP.name, Protocol::Udp, protocol);
     let config = fill!(
         table,
-        report,
         PolicyConfig {
             policy: POLICY,
             active_limit: [ACTIVE_LIMIT],
@@ -61,52 +55,40 @@ pub fn read(
             connect_timeout: [CONNECT_TIMEOUT],
             unanswered_after: UNANSWERED_AFTER,
             rebalance: [REBALANCE],
-            rebind: (UDP.take_written(table, report).map(Option::flatten)),
+            rebind: (UDP.take_written(table).map(Option::flatten)),
         }
     );
-    check_overflow(table, report);
+    check_overflow(table);
     config
 }
 
 /// Reads the key `udp`: the time after which an unconnected socket gets a new choice of backend.
-pub fn read_udp(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<Duration>> {
-    REBIND.take_written(&item.table(&SECTION, report)?, report)
+pub fn read_udp(item: &Item<'_>) -> Option<Option<Duration>> {
+    REBIND.take_written(&item.table(&SECTION)?)
 }
 
-fn check_overflow(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) {
-    let Some(item) = OVERFLOW.item(table, report) else { return };
+fn check_overflow(table: &Table<'_>) {
+    let Some(item) = OVERFLOW.item(table) else { return };
     if table.get(ACTIVE_LIMIT.name).is_none() {
         let help = "add `active_limit = 100`, or another number, or leave `overflow` out".to_owned();
-        report.add_absent(item.span(), "`overflow` has no effect without `active_limit`", help);
+        item.absent("`overflow` has no effect without `active_limit`", help);
     }
 }
 
 /// Refuses a key that has an effect only with another protocol.
-fn check_protocol(
-    table: &Table<'_>,
-    key: &'static str,
-    wanted: Protocol,
-    protocol: Option<Protocol>,
-    report: &mut DiagnosticCollector<'_>,
-) {
+fn check_protocol(table: &Table<'_>, key: &'static str, wanted: Protocol, protocol: Option<Protocol>) {
     if let Some(item) = table.get(key)
         && let Some(other) = protocol.filter(|protocol| *protocol != wanted)
     {
         let (wanted, other) = (wanted.name(), other.name());
         let message = format!("`{key}` is for protocol {wanted:?}, but this service has {other:?}");
-        report.add(item.span(), message, format!("leave `{key}` out, or write protocol = {wanted:?}"));
+        item.fault(message, format!("leave `{key}` out, or write protocol = {wanted:?}"));
     }
 }
 
 /// Refuses settings with which one choice of a backend may examine more backends than a kernel
 /// program can examine in one run.
-pub fn check_scan(
-    table: &Table<'_>,
-    choice: &PolicyConfig,
-    subset: Subset,
-    source: &EndpointSource,
-    report: &mut DiagnosticCollector<'_>,
-) {
+pub fn check_scan(table: &Table<'_>, choice: &PolicyConfig, subset: Subset, source: &EndpointSource) {
     let Some(scan) = ScanCause::of(choice.policy, choice.active_limit, choice.overflow) else { return };
     let endpoints = match source {
         EndpointSource::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),
@@ -138,7 +120,11 @@ pub fn check_scan(
     let message = format!(
         "{who} examines every backend of the subset, at most {MAX_SCAN}, but {what} can have more backends"
     );
-    report.add(span, message, format!("write subset = {{ {algorithm}size = N }}, N at most {MAX_SCAN}{or}"));
+    table.report().add(
+        span,
+        message,
+        format!("write subset = {{ {algorithm}size = N }}, N at most {MAX_SCAN}{or}"),
+    );
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use lb_core::service::Protocol;
-use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::in_units;
 use lb_document::kind::Refusal;
 use lb_document::{Table, fill};
@@ -95,33 +94,28 @@ pub struct Around<'a> {
 
 /// Reads the keys for probes of a `health` table. The inner `None` means that there are no such
 /// keys, the outer `None` that a value is wrong.
-pub fn read(
-    keys: &Table<'_>,
-    protocol: Option<Protocol>,
-    around: Around<'_>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<Option<ProbeConfig>> {
-    let Some(word) = PROBE.take_written(keys, report)? else {
+pub fn read(keys: &Table<'_>, protocol: Option<Protocol>, around: Around<'_>) -> Option<Option<ProbeConfig>> {
+    let Some(word) = PROBE.take_written(keys)? else {
         let unused = [PORT.name, PATH.name, INTERVAL.name, TIMEOUT.name, RISE.name, FALL.name];
-        check_unused(keys, &unused, "it needs probe", report);
-        check_unused(keys, &[KEY.name, IDLE_INTERVAL.name], "it needs probe", report);
+        check_unused(keys, &unused, "it needs probe");
+        check_unused(keys, &[KEY.name, IDLE_INTERVAL.name], "it needs probe");
         return Some(None);
     };
-    let port = PORT.take_written(keys, report);
-    let interval = INTERVAL.take(keys, report);
+    let port = PORT.take_written(keys);
+    let interval = INTERVAL.take(keys);
     let (kind, port) = match word {
         ProbeWord::Report => {
             let unused = [PATH.name, TIMEOUT.name, RISE.name, FALL.name];
-            check_unused(keys, &unused, "it is only for probe = \"tcp\" or \"http\"", report);
-            let idle_interval = read_idle(keys, interval, report);
-            let own = KEY.item(keys, report);
+            check_unused(keys, &unused, "it is only for probe = \"tcp\" or \"http\"");
+            let idle_interval = read_idle(keys, interval);
+            let own = KEY.item(keys);
             let service_keys = match own {
-                Some(item) => reports::read_keys(&item, around.directory, around.env, report),
+                Some(item) => reports::read_keys(&item, around.directory, around.env),
                 None if around.reports.keys.is_none() => {
                     let help = "write key = \"FILE\" in [reports] or here; `socklb agent key` creates one"
                         .to_owned();
-                    let span = PROBE.item(keys, report).map_or_else(|| keys.span(), |item| item.span());
-                    report.add_absent(
+                    let span = PROBE.item(keys).map_or_else(|| keys.span(), |item| item.span());
+                    keys.report().add_absent(
                         span,
                         "probe = \"report\" needs a key that authenticates reports",
                         help,
@@ -138,23 +132,20 @@ pub fn read(
             if word == ProbeWord::Tcp {
                 unused.push(PATH.name);
             }
-            check_unused(keys, &unused, &format!("probe = \"{}\" does not use it", word.name()), report);
-            let path = PATH.take_written(keys, report);
+            check_unused(keys, &unused, &format!("probe = \"{}\" does not use it", word.name()));
+            let path = PATH.take_written(keys);
             let path =
                 path.map(|path| (word == ProbeWord::Http).then(|| path.unwrap_or_else(|| "/".to_owned())));
-            let kind = fill!(
-                keys,
-                report,
-                ProbeKind::Connect { path: (path), timeout: TIMEOUT, rise: RISE, fall: FALL }
-            );
+            let kind =
+                fill!(keys, ProbeKind::Connect { path: (path), timeout: TIMEOUT, rise: RISE, fall: FALL });
             let port = port?;
             if protocol == Some(Protocol::Udp) && port.is_none() {
-                let span = PROBE.item(keys, report).map_or_else(|| keys.span(), |item| item.span());
+                let span = PROBE.item(keys).map_or_else(|| keys.span(), |item| item.span());
                 let message =
                     format!("probe = \"{}\" opens TCP connections, but the service is over udp", word.name());
                 let help =
                     "write port = the port where the backends accept connections, or probe = \"report\"";
-                report.add(span, message, help.to_owned());
+                keys.report().add(span, message, help.to_owned());
                 return None;
             }
             (kind?, port)
@@ -165,18 +156,14 @@ pub fn read(
 
 /// Refuses an `idle_interval` below `interval`, because an idle backend must not receive more
 /// requests than a backend in use.
-fn read_idle(
-    keys: &Table<'_>,
-    interval: Option<Duration>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<Duration> {
-    let (idle, interval) = (IDLE_INTERVAL.take(keys, report)?, interval?);
-    match IDLE_INTERVAL.item(keys, report) {
+fn read_idle(keys: &Table<'_>, interval: Option<Duration>) -> Option<Duration> {
+    let (idle, interval) = (IDLE_INTERVAL.take(keys)?, interval?);
+    match IDLE_INTERVAL.item(keys) {
         Some(item) if idle < interval => {
             let (idle, interval) = (in_units(idle), in_units(interval));
             let message =
                 format!("`idle_interval` is \"{idle}\", which is less than `interval`, \"{interval}\"");
-            report.add(item.span(), message, format!("write at least \"{interval}\""));
+            item.fault(message, format!("write at least \"{interval}\""));
             None
         }
         // If only `interval` is written, the idle interval is its default or `interval`, whichever
@@ -185,10 +172,10 @@ fn read_idle(
     }
 }
 
-fn check_unused(keys: &Table<'_>, names: &[&'static str], why: &str, report: &mut DiagnosticCollector<'_>) {
+fn check_unused(keys: &Table<'_>, names: &[&'static str], why: &str) {
     for name in names {
         if let Some(item) = keys.get(name) {
-            report.add(item.span(), format!("{name} has no effect"), format!("leave the key out: {why}"));
+            item.fault(format!("{name} has no effect"), format!("leave the key out: {why}"));
         }
     }
 }

@@ -2,15 +2,15 @@
 //! over all backends again.
 
 use lb_core::rebalance::{ClosingRate, RebalanceRules};
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::quote;
 use lb_document::kind::Refusal;
 use lb_document::{Item, fill};
 
 use crate::keys::rebalance::{BELOW, IDLE, RATE, SECTION};
 
-pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<RebalanceRules> {
-    let keys = item.table(&SECTION, report)?;
-    fill!(&keys, report, RebalanceRules { rate: RATE, idle: IDLE, below_thousandths: BELOW })
+pub fn read(item: &Item<'_>) -> Option<RebalanceRules> {
+    let keys = item.table(&SECTION)?;
+    fill!(&keys, RebalanceRules { rate: RATE, idle: IDLE, below_thousandths: BELOW })
 }
 
 /// Parses a rate of closings.

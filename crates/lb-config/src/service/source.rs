@@ -21,7 +21,7 @@ use crate::keys::path;
 use crate::keys::service::BACKENDS;
 use crate::{EndpointSource, ListFile, NamedFile, NamedList, RemoteSource};
 use lb_core::service::Protocol;
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::quote;
 use lb_document::kind::{Number, ValueKind as _};
 use lb_document::{Item, Table};
 
@@ -58,11 +58,7 @@ const REMOTE: &[&str] = &[DNS.name, CONSUL.name, KUBERNETES.name];
 const NOT_REMOTE: &str = "leave the key out: only lists from a server use it";
 
 /// Reads the source of a service's endpoints.
-pub fn read(
-    item: &Item<'_>,
-    around: Surroundings<'_>,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<EndpointSource> {
+pub fn read(item: &Item<'_>, around: Surroundings<'_>) -> Option<EndpointSource> {
     // Two wrong forms show the operator's intention, so the help contains the right form.
     let instead = match item.value() {
         DeValue::String(file) => Some(format!("write {{ file = {} }}", quote(file))),
@@ -70,93 +66,84 @@ pub fn read(
         _ => None,
     };
     if let Some(help) = instead {
-        item.wrong_kind_but("a table", help, report);
+        item.wrong_kind_but("a table", help);
         return None;
     }
-    let table = item.table(&SECTION, report)?;
+    let table = item.table(&SECTION)?;
     let mut written = SOURCES.iter().filter_map(|name| Some((*name, table.get(name)?)));
     let Some((source, _)) = written.next() else {
         let help = "write { file = \"users.toml\" }, { static = [\"10.0.0.1:8080\"] } or { dns = \"users.example.com\", port = 8080 }";
-        report.add_absent(item.span(), "`backends` has no source", help.to_owned());
+        item.absent("`backends` has no source", help.to_owned());
         return None;
     };
     if let Some((other, item)) = written.next() {
         let message = format!("`backends` has both `{source}` and `{other}`");
-        report.add(item.span(), message, "write one of them".to_owned());
+        item.fault(message, "write one of them".to_owned());
         return None;
     }
     drop(written);
     for (key, only_for, help) in ONLY_FOR {
         if let Some(item) = table.get(key).filter(|_| !only_for.contains(&source)) {
             let message = format!("{key} is only for {}", only_for.join(", "));
-            report.add(item.span(), message, help.to_owned());
+            item.fault(message, help.to_owned());
         }
     }
-    if let Some(list) = STATIC.item(&table, report) {
-        return read_static(&list, around.service, around.services, report);
+    if let Some(list) = STATIC.item(&table) {
+        return read_static(&list, around.service, around.services);
     }
-    if let Some(file) = FILE.item(&table, report) {
-        let path = around.directory.join(&*FILE.kind.read(&file, report)?);
-        let port_name = PORT_NAME.take_written(&table, report).flatten();
+    if let Some(file) = FILE.item(&table) {
+        let path = around.directory.join(&*FILE.kind.read(&file)?);
+        let port_name = PORT_NAME.take_written(&table).flatten();
         return Some(EndpointSource::File(ListFile { path, port_name, protocol: around.protocol }));
     }
     let on_empty = if KUBERNETES.is_written(&table) { OnEmpty::Refuse } else { OnEmpty::Keep };
-    let rules = discovery::read_rules(&table, on_empty, report);
-    let origin = if let Some(consul) = CONSUL.item(&table, report) {
-        let service = CONSUL.kind.read(&consul, report)?;
-        let tag = TAG.take_written(&table, report)?;
+    let rules = discovery::read_rules(&table, on_empty);
+    let origin = if let Some(consul) = CONSUL.item(&table) {
+        let service = CONSUL.kind.read(&consul)?;
+        let tag = TAG.take_written(&table)?;
         Origin::Consul(ConsulOrigin { service, tag, settings: around.servers.consul.clone() })
-    } else if let Some(kubernetes) = KUBERNETES.item(&table, report) {
-        Origin::Kubernetes(read_kubernetes(&table, &kubernetes, around.servers, report)?)
+    } else if let Some(kubernetes) = KUBERNETES.item(&table) {
+        Origin::Kubernetes(read_kubernetes(&table, &kubernetes, around.servers)?)
     } else {
-        Origin::Dns(read_dns(&table, &around.servers.dns, report)?)
+        Origin::Dns(read_dns(&table, &around.servers.dns)?)
     };
     Some(EndpointSource::Remote(Arc::new(RemoteSource { origin, rules })))
 }
 
-fn read_kubernetes(
-    table: &Table<'_>,
-    item: &Item<'_>,
-    servers: &ServerSettings,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<KubernetesOrigin> {
-    let name = KUBERNETES.kind.read(item, report)?;
+fn read_kubernetes(table: &Table<'_>, item: &Item<'_>, servers: &ServerSettings) -> Option<KubernetesOrigin> {
+    let name = KUBERNETES.kind.read(item)?;
     let (namespace, service) = name.split_once('/').map(|(a, b)| (a.to_owned(), b.to_owned()))?;
-    let port = match PORT.item(table, report) {
-        Some(port) => Some(PORT_NAME.kind.read(&port, report)?),
+    let port = match PORT.item(table) {
+        Some(port) => Some(PORT_NAME.kind.read(&port)?),
         None => None,
     };
-    let settings = servers.api_server(item, &format!("`backends` names the Service {name}"), report)?;
+    let settings = servers.api_server(item, &format!("`backends` names the Service {name}"))?;
     Some(KubernetesOrigin { namespace, service, port, settings })
 }
 
 /// Reads a name and a port. SRV records are named `_service._protocol.domain` (RFC 2782) and
 /// contain ports; other names have none.
-fn read_dns(
-    table: &Table<'_>,
-    settings: &DnsSettings,
-    report: &mut DiagnosticCollector<'_>,
-) -> Option<DnsOrigin> {
-    let item = DNS.item(table, report)?;
-    let name = DNS.kind.read(&item, report)?;
+fn read_dns(table: &Table<'_>, settings: &DnsSettings) -> Option<DnsOrigin> {
+    let item = DNS.item(table)?;
+    let name = DNS.kind.read(&item)?;
     if endpoints::is_localhost(&name) {
         let help = "write { static = [\"127.0.0.1:8080\"] }, with the right port".to_owned();
-        report.add(item.span(), format!("`dns` {} {}", quote(&name), endpoints::LOCALHOST), help);
+        item.fault(format!("`dns` {} {}", quote(&name), endpoints::LOCALHOST), help);
         return None;
     }
-    let port = match PORT.item(table, report) {
-        Some(port) => Some(u16::try_from(Number(1..=65_535).read(&port, report)?).ok()?),
+    let port = match PORT.item(table) {
+        Some(port) => Some(u16::try_from(Number(1..=65_535).read(&port)?).ok()?),
         None => None,
     };
     if name.starts_with('_') && port.is_some() {
         let message = format!("`dns` {} is the name of SRV records, which contain ports", quote(&name));
-        report.add(item.span(), message, "leave `port` out".to_owned());
+        item.fault(message, "leave `port` out".to_owned());
         return None;
     }
     if !name.starts_with('_') && port.is_none() {
         let message = format!("`dns` {} is not the name of SRV records, so `port` is needed", quote(&name));
         let help = "write `port`, or the name of SRV records as in \"_users._tcp.example.com\"".to_owned();
-        report.add(item.span(), message, help);
+        item.fault(message, help);
         return None;
     }
     Some(DnsOrigin { name, port, settings: settings.clone() })
@@ -198,17 +185,16 @@ fn read_static(
     list: &Item<'_>,
     service: Option<SocketAddr>,
     services: &[SocketAddr],
-    report: &mut DiagnosticCollector<'_>,
 ) -> Option<EndpointSource> {
-    let items = list.list(report)?;
+    let items = list.list()?;
     let targets: Vec<(Range<usize>, Option<ListedAddress>)> =
-        items.iter().map(|item| (item.span(), item.parse(endpoints::target, report))).collect();
+        items.iter().map(|item| (item.span(), item.parse(endpoints::target))).collect();
     let texts: Option<Vec<String>> =
         targets.iter().map(|(_, target)| Some(target.as_ref()?.to_string())).collect();
     let entries = targets.into_iter().map(|(span, target)| ListEntry::bare(span, target)).collect();
     let (path, port_name, hosts) = (Path::new(""), None, &NO_HOSTS);
     let reading = ListContext { path, port_name, protocol: None, service, services, hosts };
-    let parsed = endpoints::check(entries, &reading, report, &mut Vec::new())?;
+    let parsed = endpoints::check(entries, &reading, list.report(), &mut Vec::new())?;
     let texts = texts?;
     if parsed.hosts.is_empty() {
         return Some(EndpointSource::Static(parsed.list));
@@ -220,8 +206,6 @@ fn read_static(
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
-
-    use lb_report::keys::{Keys, ServiceKey};
 
     use super::*;
     use crate::ProcessEnvironment;
@@ -441,14 +425,6 @@ mod tests {
                 "KUBERNETES_SERVICE_PORT" => self.0.map(str::to_owned),
                 _ => None,
             }
-        }
-
-        fn host_name(&self) -> Option<String> {
-            None
-        }
-
-        fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
-            Err(format!("{}: there is no such file", path.display()))
         }
     }
 

@@ -10,7 +10,7 @@ use toml::de::DeValue;
 
 use crate::keys::size::{self, HIGH, LOW, MIN};
 use crate::keys::subset::{ALGORITHM, SECTION, SEED, SIZE};
-use lb_document::diagnostic::{DiagnosticCollector, quote};
+use lb_document::diagnostic::quote;
 use lb_document::kind::{ValueKind as _, write};
 use lb_document::{Item, Table};
 
@@ -23,64 +23,63 @@ pub fn default() -> Subset {
 }
 
 /// Reads the subset, and its seed if the key `seed` is written.
-pub fn read(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<(Subset, Option<u64>)> {
+pub fn read(item: &Item<'_>) -> Option<(Subset, Option<u64>)> {
     match item.value() {
         DeValue::String(text) if text == "all" => return Some((Subset::All, None)),
         DeValue::String(text) => {
             let help = "write \"all\" or { algorithm = \"rocksteadier\", size = \"auto\" }".to_owned();
-            report.add(item.span(), format!("unknown subset {}", quote(text)), help);
+            item.fault(format!("unknown subset {}", quote(text)), help);
             return None;
         }
         DeValue::Table(_) => {}
         _ => {
-            item.wrong_kind("\"all\" or a table", report);
+            item.wrong_kind("\"all\" or a table");
             return None;
         }
     }
-    let table = item.table(&SECTION, report)?;
-    let algorithm = ALGORITHM.take(&table, report);
-    let size = SIZE.take_written(&table, report).map(|size| size.unwrap_or(AUTO));
+    let table = item.table(&SECTION)?;
+    let algorithm = ALGORITHM.take(&table);
+    let size = SIZE.take_written(&table).map(|size| size.unwrap_or(AUTO));
     if let (Some(Size::Band(_)), Some(algorithm), Some(item)) = (size, algorithm, table.get(SIZE.name)) {
-        check_follows_load(&item, algorithm, report);
+        check_follows_load(&item, algorithm);
     }
-    let seed = read_seed(&table, report);
+    let seed = read_seed(&table);
     Some((Subset::Sized { algorithm: algorithm?, size: size? }, seed?))
 }
 
-pub fn read_size(item: &Item<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Size> {
+pub fn read_size(item: &Item<'_>) -> Option<Size> {
     match item.value() {
-        DeValue::Integer(_) => MIN.kind.read(item, report).map(Size::Fixed),
+        DeValue::Integer(_) => MIN.kind.read(item).map(Size::Fixed),
         DeValue::String(text) if text == "auto" => Some(AUTO),
         DeValue::Table(_) => {
-            let table = item.table(&size::SECTION, report)?;
+            let table = item.table(&size::SECTION)?;
             if LOW.is_written(&table) || HIGH.is_written(&table) {
-                return read_band(item, &table, report).map(Size::Band);
+                return read_band(item, &table).map(Size::Band);
             }
-            MIN.take(&table, report).map(|min| Size::Auto { min })
+            MIN.take(&table).map(|min| Size::Auto { min })
         }
         DeValue::String(text) => {
-            report.add(item.span(), format!("unknown size {}", quote(text)), write(&SIZE.kind));
+            item.fault(format!("unknown size {}", quote(text)), write(&SIZE.kind));
             None
         }
         _ => {
-            item.wrong_kind("a whole number, \"auto\" or { min = .. }", report);
+            item.wrong_kind("a whole number, \"auto\" or { min = .. }");
             None
         }
     }
 }
 
 /// Reads a size that follows the task's own load. Keys that are not written have their defaults.
-fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<LoadBand> {
+fn read_band(item: &Item<'_>, table: &Table<'_>) -> Option<LoadBand> {
     let usual = LoadBand::default();
-    let (low, high) = (LOW.take_written(table, report), HIGH.take_written(table, report));
-    let min = MIN.take_written(table, report);
+    let (low, high) = (LOW.take_written(table), HIGH.take_written(table));
+    let min = MIN.take_written(table);
     let (low_thousandths, high_thousandths) =
         (low?.unwrap_or(usual.low_thousandths), high?.unwrap_or(usual.high_thousandths));
     if low_thousandths >= high_thousandths {
         let (low, high) = (LOW.kind.written(&low_thousandths), HIGH.kind.written(&high_thousandths));
         let message = format!("`low` is {low}, but must be less than `high`, which is {high}");
-        report.add(
-            item.span(),
+        item.fault(
             message,
             "write a `low` that is less than `high`, as in { low = 0.875, high = 1.125 }".to_owned(),
         );
@@ -91,7 +90,7 @@ fn read_band(item: &Item<'_>, table: &Table<'_>, report: &mut DiagnosticCollecto
 
 /// Refuses a size that follows load if the algorithm needs equal sizes, because it computes the
 /// subsets of all tasks together.
-fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut DiagnosticCollector<'_>) {
+fn check_follows_load(item: &Item<'_>, algorithm: Algorithm) {
     if algorithm != Algorithm::Random {
         let message = format!(
             "a size with `low` and `high` differs between tasks, but algorithm {:?} needs the same size \
@@ -99,19 +98,19 @@ fn check_follows_load(item: &Item<'_>, algorithm: Algorithm, report: &mut Diagno
             algorithm.name()
         );
         let help = "write algorithm = \"random\", or size = \"auto\"".to_owned();
-        report.add(item.span(), message, help);
+        item.fault(message, help);
     }
 }
 
 // The seed is a string, because most parsers of TOML and JSON cannot represent numbers of 64 bits.
-fn read_seed(table: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Option<Option<u64>> {
-    if let Some(item) = SEED.item(table, report)
+fn read_seed(table: &Table<'_>) -> Option<Option<u64>> {
+    if let Some(item) = SEED.item(table)
         && let DeValue::Integer(_) = item.value()
     {
-        item.wrong_kind_but("a string", "write it in quotes".to_owned(), report);
+        item.wrong_kind_but("a string", "write it in quotes".to_owned());
         return None;
     }
-    SEED.take_written(table, report)
+    SEED.take_written(table)
 }
 
 #[cfg(test)]

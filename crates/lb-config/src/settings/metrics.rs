@@ -6,7 +6,6 @@
 use std::net::SocketAddr;
 
 use crate::keys::metrics::{HOSTS, LISTEN, SECTION};
-use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::Refusal;
 use lb_document::{Table, address};
 
@@ -20,15 +19,15 @@ pub struct Metrics {
 }
 
 /// Reads the table, which may be absent.
-pub fn read(root: &Table<'_>, report: &mut DiagnosticCollector<'_>) -> Metrics {
-    let table = root.table(&SECTION, report);
-    let listen = LISTEN.take_written(&table, report).flatten();
-    let hosts = HOSTS.take_written(&table, report).flatten().unwrap_or_default();
+pub fn read(root: &Table<'_>) -> Metrics {
+    let table = root.table(&SECTION);
+    let listen = LISTEN.take_written(&table).flatten();
+    let hosts = HOSTS.take_written(&table).flatten().unwrap_or_default();
     if let Some(item) = table.get(HOSTS.name)
         && !LISTEN.is_written(&table)
     {
         let message = "`hosts` has no effect: there is no port for metrics";
-        report.add(item.span(), message.to_owned(), "write `listen`, or leave `hosts` out".to_owned());
+        item.fault(message.to_owned(), "write `listen`, or leave `hosts` out".to_owned());
     }
     Metrics { listen, hosts }
 }

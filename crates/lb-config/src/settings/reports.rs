@@ -1,13 +1,11 @@
 //! The `[reports]` table: how the daemon requests reports from the backends' agents, and the keys
 //! that authenticate them.
 
-use std::net::{Ipv6Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-
-use lb_document::diagnostic::DiagnosticCollector;
 use lb_document::kind::ValueKind as _;
 use lb_document::{Item, Table};
 use lb_report::keys::{Keys, ServiceKey};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use crate::ProcessEnvironment;
 use crate::keys::reports::{KEY, LISTEN, SECTION, XDP, XDP_GENERIC};
@@ -35,27 +33,22 @@ impl ReportsConfig {
 }
 
 /// Reads the table, which may be absent; relative paths are relative to `directory`.
-pub fn read(
-    root: &Table<'_>,
-    directory: &Path,
-    env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
-) -> ReportsConfig {
-    let table = root.table(&SECTION, report);
-    let listen = LISTEN.take_written(&table, report).flatten();
-    let keys = KEY.item(&table, report).and_then(|item| read_keys(&item, directory, env, report));
-    let xdp = XDP.take_written(&table, report).flatten().unwrap_or_default();
+pub fn read(root: &Table<'_>, directory: &Path, env: &dyn ProcessEnvironment) -> ReportsConfig {
+    let table = root.table(&SECTION);
+    let listen = LISTEN.take_written(&table).flatten();
+    let keys = KEY.item(&table).and_then(|item| read_keys(&item, directory, env));
+    let xdp = XDP.take_written(&table).flatten().unwrap_or_default();
     if !xdp.is_empty()
         && listen.is_some_and(|address| address.port() == 0)
-        && let Some(item) = LISTEN.item(&table, report)
+        && let Some(item) = LISTEN.item(&table)
     {
         // Agents continue to send reports to the port after the daemon has restarted. While the
         // daemon is down, the receiver drops every datagram to this port that is not a report. So
         // the port must be fixed.
         let help = format!("name a port that only the daemon uses, such as {PORT}");
-        report.add(item.span(), "with `xdp`, the port must stay the same across restarts", help);
+        item.fault("with `xdp`, the port must stay the same across restarts", help);
     }
-    ReportsConfig { listen, keys, xdp, xdp_generic: XDP_GENERIC.take_or_default(&table, report) }
+    ReportsConfig { listen, keys, xdp, xdp_generic: XDP_GENERIC.take_or_default(&table) }
 }
 
 /// Reads the key file that a key of the configuration names, and reports its faults.
@@ -63,14 +56,13 @@ pub fn read_keys(
     item: &Item<'_>,
     directory: &Path,
     env: &dyn ProcessEnvironment,
-    report: &mut DiagnosticCollector<'_>,
 ) -> Option<Keys<ServiceKey>> {
-    let path: PathBuf = directory.join(&*KEY.kind.read(item, report)?);
+    let path: PathBuf = directory.join(&*KEY.kind.read(item)?);
     match env.service_keys(&path) {
         Ok(keys) => Some(keys),
         Err(why) => {
             let help = "`socklb agent key` creates a key; mode 0640 at most".to_owned();
-            report.add(item.span(), why, help);
+            item.fault(why, help);
             None
         }
     }

@@ -528,14 +528,6 @@ impl Network for Wire {
 struct Nothing;
 
 impl config::ProcessEnvironment for Nothing {
-    fn variable(&self, _: &str) -> Option<String> {
-        None
-    }
-
-    fn host_name(&self) -> Option<String> {
-        None
-    }
-
     /// The name of a key file consists of the ids of its keys, for example `2-1`.
     fn service_keys(&self, path: &Path) -> Result<Keys<ServiceKey>, String> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

@@ -26,9 +26,9 @@ fn pruned(table: &DeTable<'_>, is_root: bool) -> String {
 
 fn both(text: &str) -> [(String, String); 2] {
     let path = Path::new("e.toml");
-    let of = |read: &dyn Fn(&mut DiagnosticCollector<'_>) -> String| {
-        let mut report = DiagnosticCollector::new(path, text);
-        let tree = read(&mut report);
+    let of = |read: &dyn Fn(&DiagnosticCollector<'_>) -> String| {
+        let report = DiagnosticCollector::new(path, text);
+        let tree = read(&report);
         let faults = report.finish(Some(())).map_or_else(|faults| faults.to_string(), |()| String::new());
         // For a faulty file, only the faults are compared.
         (if faults.is_empty() { tree } else { String::new() }, faults)
@@ -73,8 +73,8 @@ fn a_duplicate_key_or_table_is_a_fault() {
 
 #[test]
 fn a_file_with_too_many_tokens_is_refused_before_parsing() {
-    let mut report = DiagnosticCollector::new(Path::new("e.toml"), "");
-    read(&"[".repeat(MAX_TOKENS + 1), 7, &mut report);
+    let report = DiagnosticCollector::new(Path::new("e.toml"), "");
+    read(&"[".repeat(MAX_TOKENS + 1), 7, &report);
     let faults = report.finish(Some(())).unwrap_err().to_string();
     assert!(faults.contains("more than 1048576 tokens"), "{faults}");
 }
@@ -111,8 +111,8 @@ fn a_duplicate_key_in_an_invalid_table_is_refused_because_of_the_table() {
         let [ours, whole] = both(text);
         assert!(whole.1.contains("duplicate key"), "{text}: {whole:?}");
         assert!(holds_what_is_refused(&ours.0), "{text}: {ours:?}");
-        let mut report = DiagnosticCollector::new(Path::new("e.toml"), text);
-        super::super::read_toml(text, &mut report);
+        let report = DiagnosticCollector::new(Path::new("e.toml"), text);
+        super::super::read_toml(text, &report);
         assert!(report.finish(Some(())).is_err(), "{text}");
     }
 }
