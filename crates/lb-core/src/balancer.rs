@@ -27,13 +27,13 @@ use crate::health::loss::Presence;
 use crate::health::{self, BackendEvidence, Health, ReportedVerdict, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
-use crate::membership::Membership;
+use crate::members::membership::Membership;
 use crate::plan::{BackendPlan, Plan, ServicePlan};
 use crate::reports::Name;
-use crate::rules;
-use crate::schedule;
 use crate::service::{HealthRules, Service};
-use crate::slots::{Identity, Slots, SlotsExhausted};
+use crate::tables::rules;
+use crate::tables::schedule;
+use crate::tables::slots::{Identity, Slots, SlotsExhausted};
 
 use row::Circumstances;
 pub use row::Row;

@@ -11,23 +11,15 @@
 //! tasks or their subsets, because a report covers the load from all clients of a backend. This
 //! module reads no clock, and computes the same results, to the last bit, on all machines.
 
-pub mod by_address;
-
-pub mod factor;
-
 pub mod a58;
-
-pub mod feedback;
-
-pub mod slow_start;
-
-pub mod flows;
-
-pub mod publication;
-
+pub mod by_address;
 pub mod error_load;
-
+pub mod factor;
+pub mod feedback;
+pub mod flows;
+pub mod publication;
 pub mod reported_errors;
+pub mod slow_start;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -6,13 +6,10 @@
 //! choose, [`replacement`] decides which backends substitute for others, and [`loss`] decides for
 //! which backends open connections are closed. docs/design/health.md has the truth table.
 
-pub mod tiers;
-
-pub mod replacement;
-
-pub mod probed;
-
 pub mod loss;
+pub mod probed;
+pub mod replacement;
+pub mod tiers;
 
 use lb_common::abi::{BackendState, HealthReason, Usable};
 

@@ -24,47 +24,20 @@
 
 #[macro_use]
 mod named;
-
-pub mod service;
-
-pub mod limits;
-
-pub mod ids;
-
-pub mod endpoint;
-
-pub mod subset;
-
-pub mod weights;
-
-pub mod load_band;
-
-pub mod membership;
-
-pub mod slots;
-
-pub mod grace_period;
-
-pub mod health;
-
-pub mod control;
-
-pub mod schedule;
-
-pub mod rules;
-
-pub mod plan;
-
 pub mod balancer;
-
-pub mod arena;
-
-pub mod feed;
-
-pub mod cursor;
-
+pub mod control;
 pub mod ejection;
-
+pub mod endpoint;
+pub mod feed;
+pub mod health;
+pub mod ids;
+pub mod limits;
+mod members;
+pub mod plan;
 pub mod rebalance;
-
 pub mod reports;
+pub mod service;
+mod tables;
+
+pub use members::{load_band, membership, subset, weights};
+pub use tables::{arena, cursor, grace_period, rules, schedule, slots};

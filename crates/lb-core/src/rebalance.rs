@@ -588,7 +588,7 @@ fn floor(permits: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::subset::random::SplitMix64;
+    use crate::members::subset::random::SplitMix64;
 
     const SECOND: Duration = Duration::from_secs(1);
     const ALONE: Task = Task { index: 0, count: 1 };

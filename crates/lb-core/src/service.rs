@@ -9,9 +9,9 @@ use lb_common::net::{IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::control;
 use crate::health::loss::OnBackendLoss;
-use crate::load_band::LoadBand;
+use crate::members::load_band::LoadBand;
+use crate::members::subset::Algorithm;
 use crate::rebalance::RebalanceRules;
-use crate::subset::Algorithm;
 
 /// Why weights have no effect with a policy; `None` if they have an effect.
 pub const fn ignores_weights(policy: Policy) -> Option<&'static str> {
@@ -90,12 +90,12 @@ pub enum Size {
     /// 1 to [`lb_common::abi::MAX_SUBSET`].
     Fixed(u32),
     /// The smallest size, at least `min`, at which structural weights can make loads even
-    /// ([`crate::weights::auto_size`]).
+    /// ([`crate::members::weights::auto_size`]).
     Auto {
         /// 1 to [`lb_common::abi::MAX_SUBSET`].
         min: u32,
     },
-    /// The size follows the task's own load ([`crate::load_band`]). Only [`Algorithm::Random`]
+    /// The size follows the task's own load ([`crate::members::load_band`]). Only [`Algorithm::Random`]
     /// allows this: the sizes change and differ between tasks, so the subsets of a job cannot be
     /// fitted to each other.
     Band(LoadBand),

@@ -8,34 +8,17 @@
 //! text form of all of them ([`text`]). This crate reads no map, no file and no clock: its callers
 //! supply the values.
 
+mod answers;
 pub mod backend;
-
-pub mod fault;
-
-pub mod load;
-
-pub mod overrides;
-
-pub mod readmission;
-
-pub mod source;
-
-pub mod status;
-
-pub mod filter;
-
-pub mod flows;
-
-pub mod explanation;
-
-pub mod diagnosis;
-
-pub mod coverage;
-
-pub mod configured;
-
 pub mod comparison;
-
-pub mod close_result;
-
+pub mod configured;
+pub mod diagnosis;
+pub mod explanation;
+pub mod fault;
+pub mod filter;
+pub mod flows;
+pub mod load;
+pub mod status;
 pub mod text;
+
+pub use answers::{close_result, coverage, overrides, readmission, source};

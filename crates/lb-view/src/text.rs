@@ -1,25 +1,16 @@
 //! Text for people: aligned columns that fit the width of the terminal. Bold and colour are used
 //! only on a terminal, and only if `NO_COLOR` is not set.
 
-mod style;
-
-mod wrap;
-
-mod table;
-
-mod status;
-
-mod flows;
-
-mod load;
-
-mod overrides;
-
-mod explanation;
-
 mod comparison;
-
+mod explanation;
+mod flows;
+mod load;
+mod overrides;
 mod screen;
+mod status;
+mod style;
+mod table;
+mod wrap;
 
 pub use comparison::{changes_in_a_line, comparison, names};
 pub use explanation::explanation;

@@ -12,7 +12,7 @@ use lb_common::abi::{MAX_SUBSET, Usable};
 use crate::health::replacement::{InOrder, replacement};
 use crate::health::tiers::{self, Tier, TierCandidate};
 use crate::health::{self, BackendEvidence, Health};
-use crate::membership::{Member, Membership};
+use crate::members::membership::{Member, Membership};
 use crate::service::HealthRules;
 
 /// The backends that a service uses now. `T` is a time of any clock.

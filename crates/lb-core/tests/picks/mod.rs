@@ -4,7 +4,6 @@
 #[path = "../../../../lb-common/tests/policies/host.rs"]
 #[expect(dead_code, reason = "the tests of single picks use all of it")]
 mod host;
-
 mod public_bugs;
 mod statistics;
 

@@ -1,6 +1,9 @@
 //! How costs, machines and the clients' rules change load and latency, compared with calculations
 //! by hand.
 
+mod faults;
+mod operator;
+
 use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::tally::{RequestErrors, TrafficCounts};
 use lb_sim::traffic::{TrafficReport, play};

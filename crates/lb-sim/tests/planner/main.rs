@@ -9,8 +9,6 @@ mod figures;
 mod fleet;
 mod lists;
 mod load;
-mod load_faults;
-mod load_operator;
 mod rebalance;
 mod report;
 mod scenario_files;

@@ -6,7 +6,7 @@ use lb_document::control::escaped;
 
 use super::table::{ALWAYS, Column, TableRow, left_out, table};
 use super::{Style, age, wrap};
-use crate::overrides::{OverrideStatus, OverridesDocument};
+use crate::answers::overrides::{OverrideStatus, OverridesDocument};
 
 /// The overrides as text. `service`: the only service whose overrides the document contains; `None`
 /// if it contains all. `now` is in seconds since 1970.
@@ -69,8 +69,8 @@ fn row(status: &OverrideStatus, now: u64) -> TableRow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::overrides::tests::{effect, status};
-    use crate::overrides::{OverrideKind, SCHEMA};
+    use crate::answers::overrides::tests::{effect, status};
+    use crate::answers::overrides::{OverrideKind, SCHEMA};
 
     fn document() -> OverridesDocument {
         let mut drain = status(1, OverrideKind::Drain, vec![effect("web", 3, 0.0), effect("batch", 0, 0.0)]);

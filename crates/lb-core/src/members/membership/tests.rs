@@ -1,7 +1,7 @@
 //! Tests of members and substitutes: which endpoints they are, and their shares and loads.
 
 use super::*;
-use crate::load_band::LoadBand;
+use crate::members::load_band::LoadBand;
 use crate::service::Policy;
 
 fn service(subset: Subset) -> Service {

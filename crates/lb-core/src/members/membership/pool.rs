@@ -7,8 +7,8 @@ use lb_common::abi::MAX_SUBSET;
 
 use super::{CandidatePool, Evenness, Member, MembershipVerdict, Unused};
 use crate::endpoint::Endpoint;
-use crate::subset::{self, Algorithm, Position};
-use crate::weights::{self, Graph, Precision, Solution};
+use crate::members::subset::{self, Algorithm, Position};
+use crate::members::weights::{self, Graph, Precision, Solution};
 
 /// How members' shares are computed.
 #[derive(Debug)]

@@ -18,19 +18,13 @@ use thiserror::Error;
 
 use crate::endpoint::MAX_INDEXES;
 
-pub mod random;
-
-pub mod van_der_corput;
-
-mod shuffled;
-
-mod hashed;
-
-mod ring;
-
-mod rocksteadier;
-
 mod aperture;
+mod hashed;
+pub mod random;
+mod ring;
+mod rocksteadier;
+mod shuffled;
+pub mod van_der_corput;
 
 named! {
     /// A subsetting algorithm. `docs/reference/subsets.md` has the definition and the source of
@@ -205,7 +199,7 @@ pub fn length(algorithm: Algorithm, position: Position) -> u32 {
 }
 
 /// The subset of a client if no backend is missing: the first backends of the order, best first.
-/// For holes and lame ducks, see [`crate::membership`].
+/// For holes and lame ducks, see [`super::membership`].
 ///
 /// # Panics
 /// Like [`order`].

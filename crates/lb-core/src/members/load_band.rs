@@ -23,7 +23,7 @@ impl Default for LoadBand {
     /// A band around one flow per backend, as in Finagle. The smallest size is the default minimum
     /// of `auto`: in a smaller subset, the loss of a few backends leaves too few.
     fn default() -> Self {
-        Self { low_thousandths: 875, high_thousandths: 1_125, min: crate::weights::MIN_AUTO_SIZE }
+        Self { low_thousandths: 875, high_thousandths: 1_125, min: super::weights::MIN_AUTO_SIZE }
     }
 }
 

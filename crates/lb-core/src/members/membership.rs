@@ -13,10 +13,10 @@
 
 mod pool;
 
+use super::subset::{self, Algorithm, Position};
+use super::weights;
 use crate::endpoint::{Endpoint, EndpointList, EndpointState};
 use crate::service::{Service, Size, Subset, Task};
-use crate::subset::{self, Algorithm, Position};
-use crate::weights;
 
 use self::pool::{Job, Shares, Standby};
 

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use crate::subset::{self, Algorithm, Position};
+use super::subset::{self, Algorithm, Position};
 
 /// The subsets of all clients of a job, as the edges of a graph: one row of backend indexes per
 /// client.
