@@ -22,23 +22,14 @@ use lb_report::keys::{BackendKey, Keys, ServiceKey};
 use lb_user::config::{self, ProcessEnvironment};
 
 mod agent;
-
 mod dns;
-
 mod frames;
-
 mod http;
-
 mod keys;
-
 mod kubernetes;
-
 mod operations;
-
-mod shapes;
-
 mod reports;
-
+mod shapes;
 pub mod variation;
 
 /// A fuzz target.

@@ -5,7 +5,6 @@
 //! the server; `client` contains the queries of the commands.
 
 mod client;
-
 mod rounds;
 
 use std::net::{IpAddr, SocketAddr};

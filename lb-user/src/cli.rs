@@ -4,34 +4,21 @@
 //! This file calls the function of the selected command. It also reads the configuration, or only
 //! the configuration's `[paths]`, for the commands.
 
-mod options;
-
 mod agent;
-
-mod run;
-
 mod check;
-
-mod status;
-
-mod flows;
-
-mod explain;
-
-mod coverage;
-
-mod doctor;
-
-mod detach;
-
-mod readmit;
-
-mod source;
-
-mod load;
-
 mod close;
+mod coverage;
+mod detach;
+mod doctor;
+mod explain;
+mod flows;
+mod load;
+mod options;
 mod overrides;
+mod readmit;
+mod run;
+mod source;
+mod status;
 
 use std::process::ExitCode;
 use std::time::Duration;

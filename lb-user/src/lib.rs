@@ -11,33 +11,20 @@
 //! the commands ([`cli`]).
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-pub mod error;
-
-pub mod config;
-
-pub mod source;
-
-pub mod counts;
-
-pub mod reports;
-
-pub mod probes;
-
-pub mod backoff;
-
-pub mod close_jobs;
-
-pub mod controller;
-
-pub mod daemon;
-
 pub mod api;
-
-pub mod metrics;
-
-pub mod output;
-
+pub mod backoff;
 pub mod cli;
+pub mod close_jobs;
+pub mod config;
+pub mod controller;
+pub mod counts;
+pub mod daemon;
+pub mod error;
+pub mod metrics;
+pub mod output;
+pub mod probes;
+pub mod reports;
+pub mod source;
 
 use std::process::ExitCode;
 

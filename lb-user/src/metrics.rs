@@ -6,12 +6,9 @@
 //! backends has half a million lines. The event loop contributes only its own state, as
 //! [`Facts`](crate::output::facts::Facts). A scrape therefore does not delay the loop.
 
-mod families;
-
-mod page;
-
 mod collect;
-
+mod families;
+mod page;
 mod serve;
 
 pub use serve::{bind, for_names_of, router};

@@ -6,7 +6,6 @@
 //! which reports to accept.
 
 mod datagrams;
-
 mod pace;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

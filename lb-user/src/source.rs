@@ -5,15 +5,11 @@
 //! place. If a file cannot be used, the daemon reports this and changes nothing. It also stores the
 //! last good list on disk, for a start at which the file cannot be used.
 
-pub mod hosts;
-
-pub mod last_good;
-
 pub mod assignments;
-
-mod shrink;
-
 pub mod check;
+pub mod hosts;
+pub mod last_good;
+mod shrink;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,31 +1,19 @@
 //! The developer commands of socklb: `cargo xtask <command>`. This file only selects the command;
 //! each command is in a separate file.
 
-mod command;
-
-mod digest;
-
-mod toolchain;
-
-mod same_code;
-
-mod setup;
-
-mod object;
-
-mod others;
-
-mod package;
-
 mod check;
-
-mod tidy;
-
+mod command;
+mod digest;
 mod downloads;
-
-mod test;
-
+mod object;
+mod others;
+mod package;
 mod runs;
+mod same_code;
+mod setup;
+mod test;
+mod tidy;
+mod toolchain;
 
 use std::process::ExitCode;
 

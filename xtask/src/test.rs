@@ -6,15 +6,10 @@
 //! the slowest tests, and the total time.
 
 mod build;
-
 mod changed;
-
 mod machine;
-
 mod passed;
-
 mod programs;
-
 mod tiers;
 
 use std::fs;

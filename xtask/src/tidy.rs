@@ -3,11 +3,8 @@
 //! the targets of links in pages. Each message states what to write instead.
 
 mod pages;
-
 mod type_names;
-
 mod vocabulary;
-
 mod words;
 
 use std::collections::BTreeMap;

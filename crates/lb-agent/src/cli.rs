@@ -24,7 +24,6 @@ use crate::status;
 use crate::{config::read_key_file, keys};
 
 mod run;
-
 mod serve;
 
 pub use run::Run;

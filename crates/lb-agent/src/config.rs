@@ -17,14 +17,10 @@ use lb_report::keys::{BackendKey, Keys};
 
 use crate::check::CheckMethod;
 
-mod keys;
-
 mod backend;
-
 mod key_file;
-
+mod keys;
 mod read;
-
 pub mod reference;
 
 pub use key_file::{KeyFileError, read_key_file};

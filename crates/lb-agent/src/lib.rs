@@ -12,28 +12,16 @@
 //! is run from its start to its end ([`run`]), and the commands ([`cli`]). The format of reports is
 //! in `lb-report`.
 
-pub mod name;
-
-pub mod keys;
-
 pub mod check;
-
-pub mod utilization;
-
-pub mod config;
-
-pub mod incarnation;
-
-pub mod serve;
-
-pub mod status;
-
-pub mod metrics;
-
-pub mod client;
-
-pub mod reporter;
-
-pub mod run;
-
 pub mod cli;
+pub mod client;
+pub mod config;
+pub mod incarnation;
+pub mod keys;
+pub mod metrics;
+pub mod name;
+pub mod reporter;
+pub mod run;
+pub mod serve;
+pub mod status;
+pub mod utilization;

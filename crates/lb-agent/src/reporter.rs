@@ -4,7 +4,6 @@
 use lb_report::wire::Readiness;
 
 mod local;
-
 mod remote;
 
 pub use local::LocalReporter;

@@ -6,29 +6,18 @@
 //! processes and their groups, the terminal, the connections, the reports to the agent, and the one
 //! loop (`driver`). While [`run`] is active, nothing else in this process may start children.
 
-mod options;
-
-pub mod signal;
-
-pub mod status;
-
-pub mod lifecycle;
-
-mod group;
-
-mod terminal;
-
-mod processes;
-
 mod connections;
-
-mod readiness_check;
-
-mod events;
-
-mod report_task;
-
 mod driver;
+mod events;
+mod group;
+pub mod lifecycle;
+mod options;
+mod processes;
+mod readiness_check;
+mod report_task;
+pub mod signal;
+pub mod status;
+mod terminal;
 
 pub use events::Signals;
 pub use options::{Args, LameDuckHook, ReadinessMethod};

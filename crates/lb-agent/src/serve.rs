@@ -30,31 +30,21 @@ use crate::config::AgentConfig;
 use crate::incarnation;
 use crate::utilization::Measured;
 
-pub mod query;
-
-pub mod registrations;
-
 mod checks;
-
-mod measurements;
-
-mod udp;
-
-mod responders;
-
-mod lame_duck_store;
-
 mod event_loop;
+mod lame_duck_store;
+mod measurements;
+pub mod query;
+pub mod registrations;
+mod responders;
+mod udp;
 
 pub use event_loop::list;
 
-mod reload;
-
-mod summary;
-
-mod pages;
-
 pub mod control;
+mod pages;
+mod reload;
+mod summary;
 
 use checks::Checks;
 use event_loop::Server;

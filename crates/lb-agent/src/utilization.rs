@@ -10,9 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 mod cgroup;
-
 mod mounts;
-
 mod own;
 
 pub use cgroup::{Measured, measure};

@@ -12,14 +12,10 @@
 //! programs of network interfaces. The tests in `tests/local` cover these on the real kernel. The
 //! scenarios of `lb_contract` run on both kernels.
 
-pub mod faults;
-
-mod memory;
-
-mod maps;
-
 mod client;
-
+pub mod faults;
+mod maps;
+mod memory;
 mod programs;
 
 pub use client::{FakeCgroup, FakeKernel};

@@ -6,18 +6,11 @@
 //! and waking a thread ([`wake`]). [`watch`] and [`notify`] have their own threads. A call that
 //! accesses the file system blocks while the file system blocks.
 
-pub mod trust;
-
-pub mod socket;
-
-pub mod watch;
-
-pub mod notify;
-
 pub mod log;
-
+pub mod notify;
 pub mod regular_file;
-
+pub mod socket;
 pub mod store;
-
+pub mod trust;
 pub mod wake;
+pub mod watch;

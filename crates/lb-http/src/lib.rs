@@ -8,15 +8,10 @@
 //! the content of requests.
 
 mod connection;
-
 mod document;
-
 mod limited;
-
 pub mod parameters;
-
 pub mod peer;
-
 pub mod probe;
 
 use std::collections::HashMap;

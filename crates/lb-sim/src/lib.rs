@@ -10,25 +10,16 @@
 //! or clocks: the same arguments give the same output on every machine.
 #![forbid(unsafe_code)]
 
-pub mod fleet;
-
-pub mod listed;
-
-pub mod metrics;
-
-pub mod samples;
-
-pub mod unequal;
-
-pub mod sweep;
-
 pub mod advice;
-
-pub mod traffic;
-
+pub mod fleet;
+pub mod listed;
+pub mod metrics;
 pub mod rebalance;
-
 pub mod report;
+pub mod samples;
+pub mod sweep;
+pub mod traffic;
+pub mod unequal;
 
 mod commands {
     pub mod arguments;
@@ -56,9 +47,8 @@ mod commands {
     pub mod report;
 }
 
-mod table;
-
 mod output;
+mod table;
 
 use std::process::ExitCode;
 

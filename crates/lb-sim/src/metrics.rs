@@ -10,11 +10,9 @@ use serde::Serialize;
 // The daemon uses the same function when it chooses automatic sizes.
 pub use lb_core::weights::raw_utilization;
 
-pub mod overlap;
-
 pub mod churn;
-
 pub mod interval;
+pub mod overlap;
 
 /// The minimum, mean, maximum and relative standard deviation of some numbers. The standard
 /// deviation is that of the whole population, not an estimate from a sample.

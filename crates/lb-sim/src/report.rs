@@ -10,27 +10,17 @@
 //! a module for each publication, then the page and its directory. The same build writes the same
 //! bytes: the report contains no dates and no properties of the machine.
 
-pub mod palette;
-
-pub mod numbers;
-
-pub mod section;
-
-mod panels;
-
-mod sre_book;
-
-mod queue_article;
-
-mod properties;
-
 mod aperture_post;
-
-mod sizes;
-
-mod page;
-
 pub mod directory;
+pub mod numbers;
+mod page;
+pub mod palette;
+mod panels;
+mod properties;
+mod queue_article;
+pub mod section;
+mod sizes;
+mod sre_book;
 
 use indicatif::ProgressBar;
 use rayon::iter::{IndexedParallelIterator as _, IntoParallelIterator as _, ParallelIterator as _};

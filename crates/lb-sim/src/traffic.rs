@@ -11,33 +11,20 @@
 //! A run is a pure function of a scenario and a seed: virtual time is in whole microseconds, and
 //! CPU time in whole femtoseconds.
 
-pub mod values;
-
-pub mod document;
-
-pub mod scenario;
-
-pub mod shipped;
-
-pub mod demand;
-
-pub mod queue;
-
 pub mod assignments;
-
 pub mod client;
-
-pub mod quota;
-
-pub mod machine;
-
-pub mod world;
-
-pub mod tally;
-
+pub mod demand;
+pub mod document;
 pub mod ejections;
-
 pub mod figures;
+pub mod machine;
+pub mod queue;
+pub mod quota;
+pub mod scenario;
+pub mod shipped;
+pub mod tally;
+pub mod values;
+pub mod world;
 
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
 use serde::Serialize;

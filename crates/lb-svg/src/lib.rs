@@ -9,15 +9,11 @@
 //! drawing, or on another crate.
 #![forbid(unsafe_code)]
 
-pub mod geometry;
-
-pub mod palette;
-
-pub mod drawing;
-
 pub mod chart;
-
+pub mod drawing;
 pub mod figure;
+pub mod geometry;
+pub mod palette;
 
 pub use chart::{Axis, HEIGHT, Plot, Scale, WIDTH};
 pub use drawing::{Anchor, Drawing, Lettering, LineStyle, escaped};

@@ -5,7 +5,6 @@
 //! connects before the programs are attached to that cgroup is not balanced.
 
 pub mod exec;
-
 pub mod wait;
 
 use std::borrow::Borrow;

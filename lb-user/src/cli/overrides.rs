@@ -2,9 +2,7 @@
 //! of this host.
 
 mod close_drained;
-
 pub(super) mod stored;
-
 mod wait;
 
 use std::collections::BTreeSet;

@@ -27,29 +27,18 @@
 //!   (`loss`), and idle connections that are closed so that pools spread over all backends again
 //!   (`rebalance`).
 
-mod plan_steps;
-
 mod attachment;
-
-pub mod namespace;
-
 mod control;
-
-mod errors;
-
 mod counts;
-
-mod health;
-
+mod errors;
 mod guesses;
-
-mod size;
-
-mod overrides;
-
+mod health;
 mod loss;
-
+pub mod namespace;
+mod overrides;
+mod plan_steps;
 mod rebalance;
+mod size;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

@@ -5,20 +5,13 @@
 //! runs the command. It reports which data this user has no permission to read.
 
 mod host;
-
 mod interfaces;
-
 pub mod load;
-
 mod maps;
-
-mod programs;
-
 mod probes;
-
-mod sockets;
-
 mod process;
+mod programs;
+mod sockets;
 
 use std::collections::BTreeSet;
 use std::path::Path;

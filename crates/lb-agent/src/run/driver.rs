@@ -2,9 +2,7 @@
 //! [lifecycle](super::lifecycle), and executes the actions that the lifecycle returns.
 
 mod checks;
-
 mod children;
-
 mod looks;
 
 use tokio::sync::mpsc;

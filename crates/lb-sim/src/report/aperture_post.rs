@@ -3,9 +3,6 @@
 use super::{numbers, palette, panels, section};
 
 pub mod aperture;
-
 mod aperture_first;
-
-mod aperture_rings;
-
 pub mod aperture_over_time;
+mod aperture_rings;

@@ -4,17 +4,10 @@
 use super::{numbers, palette, section};
 
 pub mod balance;
-
 mod cloud;
-
-pub mod utilization;
-
-pub mod weights;
-
 pub mod one_more;
-
-pub mod rings;
-
-mod resize_errors;
-
 pub mod resize;
+mod resize_errors;
+pub mod rings;
+pub mod utilization;
+pub mod weights;

@@ -4,9 +4,6 @@
 use super::{numbers, palette, panels, section};
 
 pub mod book;
-
-mod shuffles;
-
-mod load_switch;
-
 pub mod load;
+mod load_switch;
+mod shuffles;

@@ -7,9 +7,7 @@
 //! events occur. This module must not depend on any property of a backend except its index.
 
 mod load;
-
 mod size;
-
 mod tables;
 
 use std::cell::Cell;

@@ -4,13 +4,10 @@
 //! checks whether the values are consistent. Its messages contain the positions of some values in
 //! the file; these values are [`Spanned`].
 
-pub mod size;
-
 pub mod demand;
-
 pub mod machines;
-
 pub mod operator;
+pub mod size;
 
 use lb_common::abi::MAX_BACKENDS;
 use serde::Deserialize;

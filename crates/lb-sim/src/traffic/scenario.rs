@@ -5,13 +5,9 @@
 //! failures of backends. An error names the file, the line, the value and the correction.
 
 mod cost;
-
 mod fails;
-
 mod jobs;
-
 mod machines;
-
 mod operator;
 
 use std::collections::BTreeMap;

@@ -9,24 +9,15 @@
 //! the [`SimulatedClient`] chooses it.
 
 mod backends;
-
 mod clients;
-
-mod daemons;
-
-mod jobs;
-
-mod requests;
-
-mod machine_work;
-
 mod connect_results;
-
+mod daemons;
 mod floor;
-
+mod jobs;
 mod loads;
-
+mod machine_work;
 mod measures;
+mod requests;
 
 use std::collections::BTreeSet;
 use std::ops::Range;

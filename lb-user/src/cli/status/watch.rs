@@ -5,9 +5,7 @@
 //! take seconds, so another thread reads it while the loop handles keys and signals.
 
 mod keys;
-
 mod signals;
-
 mod terminal;
 
 use std::future::pending;

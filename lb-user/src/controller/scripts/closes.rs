@@ -1,5 +1,4 @@
 //! Scripts of connections that the daemon closes.
 
 mod jobs;
-
 mod rebalance;
