@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lb_core::control::{Law, Switch};
 use lb_core::service::{Ejection, Overflow, Policy};
-use lb_core::subset::Algorithm;
+use lb_core::subset::{Algorithm, UnknownAlgorithm};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -20,7 +20,7 @@ use serde::{Deserialize, Deserializer};
 /// values that are not texts.
 struct TextVisitor<T>(&'static str, PhantomData<T>);
 
-impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
+impl<T: FromStr<Err = String>> Visitor<'_> for TextVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,34 +28,42 @@ impl<T: TryFrom<String, Error = String>> Visitor<'_> for TextVisitor<T> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-        T::try_from(text.to_owned()).map_err(E::custom)
+        text.parse().map_err(E::custom)
     }
 }
 
-/// Makes these types readable from a text, through their `TryFrom<String>`. The literal describes
-/// the expected value in error messages about values that are not texts.
+/// Makes a type readable from a text. The literal describes the expected value in error messages
+/// about values that are not texts.
 macro_rules! read_from_text {
-    ($($value:ty: $expected:literal,)*) => { $(
+    ($value:ty, $expected:literal, $read:expr) => {
+        impl FromStr for $value {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                let read: fn(&str) -> Result<Self, String> = $read;
+                read(text)
+            }
+        }
+
         impl<'de> Deserialize<'de> for $value {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 deserializer.deserialize_any(TextVisitor($expected, PhantomData))
             }
         }
-    )* };
+    };
 }
 
-read_from_text! {
-    Span: "a time in quotes, as in \"90s\"",
-    Seed: "a decimal number of 64 bits in quotes, as in \"7\"",
-    ScenarioName: "a name in quotes",
-    AlgorithmName: "the name of a subsetting algorithm in quotes",
-    PolicyName: "the name of a policy in quotes",
-    OverflowName: "\"least-loaded\" or \"refuse\"",
-    LoadChoice: "\"a58\", \"feedback\", or \"off\"",
-    SwitchName: "\"on\", \"freeze\", or \"off\"",
-    SavedStateAge: "a time in quotes, as in \"10s\", or \"nothing\"",
-    SlowStart: "a time in quotes, as in \"10s\", or \"off\"",
-    ErrorDecay: "a time in quotes, as in \"5s\", or \"off\"",
+/// Finds a value by its name. `what` describes the values in the message, and `others` are further
+/// valid words.
+fn by_name<T: Copy>(
+    text: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+    (what, others): (&str, &str),
+) -> Result<T, String> {
+    let names = || all.iter().map(|value| name(*value)).collect::<Vec<_>>().join(", ");
+    let known = all.iter().copied().find(|value| name(*value) == text);
+    known.ok_or_else(|| format!("{text:?} is not {what}: write one of {}{others}", names()))
 }
 
 /// A whole number from MIN to MAX.
@@ -107,23 +115,19 @@ const MAX_SPAN_US: u64 = 24 * 3600 * 1_000_000;
 const UNITS: [(&str, u64); 5] =
     [("us", 1), ("ms", 1_000), ("s", 1_000_000), ("m", 60_000_000), ("h", 3_600_000_000)];
 
-impl TryFrom<String> for Span {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let unit = UNITS.iter().find(|(name, _)| *name == unit);
-        let us = unit.and_then(|(_, us)| number.parse::<u64>().ok()?.checked_mul(*us));
-        match us {
-            Some(us) if us <= MAX_SPAN_US => Ok(Self { us }),
-            Some(_) => Err(format!("{text:?} is too long: at most \"24h\"")),
-            None => Err(format!(
-                "{text:?} is not a time: write a whole number and one of us, ms, s, m, h, as in \"90s\""
-            )),
-        }
+read_from_text!(Span, "a time in quotes, as in \"90s\"", |text| {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = UNITS.iter().find(|(name, _)| *name == unit);
+    let us = unit.and_then(|(_, us)| number.parse::<u64>().ok()?.checked_mul(*us));
+    match us {
+        Some(us) if us <= MAX_SPAN_US => Ok(Self { us }),
+        Some(_) => Err(format!("{text:?} is too long: at most \"24h\"")),
+        None => Err(format!(
+            "{text:?} is not a time: write a whole number and one of us, ms, s, m, h, as in \"90s\""
+        )),
     }
-}
+});
 
 impl fmt::Display for Span {
     /// Formats the span as in a scenario file, in the largest unit in which it is a whole number.
@@ -139,125 +143,80 @@ impl fmt::Display for Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
-impl TryFrom<String> for Seed {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let number = text.parse().map(Self);
-        number.map_err(|_| {
-            format!("{text:?} is not a seed: write a decimal number of 64 bits in quotes, as in \"7\"")
-        })
-    }
-}
+read_from_text!(Seed, "a decimal number of 64 bits in quotes, as in \"7\"", |text| {
+    text.parse().map(Self).map_err(|_| {
+        format!("{text:?} is not a seed: write a decimal number of 64 bits in quotes, as in \"7\"")
+    })
+});
 
 /// A name: 1 to 63 letters, digits, `-`, `_` and `.`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScenarioName(pub String);
 
-impl TryFrom<String> for ScenarioName {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        if (1..=63).contains(&text.len()) && text.bytes().all(fine) {
-            Ok(Self(text))
-        } else {
-            Err(format!("{text:?} is not a name: write 1 to 63 letters, digits, \"-\", \"_\" or \".\""))
-        }
+read_from_text!(ScenarioName, "a name in quotes", |text| {
+    let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if (1..=63).contains(&text.len()) && text.bytes().all(fine) {
+        Ok(Self(text.to_owned()))
+    } else {
+        Err(format!("{text:?} is not a name: write 1 to 63 letters, digits, \"-\", \"_\" or \".\""))
     }
-}
+});
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmName(pub Algorithm);
 
-impl TryFrom<String> for AlgorithmName {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let names = || Algorithm::ALL.map(Algorithm::name).join(", ");
-        Algorithm::from_str(&text).map(Self).map_err(|error| format!("{error}: write one of {}", names()))
-    }
-}
+read_from_text!(AlgorithmName, "the name of a subsetting algorithm in quotes", |text| {
+    let names = || Algorithm::ALL.map(Algorithm::name).join(", ");
+    text.parse().map(Self).map_err(|error: UnknownAlgorithm| format!("{error}: write one of {}", names()))
+});
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyName(pub Policy);
 
-impl TryFrom<String> for PolicyName {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let known = Policy::ALL.into_iter().find(|policy| policy.name() == text);
-        let names = || Policy::ALL.map(Policy::name).join(", ");
-        known.map(Self).ok_or_else(|| format!("{text:?} is not a policy: write one of {}", names()))
-    }
-}
+read_from_text!(PolicyName, "the name of a policy in quotes", |text| {
+    by_name(text, &Policy::ALL, Policy::name, ("a policy", "")).map(Self)
+});
 
 /// What a task does if every backend is at `active_limit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverflowName(pub Overflow);
 
-impl TryFrom<String> for OverflowName {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let known = Overflow::ALL.into_iter().find(|overflow| overflow.name() == text);
-        let names = || Overflow::ALL.map(Overflow::name).join(", ");
-        known.map(Self).ok_or_else(|| format!("{text:?} is not an overflow: write one of {}", names()))
-    }
-}
+read_from_text!(OverflowName, "\"least-loaded\" or \"refuse\"", |text| {
+    by_name(text, &Overflow::ALL, Overflow::name, ("an overflow", "")).map(Self)
+});
 
 /// The name of the law that adjusts weights to load, or `"off"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadChoice(pub Option<Law>);
 
-impl TryFrom<String> for LoadChoice {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        if text == "off" {
-            return Ok(Self(None));
-        }
-        let known = Law::ALL.into_iter().find(|law| law.name() == text);
-        let names = || Law::ALL.map(Law::name).join(", ");
-        known
-            .map(|law| Self(Some(law)))
-            .ok_or_else(|| format!("{text:?} is not a law of load control: write one of {}, off", names()))
-    }
-}
+read_from_text!(LoadChoice, "\"a58\", \"feedback\", or \"off\"", |text| match text {
+    "off" => Ok(Self(None)),
+    _ => by_name(text, &Law::ALL, Law::name, ("a law of load control", ", off")).map(|law| Self(Some(law))),
+});
 
 /// The state to which an operator switches load control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwitchName(pub Switch);
 
-impl TryFrom<String> for SwitchName {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let known = Switch::ALL.into_iter().find(|switch| switch.name() == text);
-        let names = || Switch::ALL.map(Switch::name).join(", ");
-        known.map(Self).ok_or_else(|| format!("{text:?} is not a switch: write one of {}", names()))
-    }
-}
+read_from_text!(SwitchName, "\"on\", \"freeze\", or \"off\"", |text| {
+    by_name(text, &Switch::ALL, Switch::name, ("a switch", "")).map(Self)
+});
 
 /// The age of the state that a daemon has saved for its successor; `"nothing"` if the daemon has
 /// saved none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SavedStateAge(pub Option<Span>);
 
-impl TryFrom<String> for SavedStateAge {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        if text == "nothing" { Ok(Self(None)) } else { Span::try_from(text).map(|age| Self(Some(age))) }
-    }
-}
+read_from_text!(SavedStateAge, "a time in quotes, as in \"10s\", or \"nothing\"", |text| {
+    if text == "nothing" { Ok(Self(None)) } else { text.parse().map(|age| Self(Some(age))) }
+});
 
 /// Reads a time from a second to an hour, or `"off"`, as in the daemon's configuration.
-fn seconds_or_off(key: &str, text: String) -> Result<Option<Span>, String> {
+fn seconds_or_off(key: &str, text: &str) -> Result<Option<Span>, String> {
     if text == "off" {
         return Ok(None);
     }
-    let span = Span::try_from(text)?;
+    let span: Span = text.parse()?;
     let is_right = (1_000_000..=3_600_000_000).contains(&span.us);
     is_right
         .then_some(Some(span))
@@ -275,25 +234,17 @@ impl Default for ErrorDecay {
     }
 }
 
-impl TryFrom<String> for ErrorDecay {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        seconds_or_off("error_decay", text).map(Self)
-    }
-}
+read_from_text!(ErrorDecay, "a time in quotes, as in \"5s\", or \"off\"", |text| {
+    seconds_or_off("error_decay", text).map(Self)
+});
 
 /// The time until a member has its whole share; `"off"` if it has the share at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlowStart(pub Option<Span>);
 
-impl TryFrom<String> for SlowStart {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        seconds_or_off("slow_start", text).map(Self)
-    }
-}
+read_from_text!(SlowStart, "a time in quotes, as in \"10s\", or \"off\"", |text| {
+    seconds_or_off("slow_start", text).map(Self)
+});
 
 /// The limit on open flows, or `"off"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -407,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_span_is_a_whole_number_and_a_unit() {
-        let us = |text: &str| Span::try_from(text.to_owned()).map(|span| span.us);
+        let us = |text: &str| text.parse().map(|span: Span| span.us);
         assert_eq!(us("62500us"), Ok(62_500));
         assert_eq!(us("0s"), Ok(0));
         assert_eq!(us("90s"), Ok(90_000_000));
@@ -423,7 +374,7 @@ mod tests {
     #[test]
     fn a_span_is_formatted_as_in_a_scenario_file() {
         for text in ["62500us", "5ms", "90s", "2m", "1h", "0s"] {
-            assert_eq!(Span::try_from(text.to_owned()).unwrap().to_string(), text);
+            assert_eq!(text.parse::<Span>().unwrap().to_string(), text);
         }
     }
 
