@@ -2,9 +2,9 @@
 //! a public interface.
 //!
 //! In reading order: errors for people ([`error`]) and the configuration ([`config`]); the sources
-//! of endpoints and the endpoints that client tasks use ([`source`]); counts over time ([`counts`]),
-//! connections that an operator closes ([`close_jobs`]), reports of backends ([`reports`]), probes
-//! by connection ([`probes`]) and pauses before retries ([`backoff`]).
+//! of endpoints and the endpoints that client tasks use ([`source`]); counts over time
+//! ([`counts`]), connections that an operator closes ([`close_jobs`]), reports of backends
+//! ([`reports`]), probes by connection ([`probes`]) and pauses before retries ([`backoff`]).
 //!
 //! Then the decisions of the daemon ([`controller`]) and the event loop around them ([`daemon`]),
 //! its socket ([`api`]) and its metrics ([`metrics`]). Last, the output for people ([`output`]) and

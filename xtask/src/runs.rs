@@ -1,5 +1,5 @@
-//! Commands that build something and run it: the demo, the benchmarks, the guests, and the runs that
-//! search for faults.
+//! Commands that build something and run it: the demo, the benchmarks, the guests, and the runs
+//! that search for faults.
 
 pub mod bench;
 pub mod demo;

@@ -103,6 +103,8 @@ fn find<'s, 't>(services: &'s [Declared<'t>], name: &str) -> Option<&'s Declared
 
 #[cfg(test)]
 mod tests {
+    use lb_core::service::Task;
+
     use super::super::tests::{check, good, with_client, with_client_line};
     use super::*;
 

@@ -35,7 +35,7 @@ use lb_document::control::is_obeyed;
 use lb_document::diagnostic::quote;
 use lb_document::key::Unset::{Is, Means, Required};
 use lb_document::kind::{
-    Boolean, FreeForm, Keyword, List, Number, Own, PowerOfTwo, Refusal, Text, Thousandths, Time, TimeOrOff,
+    Boolean, FreeForm, Keyword, List, Number, PowerOfTwo, ReadBy, Refusal, Text, Thousandths, Time, TimeOrOff,
 };
 use lb_document::{
     LogFormat, address, hosts, interfaces,
@@ -144,7 +144,7 @@ section! {
         "`tcp` only: the time within which a backend should answer a SYN. If an application cancels a \
          connect after this time, the connect counts against the backend as `unanswered`, see \
          [accounting.md](../design/accounting.md). Use at least twice the usual handshake time";
-    EJECTION "ejection": Own<EjectionSetting>(&["{ failures = 5 }", "\"off\""], read_ejection),
+    EJECTION "ejection": ReadBy<EjectionSetting>(&["{ failures = 5 }", "\"off\""], read_ejection),
         Means("`{}` with `accounting = \"full\"`, `\"off\"` with `\"active\"`"),
         "`tcp` only: whether and when failing backends are ejected (get no connects for a while): see \
          [ejection.md](ejection.md)";
@@ -160,12 +160,12 @@ section! {
         "time in which an endpoint that is new, or available again, reaches its weight. The endpoint starts \
          with a tenth of its weight; this part then grows in proportion to time. Needs a policy that uses \
          weights";
-    REBALANCE "rebalance": Own<RebalanceRules>(&["{ rate = \"1/s\" }"], read_rebalance), Means("idle connections stay open"),
+    REBALANCE "rebalance": ReadBy<RebalanceRules>(&["{ rate = \"1/s\" }"], read_rebalance), Means("idle connections stay open"),
         "`tcp` only: closes idle connections, so that pools of long connections spread over all backends again: see \
          [close-connections.md](../guide/close-connections.md#rebalance-pools)";
-    UDP "udp": Own<Option<Duration>>(&["{ rebind = \"30s\" }"], read_udp), Means("`{}`"),
+    UDP "udp": ReadBy<Option<Duration>>(&["{ rebind = \"30s\" }"], read_udp), Means("`{}`"),
         "`udp` only: how flows of unconnected sockets are balanced";
-    SUBSET "subset": Own<(Subset, Option<u64>)>(&["\"all\"", "{ size = 20 }"], read_subset),
+    SUBSET "subset": ReadBy<(Subset, Option<u64>)>(&["\"all\"", "{ size = 20 }"], read_subset),
         Means("`{ algorithm = \"rocksteadier\", size = \"auto\" }`"),
         "which endpoints this task may use: see [subsets.md](subsets.md)";
     ON_NO_BACKEND "on_no_backend": Keyword<Errno>(&ERRNOS, |errno| errno.0), Is(EHOSTUNREACH),
@@ -297,7 +297,7 @@ section! {
 
     ALGORITHM "algorithm": Keyword<Algorithm>(&Algorithm::ALL, Algorithm::name), Is(Algorithm::Rocksteadier),
         "the algorithm that chooses endpoints: see [subsets.md](subsets.md)";
-    SIZE "size": Own<Size>(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"], read_size), Means("`\"auto\"`"), "how many endpoints a task uses";
+    SIZE "size": ReadBy<Size>(&["1 to 256", "\"auto\"", "{ min = 12 }", "{ low = 0.875, high = 1.125 }"], read_size), Means("`\"auto\"`"), "how many endpoints a task uses";
     SEED "seed": Text<u64>(&["123"], seed), Means("derived from the names of job and service"),
         "a number of up to 64 bits, in quotes. The number must be the same for all tasks of a job";
 }
@@ -473,7 +473,7 @@ section! {
     LISTEN "listen": Text<SocketAddr>(&["127.0.0.1:9464"], loopback), Means("none"),
         "a TCP address on loopback. Other addresses are refused, because every user who can reach the port can read the metrics. Fixed while \
          the daemon runs";
-    HOSTS "hosts": Own<Vec<String>>(&["[\"metrics.example\"]"], hosts), Means("none"),
+    HOSTS "hosts": ReadBy<Vec<String>>(&["[\"metrics.example\"]"], hosts), Means("none"),
         "names that the `Host` field of a request may have, besides `localhost` and the port's own address. Other names are refused, because \
          any web page can make a browser send them (DNS rebinding). Fixed while the daemon runs";
 }
@@ -500,7 +500,7 @@ section! {
     KEY "key": Text<Cow<'static, str>>(&["reports.key"], path), Means("none"),
         "the file with the keys of all services that have no `key` of their own. The daemon reads the file \
          again at every reload";
-    XDP "xdp": Own<Vec<String>>(&["[\"eth0\"]"], interfaces), Means("none"),
+    XDP "xdp": ReadBy<Vec<String>>(&["[\"eth0\"]"], interfaces), Means("none"),
         "the network interfaces on which the kernel itself processes reports (XDP), so that reports affect \
          connects even while the daemon is down: see [reports.md](reports.md#while-the-daemon-is-down-xdp)";
     XDP_GENERIC "xdp_generic": Boolean(), Is(false),

@@ -21,12 +21,15 @@ use lb_core::service::{Protocol, Service};
 use self::probe::Around;
 use self::template::ServiceTemplate;
 use super::discovery::{AddressLookup, ClusterIpOrigin, ServerSettings};
-use super::keys::service::{ADDRESS, BACKENDS, NAME, ON_NO_BACKEND, PROTOCOL, SUBSET};
+use super::keys::service::{
+    ADDRESS, BACKENDS, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, NAME, ON_NO_BACKEND, PROTOCOL, REBALANCE,
+    SUBSET, UDP, UNANSWERED_AFTER,
+};
 use super::keys::{lookup, port_name};
 use super::{EndpointSource, NamedFile, ProcessEnvironment};
 use crate::endpoints;
 use lb_document::kind::{Number, Refusal, ValueKind as _};
-use lb_document::{Item, Table, Unique, address};
+use lb_document::{Item, Table, Unique, address, fill};
 use toml::de::DeValue;
 
 /// The services in the order of the file.
@@ -197,7 +200,8 @@ fn read_template(
     around: Around<'_>,
     servers: &ServerSettings,
 ) -> Option<ServiceTemplate> {
-    let choice = policy::read(table, declared.protocol);
+    policy::check_protocols(table, declared.protocol);
+    let choice = policy::read(table);
     let health = health::read(table, declared.protocol, around);
     let probe = health.as_ref().map(|(_, probe)| probe.as_ref());
     let control = load::read(table, choice.as_ref().map(|choice| choice.policy), probe);
@@ -222,30 +226,33 @@ fn read_template(
     {
         item.fault(message, help);
     }
-    let (subset, seed) = subset?;
-    let choice = choice?;
-    let (health, probe) = health?;
-    let service = Service {
-        name: declared.name?.to_owned(),
-        address: declared.address?,
-        protocol: declared.protocol?,
-        policy: choice.policy,
-        active_limit: choice.active_limit,
-        overflow: choice.overflow,
-        error_decay: choice.error_decay,
-        ejection: None,
-        health,
-        control: control?,
-        rebalance: choice.rebalance,
-        connect_timeout: choice.connect_timeout,
-        unanswered_after: choice.unanswered_after,
-        rebind: choice.rebind,
-        subset,
-        seed: 0,
-        errno: errno?,
-    };
-    let ejection = choice.ejection.map(|configured| configured.ejection);
-    Some(ServiceTemplate { service, seed, ejection, source: source?, probe })
+    let (subset, seed) = subset.unzip();
+    let (health, probe) = health.unzip();
+    let ejection = EJECTION.take_written(table);
+    let service = fill!(
+        table,
+        Service {
+            name: (declared.name.map(str::to_owned)),
+            address: (declared.address),
+            protocol: (declared.protocol),
+            policy: (choice.as_ref().map(|choice| choice.policy)),
+            active_limit: (choice.as_ref().map(|choice| choice.active_limit)),
+            overflow: (choice.as_ref().map(|choice| choice.overflow)),
+            error_decay: ERROR_DECAY,
+            ejection: (Some(None)),
+            health: (health),
+            control: (control),
+            rebalance: [REBALANCE],
+            connect_timeout: [CONNECT_TIMEOUT],
+            unanswered_after: UNANSWERED_AFTER,
+            rebind: (UDP.take_written(table).map(Option::flatten)),
+            subset: (subset),
+            seed: (Some(0)),
+            errno: (errno),
+        }
+    );
+    let ejection = ejection?.map(|configured| configured.ejection);
+    Some(ServiceTemplate { service: service?, seed: seed?, ejection, source: source?, probe: probe? })
 }
 
 fn read_errno(table: &Table<'_>) -> Option<u16> {

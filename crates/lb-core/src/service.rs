@@ -95,7 +95,7 @@ pub enum Size {
         /// 1 to [`lb_common::abi::MAX_SUBSET`].
         min: u32,
     },
-    /// The size follows the task's own load ([`crate::members::load_band`]). Only [`Algorithm::Random`]
+    /// The size follows the task's own load ([`crate::load_band`]). Only [`Algorithm::Random`]
     /// allows this: the sizes change and differ between tasks, so the subsets of a job cannot be
     /// fitted to each other.
     Band(LoadBand),

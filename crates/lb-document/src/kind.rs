@@ -2,7 +2,7 @@
 //!
 //! A kind defines both the values that readers accept and the values that documentation pages list,
 //! so that they cannot differ. If a key accepts more than one kind of value, a function reads the
-//! value ([`Own`]). Only if the function needs more than the value, the kind is a [`FreeForm`], and
+//! value ([`ReadBy`]). Only if the function needs more than the value, the kind is a [`FreeForm`], and
 //! the code around the key reads the value.
 
 use std::fmt::Display;
@@ -289,9 +289,9 @@ impl<T: Clone + Sync> ValueKind for List<T> {
 type Reader<T> = fn(&Item<'_>) -> Option<T>;
 
 /// A value that a function of the key reads. Also contains examples.
-pub struct Own<T>(pub &'static [&'static str], pub Reader<T>);
+pub struct ReadBy<T>(pub &'static [&'static str], pub Reader<T>);
 
-impl<T: Clone + Sync> ValueKind for Own<T> {
+impl<T: Clone + Sync> ValueKind for ReadBy<T> {
     type Value = T;
 
     fn values(&self) -> Vec<String> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use lb_core::service::Protocol;
 use lb_document::key::Unset::{Is, Means, Required};
-use lb_document::kind::{Boolean, FreeForm, Keyword, Number, Own, Refusal, Text, Time};
+use lb_document::kind::{Boolean, FreeForm, Keyword, Number, ReadBy, Refusal, Text, Time};
 use lb_document::{
     LogFormat, address, interfaces,
     key::{ConfigKey, Section},
@@ -31,7 +31,7 @@ pub static SECTIONS: [&[&Section]; 3] =
 section! {
     agent, "[agent.toml]", "agent.toml", "the agent itself. These keys come before all tables. A change to any key except `backend` needs a restart";
 
-    LISTEN "listen": Own<Vec<SocketAddr>>(&["\"[::]:9465\"", "[\"10.0.0.1:9465\", \"[2001:db8::1]:9465\"]"], listen),
+    LISTEN "listen": ReadBy<Vec<SocketAddr>>(&["\"[::]:9465\"", "[\"10.0.0.1:9465\", \"[2001:db8::1]:9465\"]"], listen),
         Means("port 9465 on all addresses"),
         "the addresses at which the agent receives requests for reports (UDP) and serves HTTP (TCP). `[::]` also accepts IPv4";
     STATE "state": Text<Cow<'static, str>>(&["/var/lib/socklb-agent"], path), Is(Cow::Borrowed("/var/lib/socklb-agent")),
@@ -53,7 +53,7 @@ section! {
         "the network interfaces on which the kernel answers requests in the agent's place (XDP), even while the \
          agent gets no processor time: see [the page on reports](reports.md#while-a-backends-host-is-overloaded-xdp)";
 
-    INTERFACES "interfaces": Own<Vec<String>>(&["[\"eth0\"]"], interfaces), Required,
+    INTERFACES "interfaces": ReadBy<Vec<String>>(&["[\"eth0\"]"], interfaces), Required,
         "the network interfaces. The kernel answers only requests to the interfaces' own addresses";
     GENERIC "generic": Boolean(), Is(false),
         "whether the network stack may run the XDP program on an interface whose driver does not support \
@@ -89,7 +89,7 @@ section! {
     VALID_FOR "valid_for": Time(Duration::from_secs(1)..=MAX_VALID_FOR), Is(Duration::from_secs(45)),
         "how long a client uses a report if no newer report arrives. The time should be three times the \
          longest interval between two requests of a client";
-    UTILIZATION "utilization": Own<Utilization>(
+    UTILIZATION "utilization": ReadBy<Utilization>(
         &["\"application\"", "{ cgroup = \"system.slice/app.service\" }", "\"off\""],
         read_utilization,
     ),
@@ -108,7 +108,7 @@ section! {
         "the check passes if a GET of this path returns a status from 200 to 299. The agent follows no \
          redirects, so a redirect fails the check. It reads only the head of the answer, up to 64 KiB";
     AT "at": Text<SocketAddr>(&["127.0.0.1:8081"], address), Means("the backend's `address`"), "the address to which `http` connects";
-    COMMAND "command": Own<Vec<String>>(&["[\"/usr/bin/app\", \"check\"]"], command), Means("none"),
+    COMMAND "command": ReadBy<Vec<String>>(&["[\"/usr/bin/app\", \"check\"]"], command), Means("none"),
         "the check passes if this command ends with exit code 0. After `timeout` the agent kills the command and its process group";
 }
 
@@ -118,7 +118,7 @@ section! {
     CGROUP "cgroup": Text<Cow<'static, str>>(&["system.slice/app.service"], cgroup), Required,
         "the cgroup to measure, relative to the cgroup mount. The utilization is the cgroup's use of \
          processors plus the time in which it waits for processors";
-    CORES "cores": Own<u32>(&["1.5"], cores), Means("the smallest limit of the cgroup and of the cgroups above it \
+    CORES "cores": ReadBy<u32>(&["1.5"], cores), Means("the smallest limit of the cgroup and of the cgroups above it \
                                               or, without a limit, the host's processors"),
         "how many processors the cgroup can use";
 }

@@ -5,61 +5,38 @@
 
 use std::time::Duration;
 
-use lb_core::rebalance::RebalanceRules;
 use lb_core::service::{MAX_SCAN, Overflow, Policy, Protocol, ScanCause, Size, Subset};
 
-use super::ejection;
 use crate::EndpointSource;
 use crate::keys::service::{
-    ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, ERROR_DECAY, OVERFLOW, POLICY, REBALANCE, UDP, UNANSWERED_AFTER,
+    ACTIVE_LIMIT, CONNECT_TIMEOUT, EJECTION, OVERFLOW, POLICY, REBALANCE, UDP, UNANSWERED_AFTER,
 };
 use crate::keys::udp::{REBIND, SECTION};
 use lb_document::{Item, Table, fill};
 
-pub struct PolicyConfig {
+/// How connects choose among the backends.
+pub struct PolicyChoice {
     pub policy: Policy,
     /// The number of open flows at which a backend is skipped.
     pub active_limit: Option<u32>,
     /// What a connect does if all backends are at the limit.
     pub overflow: Overflow,
-    /// The half-life of errors; `None` if errors do not count.
-    pub error_decay: Option<Duration>,
-    /// `None` if `ejection` is not written.
-    pub ejection: Option<ejection::EjectionSetting>,
-    /// A connect fails after this time. `None`: the kernel's own limit.
-    pub connect_timeout: Option<Duration>,
-    /// The time in which an answer to a SYN is due. If the application cancels the connect after
-    /// this time, the SYN is recorded as unanswered.
-    pub unanswered_after: Duration,
-    /// The rules by which idle connections are closed. `None`: they are not closed.
-    pub rebalance: Option<RebalanceRules>,
-    /// The time after which an unconnected socket gets a new choice of backend. `None`: never.
-    pub rebind: Option<Duration>,
 }
 
-/// Reads the keys in [`PolicyConfig`] from a service's table; `None` if any of them is wrong.
-/// `protocol` is the service's protocol, or `None` if it cannot be read.
-pub fn read(table: &Table<'_>, protocol: Option<Protocol>) -> Option<PolicyConfig> {
+/// Reads the keys in [`PolicyChoice`] from a service's table; `None` if any of them is wrong.
+pub fn read(table: &Table<'_>) -> Option<PolicyChoice> {
+    let choice =
+        fill!(table, PolicyChoice { policy: POLICY, active_limit: [ACTIVE_LIMIT], overflow: OVERFLOW });
+    check_overflow(table);
+    choice
+}
+
+/// Refuses keys that have no effect with the service's protocol, if the protocol is known.
+pub fn check_protocols(table: &Table<'_>, protocol: Option<Protocol>) {
     for key in [EJECTION.name, CONNECT_TIMEOUT.name, UNANSWERED_AFTER.name, REBALANCE.name] {
         check_protocol(table, key, Protocol::Tcp, protocol);
     }
     check_protocol(table, UDP.name, Protocol::Udp, protocol);
-    let config = fill!(
-        table,
-        PolicyConfig {
-            policy: POLICY,
-            active_limit: [ACTIVE_LIMIT],
-            overflow: OVERFLOW,
-            error_decay: ERROR_DECAY,
-            ejection: [EJECTION],
-            connect_timeout: [CONNECT_TIMEOUT],
-            unanswered_after: UNANSWERED_AFTER,
-            rebalance: [REBALANCE],
-            rebind: (UDP.take_written(table).map(Option::flatten)),
-        }
-    );
-    check_overflow(table);
-    config
 }
 
 /// Reads the key `udp`: the time after which an unconnected socket gets a new choice of backend.
@@ -88,7 +65,7 @@ fn check_protocol(table: &Table<'_>, key: &'static str, wanted: Protocol, protoc
 
 /// Refuses settings with which one choice of a backend may examine more backends than a kernel
 /// program can examine in one run.
-pub fn check_scan(table: &Table<'_>, choice: &PolicyConfig, subset: Subset, source: &EndpointSource) {
+pub fn check_scan(table: &Table<'_>, choice: &PolicyChoice, subset: Subset, source: &EndpointSource) {
     let Some(scan) = ScanCause::of(choice.policy, choice.active_limit, choice.overflow) else { return };
     let endpoints = match source {
         EndpointSource::Static(list) => u32::try_from(list.as_slice().len()).unwrap_or(u32::MAX),

@@ -1,5 +1,5 @@
-//! Decides which of the files that Envoy reads must be written, and when. [`crate::output::envoy`] renders
-//! their content.
+//! Decides which of the files that Envoy reads must be written, and when.
+//! [`crate::output::envoy`] renders their content.
 //!
 //! At each tick, the controller compares the wanted content of each file with the content that was
 //! written last. So a file is written at most once per second, and only if its content has changed.
