@@ -2,8 +2,8 @@
 //!
 //! A kind defines both the values that readers accept and the values that documentation pages list,
 //! so that they cannot differ. If a key accepts more than one kind of value, a function reads the
-//! value ([`ReadBy`]). Only if the function needs more than the value, the kind is a [`FreeForm`], and
-//! the code around the key reads the value.
+//! value ([`ReadBy`]). Only if the function needs more than the value, the kind is a [`FreeForm`],
+//! and the code around the key reads the value.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;

@@ -55,8 +55,8 @@ pub fn router(queries: &mpsc::Sender<Query>, group: Option<u32>) -> Router {
     let groups = [Some(rustix::process::getegid().as_raw()), group].into_iter().flatten().collect();
     Router::new()
         .route("/v1/status", get(show))
-        .route("/v1/lame-duck", verb(|which: BackendQuery| operator(which, true)))
-        .route("/v1/ready", verb(|which: BackendQuery| operator(which, false)))
+        .route("/v1/lame-duck", verb(|which: &BackendQuery| operator(which, true)))
+        .route("/v1/ready", verb(|which: &BackendQuery| operator(which, false)))
         .route("/v1/report", verb(load))
         .route("/v1/register", verb(registering))
         .route("/v1/readiness", verb(readiness))
@@ -74,9 +74,11 @@ async fn show(State(desk): State<Desk>, Parameters(NoParameters {}): Parameters<
 type PeerOfIt = Option<Extension<PeerCredentials>>;
 
 /// The route of a request that changes something. `of` converts the parameters of the request.
-fn verb<Q: DeserializeOwned + Send + 'static>(of: fn(Q) -> Result<Verb, QueryRefusal>) -> MethodRouter<Desk> {
+fn verb<Q: DeserializeOwned + Send + 'static>(
+    of: fn(&Q) -> Result<Verb, QueryRefusal>,
+) -> MethodRouter<Desk> {
     post(move |State(desk): State<Desk>, peer: PeerOfIt, Parameters(request): Parameters<Q>| async move {
-        desk.take(peer, of(request)).await
+        desk.take(peer, of(&request)).await
     })
 }
 
@@ -86,8 +88,8 @@ struct BackendQuery {
     backend: Option<String>,
 }
 
-fn operator(which: BackendQuery, lame_duck: bool) -> Result<Verb, QueryRefusal> {
-    Ok(Verb::Operator { backend: optional(which.backend)?, lame_duck })
+fn operator(which: &BackendQuery, lame_duck: bool) -> Result<Verb, QueryRefusal> {
+    Ok(Verb::Operator { backend: optional(which.backend.as_deref())?, lame_duck })
 }
 
 #[derive(Deserialize)]
@@ -113,7 +115,7 @@ fn milliseconds<'de, D: Deserializer<'de>>(value: D) -> Result<Option<Duration>,
     read(value, right, |text| time(text).filter(|time| times.contains(time)).map(Some))
 }
 
-fn load(request: ReportRequest) -> Result<Verb, QueryRefusal> {
+fn load(request: &ReportRequest) -> Result<Verb, QueryRefusal> {
     let number = |what: &str, number: Option<f64>| {
         number.map(thousandths).transpose().map_err(|why| QueryRefusal::Wrong(format!("{what}: {why}")))
     };
@@ -127,7 +129,7 @@ fn load(request: ReportRequest) -> Result<Verb, QueryRefusal> {
     if load.qps.is_none() && load.eps.is_none() && load.utilization.is_none() {
         return Err(QueryRefusal::Wrong("the report is empty: write utilization, qps or eps".to_owned()));
     }
-    Ok(Verb::Load { backend: optional(request.backend)?, load })
+    Ok(Verb::Load { backend: optional(request.backend.as_deref())?, load })
 }
 
 #[derive(Deserialize)]
@@ -145,7 +147,7 @@ struct Registering {
     readiness: String,
 }
 
-fn registering(request: Registering) -> Result<Verb, QueryRefusal> {
+fn registering(request: &Registering) -> Result<Verb, QueryRefusal> {
     let keys = request.keys.as_deref().map(Keys::parse).transpose();
     let cgroup = request.cgroup.as_deref().map(|path| {
         let cgroup = utilization::below_the_mount(path);
@@ -172,12 +174,12 @@ struct ReadinessRequest {
     readiness: Option<String>,
 }
 
-fn readiness(request: ReadinessRequest) -> Result<Verb, QueryRefusal> {
+fn readiness(request: &ReadinessRequest) -> Result<Verb, QueryRefusal> {
     let readiness = request.readiness.as_deref().map(readiness_word).transpose()?;
     Ok(Verb::Readiness { registration: request.registration, readiness })
 }
 
-fn unregister(request: ReadinessRequest) -> Result<Verb, QueryRefusal> {
+fn unregister(request: &ReadinessRequest) -> Result<Verb, QueryRefusal> {
     Ok(Verb::Unregister { registration: request.registration })
 }
 
@@ -185,8 +187,8 @@ fn name(text: &str) -> Result<Name, QueryRefusal> {
     crate::name::parse(text).map_err(|why| QueryRefusal::Wrong(format!("backend: {why}")))
 }
 
-fn optional(text: Option<String>) -> Result<Option<Name>, QueryRefusal> {
-    text.map(|text| name(&text)).transpose()
+fn optional(text: Option<&str>) -> Result<Option<Name>, QueryRefusal> {
+    text.map(name).transpose()
 }
 
 fn readiness_word(text: &str) -> Result<lb_report::wire::Readiness, QueryRefusal> {

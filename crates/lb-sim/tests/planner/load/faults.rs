@@ -10,7 +10,7 @@ use lb_sim::traffic::figures::RunFigures;
 use lb_sim::traffic::tally::StepRow;
 
 /// The runs of the scenarios. They differ in how clients compute weights.
-const RUNS: &str = include_str!("fleet/runs.toml");
+const RUNS: &str = include_str!("../fleet/runs.toml");
 
 /// An additional run, in which the number of active requests is limited.
 const LIMIT: &str = "[[run]]\nname = \"limit\"\nload = \"feedback\"\nactive_limit = 8\n";
