@@ -59,6 +59,8 @@ mod network;
 
 mod probe_targets;
 
+pub mod exchange;
+
 mod register;
 
 mod facts;

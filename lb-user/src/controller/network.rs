@@ -11,8 +11,9 @@ use lb_kernel::HostMaps;
 use lb_kernel::xdp::Place;
 use lb_view::status;
 
+use super::exchange::ReportStore;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
-use crate::reports::{ReportExchanger, ReportStore};
+use crate::reports::ReportExchanger;
 
 /// Probes backends and receives reports on separate threads and tasks, and wakes the controller
 /// with [`Event::HealthChanged`](super::Event::HealthChanged) when the health of a backend has

@@ -22,7 +22,7 @@ use lb_report::receive::Words as _;
 use lb_report::wire::MAX_HOLD;
 use tracing::warn;
 
-use crate::reports::{ReportStore, key_of, sender, share_a_key};
+use super::exchange::{ReportStore, key_of, sender, share_a_key};
 
 pub struct Register {
     maps: Arc<HostMaps>,

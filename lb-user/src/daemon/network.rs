@@ -12,9 +12,10 @@ use lb_view::status;
 use tokio::sync::Notify;
 
 use super::receivers::Receiving;
+use crate::controller::exchange::ReportStore;
 use crate::controller::{Network, ReceiveAt};
 use crate::probes::{ConnectTarget, Findings, ProbedHealth, Probes};
-use crate::reports::{ReportExchanger, ReportSocket, ReportStore};
+use crate::reports::{ReportExchanger, ReportSocket};
 
 pub struct HostNetwork {
     probes: Probes,

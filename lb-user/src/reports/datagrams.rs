@@ -9,8 +9,7 @@ use lb_report::wire::BYTES;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-/// The maximum number of datagrams per system call.
-pub const BATCH: usize = 64;
+use crate::controller::exchange::BATCH;
 
 /// The size of the buffer for one received datagram: one byte more than a valid datagram, so that a
 /// datagram that is too long is detected.

@@ -37,6 +37,7 @@ use crate::close_jobs::{CloseCause, CloseJob, CloseRequester};
 use crate::config::addresses::{self, AddressSource, KnownAddresses, WithAddresses};
 use crate::config::{self, Config};
 use crate::controller::client_task::ClientTask;
+use crate::controller::exchange::{Exchange, ReportStore};
 use crate::controller::{
     BackgroundWork, Clock, Controller, Effect, Environment, Event, Loaded, NamespaceFound, Network, Notice,
     OverridesRead, ReceiveAt, StoreFailures, StoredRead, StoredState, Tried, WorkResult,
@@ -44,7 +45,7 @@ use crate::controller::{
 use crate::daemon::{FileIo, Files, ListReader, Servers, Watches, Worker};
 use crate::output::status;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
-use crate::reports::{Exchange, ReportExchanger, ReportStore, SharedExchange};
+use crate::reports::{ReportExchanger, SharedExchange};
 use crate::source::assignments::Assignments;
 use crate::source::{Contents, NoAnswer, SourceError, Stamp, last_good};
 
