@@ -61,6 +61,8 @@ mod probe_targets;
 
 pub mod exchange;
 
+pub mod receivers;
+
 mod register;
 
 mod facts;

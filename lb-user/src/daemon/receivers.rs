@@ -1,58 +1,60 @@
-//! Manages the programs that receive reports in the kernel, on the network interfaces that the
-//! configuration names. On these interfaces, new reports affect connects even while the daemon does
-//! not run, because attached programs outlive the daemon. On other interfaces, only the daemon's
-//! socket receives reports, and the same rules apply.
+//! Runs the programs that receive reports in the kernel, on the network interfaces that the
+//! configuration names: the thread and the kernel's operations, for which `controller/receivers.rs`
+//! decides. On these interfaces, new reports affect connects even while the daemon does not run,
+//! because attached programs outlive the daemon. On other interfaces, only the daemon's socket
+//! receives reports, and the same rules apply.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use lb_common::abi::host::{Listener, MAX_LISTENERS};
+use lb_common::abi::host::Listener;
 use lb_kernel::receiver::{self, Receiver};
-use lb_kernel::xdp::{Follower, Found, Work, addresses_of, attach_to};
-use lb_kernel::{DatapathError, Features, Interface};
+use lb_kernel::xdp::{Attachment, Follower, Found, Named, Place, Work, attach_to};
+use lb_kernel::{DatapathError, Features, HostMaps, Interface};
 use lb_view::status;
 use tracing::{info, warn};
 
 use crate::controller::ReceiveAt;
-use crate::error::chain;
+use crate::controller::receivers::{ReceiverKernel, Receivers, ThreadState, is_due};
 
 /// How reports are received on the configured interfaces, and the thread that manages the programs
 /// there.
 #[derive(Default)]
 pub struct Receiving {
-    follower: Option<Follower<ReceiverWork>>,
+    /// The thread, or why it could not be started; `None` before its first start.
+    thread: Option<Result<Follower<Receivers<ReceiverPrograms>>, String>>,
     wanted: Option<ReceiveAt>,
-    /// Why the thread could not be started.
-    error: Option<String>,
 }
 
 impl Receiving {
     /// Makes the kernel receive reports only as `wanted` describes. Does not block.
     pub fn want(&mut self, wanted: Option<ReceiveAt>, pins: &Path, features: Features) {
-        let is_same = self.wanted == wanted;
-        // An earlier daemon may have left attached programs that are no longer wanted.
-        let is_idle = self.follower.is_none() && wanted.is_none() && self.error.is_none();
-        if is_same
-            && (self.follower.is_some()
-                || is_idle && receiver::attached(pins).is_ok_and(|all| all.is_empty()))
-        {
+        let thread = match &self.thread {
+            None => ThreadState::NotStarted,
+            Some(Ok(_)) => ThreadState::Running,
+            Some(Err(_)) => ThreadState::Failed,
+        };
+        let has_attachments = || receiver::attached(pins).map_or(true, |all| !all.is_empty());
+        if !is_due(self.wanted.as_ref(), wanted.as_ref(), thread, has_attachments) {
             return;
         }
-        match &self.follower {
-            Some(follower) => follower.want(wanted.clone()),
-            None => match Follower::start(ReceiverWork::new(pins, features), wanted.clone()) {
-                Ok(follower) => (self.follower, self.error) = (Some(follower), None),
-                Err(error) => {
-                    self.error = Some(format!("cannot watch network interfaces: {error}"));
-                    return;
-                }
-            },
+        if let Some(Ok(follower)) = &self.thread {
+            follower.want(wanted.clone());
+        } else {
+            let work = Receivers::new(ReceiverPrograms { pins: pins.to_owned(), features, program: None });
+            let started = Follower::start(work, wanted.clone());
+            let started = started.map_err(|error| format!("cannot watch network interfaces: {error}"));
+            if self.thread.insert(started).is_err() {
+                return;
+            }
         }
         self.wanted = wanted;
     }
 
     fn found(&self) -> Found {
-        self.follower.as_ref().map(Follower::found).unwrap_or_default()
+        let follower = self.thread.as_ref().and_then(|thread| thread.as_ref().ok());
+        follower.map(Follower::found).unwrap_or_default()
     }
 
     /// How reports are received on each configured interface.
@@ -66,7 +68,8 @@ impl Receiving {
     }
 
     pub fn faults(&self) -> Vec<String> {
-        let mut faults: Vec<String> = self.error.iter().cloned().collect();
+        let error = self.thread.as_ref().and_then(|thread| thread.as_ref().err());
+        let mut faults: Vec<String> = error.into_iter().cloned().collect();
         let Found { interfaces, error } = self.found();
         faults.extend(error);
         let by_socket = interfaces.into_iter().filter_map(|one| {
@@ -81,64 +84,12 @@ impl Receiving {
     }
 }
 
-/// The work of the thread that watches interfaces: it attaches and detaches the program that
-/// receives reports.
-struct ReceiverWork {
-    pins: PathBuf,
-    features: Features,
-    /// The loaded program, and the port that it was loaded for.
-    program: Option<(u16, Receiver)>,
-}
-
-impl Work for ReceiverWork {
+/// The work of the thread that watches interfaces.
+impl Work for Receivers<ReceiverPrograms> {
     type Wanted = ReceiveAt;
 
     fn follow(&mut self, wanted: Option<&ReceiveAt>, all: &[Interface]) -> Found {
-        let mut found = Found::default();
-        let named = wanted.into_iter().flat_map(|wanted| wanted.place.named(all));
-        let indexes: BTreeSet<u32> = named.map(|interface| interface.index).collect();
-        match receiver::detach_others(&self.pins, &indexes) {
-            Ok(left) => {
-                for attachment in left {
-                    info!(
-                        interface = attachment.interface,
-                        "the kernel no longer receives reports on this interface"
-                    );
-                }
-            }
-            Err(error) => {
-                found.error =
-                    Some(format!("cannot detach the program that receives reports: {}", chain(&error)));
-            }
-        }
-        let Some(wanted) = wanted else { return found };
-        let taken = wanted.maps.take_over();
-        if let Err(error) = &taken {
-            found.error =
-                Some(format!("cannot take over the links of another socklb version: {}", chain(error)));
-        }
-        // The addresses are set first, because the program examines only datagrams to these
-        // addresses. It passes all other datagrams on to the network stack.
-        if let Err(error) = listen(wanted, all) {
-            found.error = Some(error);
-        }
-        found.interfaces = match self.load(wanted) {
-            Ok(program) => attach_to(&wanted.place, all, program.id(), |to, modes| program.attach(to, modes)),
-            Err(error) => {
-                // If the other version's program stayed attached, it would continue to judge
-                // reports by its own maps, and would drop the reports that this daemon requests.
-                if taken.is_ok_and(|taken| taken)
-                    && let Err(error) = receiver::detach_others(&self.pins, &BTreeSet::new())
-                {
-                    found.error = Some(format!(
-                        "cannot detach the program of another socklb version: {}",
-                        chain(&error)
-                    ));
-                }
-                wanted.place.refused(all, &chain(&error))
-            }
-        };
-        found
+        self.follow(wanted, all)
     }
 
     fn log_findings(&mut self, news: Found) {
@@ -158,35 +109,40 @@ impl Work for ReceiverWork {
     }
 }
 
-impl ReceiverWork {
-    fn new(pins: &Path, features: Features) -> Self {
-        Self { pins: pins.to_owned(), features, program: None }
-    }
-
-    /// Loads the program for the port of `wanted`, unless it is loaded already.
-    fn load(&mut self, wanted: &ReceiveAt) -> Result<&Receiver, DatapathError> {
-        let port = wanted.address.port();
-        let loaded = match self.program.take().filter(|(of, _)| *of == port) {
-            Some(loaded) => loaded,
-            None => (port, Receiver::load(&wanted.maps, self.features, port)?),
-        };
-        Ok(&self.program.insert(loaded).1)
-    }
+/// The programs that receive reports, in this host's kernel.
+struct ReceiverPrograms {
+    pins: PathBuf,
+    features: Features,
+    /// The loaded program.
+    program: Option<Receiver>,
 }
 
-/// Writes the addresses at which the daemon listens into the map that the program reads.
-fn listen(wanted: &ReceiveAt, all: &[Interface]) -> Result<(), String> {
-    let addresses = addresses_of(wanted.address.ip(), &wanted.place.interfaces, all);
-    let listener = Listener { passes_unbelieved: wanted.passes_unbelieved.into() };
-    match wanted.maps.set_listeners(&addresses, listener) {
-        Ok(0) => Ok(()),
-        Ok(more) => Err(format!(
-            "this host has {more} addresses too many: the kernel receives reports at no more than \
-             {MAX_LISTENERS} addresses, and prefers those of interfaces in `xdp`. Choose one address with \
-             `listen` in [reports]"
-        )),
-        Err(error) => {
-            Err(format!("cannot write the addresses of the daemon into the kernel's map: {}", chain(&error)))
-        }
+impl ReceiverKernel for ReceiverPrograms {
+    fn detach_others(&mut self, indexes: &BTreeSet<u32>) -> Result<Vec<Attachment>, DatapathError> {
+        receiver::detach_others(&self.pins, indexes)
+    }
+
+    fn take_over(&mut self, maps: &HostMaps) -> Result<bool, DatapathError> {
+        maps.take_over()
+    }
+
+    fn set_listeners(
+        &mut self,
+        maps: &HostMaps,
+        addresses: &[IpAddr],
+        listener: Listener,
+    ) -> Result<usize, DatapathError> {
+        maps.set_listeners(addresses, listener)
+    }
+
+    fn load(&mut self, maps: &HostMaps, port: u16) -> Result<(), DatapathError> {
+        self.program = None;
+        self.program = Some(Receiver::load(maps, self.features, port)?);
+        Ok(())
+    }
+
+    fn attach(&mut self, place: &Place, all: &[Interface]) -> Vec<Named> {
+        let program = self.program.as_ref().expect("the program is loaded before it is attached");
+        attach_to(place, all, program.id(), |to, modes| program.attach(to, modes))
     }
 }
