@@ -8,12 +8,16 @@ use lb_contract::{BACKENDS, Flow, Reached, SERVICE, World};
 use lb_view::status::StatusDocument;
 use rustix::process::Signal;
 use stage::fixture::endpoints;
+use stage::held::HeldProgram;
+use stage::protocol::Answer;
 use stage::sys::{link_ids, remove_link};
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, SocketId, Stage, patience, replace};
+use stage::{Backend, Cgroup, Daemon, Dialled, Probe, Setup, SocketId, Stage, patience, replace};
 
 struct Host {
     // Fields are dropped in this order, so each field is dropped before the fields that it uses.
     daemon: Option<Daemon>,
+    /// The client whose programs are held, and the program that holds them.
+    held: Option<(String, HeldProgram)>,
     probes: BTreeMap<String, Probe>,
     flows: Vec<(String, SocketId)>,
     backends: BTreeMap<String, Backend>,
@@ -30,6 +34,7 @@ impl Host {
         let backend = |address: &str| (address.to_owned(), Backend::start(address, address));
         Self {
             daemon: None,
+            held: None,
             probes: BTreeMap::new(),
             flows: Vec::new(),
             backends: BACKENDS.map(backend).into(),
@@ -44,6 +49,22 @@ impl Host {
     fn probe(&mut self, client: &str) -> &mut Probe {
         let start = || Probe::start(&self.cgroups[client]);
         self.probes.entry(client.to_owned()).or_insert_with(start)
+    }
+
+    /// The result of a dial in a client's cgroup.
+    fn reached(&mut self, client: &str, dialled: Answer<Dialled>) -> Reached {
+        match dialled {
+            Ok(dialled) => {
+                self.flows.push((client.to_owned(), dialled.socket));
+                Reached::Backend(
+                    dialled.name.parse().expect("a backend's name is its address"),
+                    Flow(self.flows.len() - 1),
+                )
+            }
+            Err(libc::ECONNREFUSED) => Reached::Refused,
+            Err(libc::ENETUNREACH) => Reached::Nothing,
+            Err(errno) => panic!("connect failed with errno {errno}"),
+        }
     }
 }
 
@@ -80,18 +101,27 @@ impl World for Host {
     fn dial(&mut self, client: &str, cpu: usize) -> Reached {
         let probe = self.probe(client);
         probe.pin(cpu);
-        match probe.try_dial(SERVICE) {
-            Ok(dialled) => {
-                self.flows.push((client.to_owned(), dialled.socket));
-                Reached::Backend(
-                    dialled.name.parse().expect("a backend's name is its address"),
-                    Flow(self.flows.len() - 1),
-                )
-            }
-            Err(libc::ECONNREFUSED) => Reached::Refused,
-            Err(libc::ENETUNREACH) => Reached::Nothing,
-            Err(errno) => panic!("connect failed with errno {errno}"),
-        }
+        let dialled = probe.try_dial(SERVICE);
+        self.reached(client, dialled)
+    }
+
+    fn hold(&mut self, client: &str) {
+        let held = HeldProgram::attach(&self.cgroups[client]);
+        self.probe(client).start_dial(SERVICE);
+        held.wait_until_begun();
+        self.held = Some((client.to_owned(), held));
+    }
+
+    fn release(&mut self) -> Reached {
+        let (client, held) = self.held.take().expect("programs are held");
+        held.release();
+        let dialled = self.probe(&client).finish_dial();
+        assert!(held.has_ended(), "the program was not held for long enough");
+        self.reached(&client, dialled)
+    }
+
+    fn waits_for_readers(&mut self) -> bool {
+        self.daemon.as_ref().expect("a daemon runs").is_blocked_in(libc::SYS_membarrier)
     }
 
     fn dial_directly(&mut self, client: &str, backend: &str) {
@@ -147,6 +177,11 @@ fn connections_are_counted_on_every_cpu() {
 #[test]
 fn a_connection_holds_its_slot_until_it_ends() {
     lb_contract::a_connection_holds_its_slot_until_it_ends(&mut Host::new());
+}
+
+#[test]
+fn a_program_holds_the_slots_of_the_table_that_it_reads() {
+    lb_contract::a_program_holds_the_slots_of_the_table_that_it_reads(&mut Host::new());
 }
 
 #[test]

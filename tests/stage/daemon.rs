@@ -271,6 +271,16 @@ impl Daemon {
         self.child.id()
     }
 
+    /// Whether a thread of the daemon is blocked in this system call.
+    pub fn is_blocked_in(&self, call: libc::c_long) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("list the daemon's threads");
+        // A thread may end during the reading. The file begins with the number of the call, unless
+        // the thread runs.
+        let calls = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("syscall")).ok());
+        let number = call.to_string();
+        calls.into_iter().any(|text| text.split(' ').next() == Some(&number))
+    }
+
     /// Limits the daemon to `free` more descriptors than it has open; `None` removes the limit.
     pub fn leave_descriptors(&self, free: Option<usize>) {
         use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};

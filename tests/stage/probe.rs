@@ -74,6 +74,18 @@ impl Probe {
         self.call(&Request::Dial(address(to)))
     }
 
+    /// Begins as [`Probe::try_dial`], and does not wait for the answer.
+    #[track_caller]
+    pub fn start_dial(&mut self, to: &str) {
+        self.process.send(&Request::Dial(address(to)));
+    }
+
+    /// The result of the dial that [`Probe::start_dial`] has begun.
+    #[track_caller]
+    pub fn finish_dial(&mut self) -> Answer<Dialled> {
+        self.process.receive()
+    }
+
     /// Dials with an MPTCP socket.
     #[track_caller]
     pub fn dial_mptcp(&mut self, to: &str) -> Dialled {

@@ -68,6 +68,8 @@ pub mod filter;
 
 pub mod hung;
 
+pub mod held;
+
 pub mod stress;
 
 pub mod workers;

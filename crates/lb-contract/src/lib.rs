@@ -3,9 +3,9 @@
 //!
 //! Tests of the daemon on the simulated kernel are only as reliable as that kernel. Each scenario
 //! covers a property in which the simulated kernel could differ from a real kernel: tables that are
-//! published while programs read them, counts that are summed over CPUs, links that are removed and
-//! created again, programs and maps that outlive their daemon, and the order of the steps by which
-//! failures are judged.
+//! published while programs read them, the wait until no program reads an old table, counts that
+//! are summed over CPUs, links that are removed and created again, programs and maps that outlive
+//! their daemon, and the order of the steps by which failures are judged.
 //!
 //! A [`World`] is a host with three backends, two cgroups, and a daemon that may be running or not.
 //! Scenarios observe the daemon through its status, as an operator does. If an expected status
@@ -20,8 +20,9 @@ use std::time::Duration;
 use lb_view::status::StatusDocument;
 
 pub use scenarios::{
-    a_connection_holds_its_slot_until_it_ends, a_removed_client_stays_until_its_last_flow_has_ended,
-    connections_are_counted_on_every_cpu, failures_in_a_row_eject_a_backend_and_a_trial_readmits_it,
+    a_connection_holds_its_slot_until_it_ends, a_program_holds_the_slots_of_the_table_that_it_reads,
+    a_removed_client_stays_until_its_last_flow_has_ended, connections_are_counted_on_every_cpu,
+    failures_in_a_row_eject_a_backend_and_a_trial_readmits_it,
     links_removed_by_an_operator_are_created_again, programs_balance_and_count_while_no_daemon_runs,
 };
 
@@ -51,6 +52,16 @@ pub trait World {
     /// Dials a backend's own address from a process in a client's cgroup, and closes the
     /// connection.
     fn dial_directly(&mut self, client: &str, backend: &str);
+
+    /// Begins to dial [`SERVICE`] from a process in a client's cgroup. The client's programs choose
+    /// a backend, but the kernel still counts them as running until [`World::release`].
+    fn hold(&mut self, client: &str);
+
+    /// Lets the programs of [`World::hold`] end. Returns what was reached.
+    fn release(&mut self) -> Reached;
+
+    /// Whether the daemon waits for the end of all running programs.
+    fn waits_for_readers(&mut self) -> bool;
 
     /// Closes a connection in the process that has made it.
     fn close(&mut self, flow: Flow);

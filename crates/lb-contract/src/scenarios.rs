@@ -107,6 +107,32 @@ pub fn a_connection_holds_its_slot_until_it_ends<W: World>(world: &mut W) {
     assert_eq!(rows(&world.status(), "web")[&first], member(1, 0, 1));
 }
 
+/// A backend that was removed from its list retains its slot while a program runs that may have
+/// read the replaced table.
+pub fn a_program_holds_the_slots_of_the_table_that_it_reads<W: World>(world: &mut W) {
+    begin(world, &["web"]);
+    world.hold("web");
+    let chosen = until(world, "the programs have chosen a backend", |world| {
+        let rows = rows(&world.status(), "web");
+        rows.iter().find(|(_, row)| row.started == 1).map(|(address, _)| *address)
+    });
+    let removed = BACKENDS.into_iter().map(address).find(|backend| *backend != chosen);
+    let removed = removed.expect("there are three backends");
+    let others: Vec<&str> = BACKENDS.into_iter().filter(|backend| address(backend) != removed).collect();
+    world.list(&others);
+    let leaving = Row { membership: "leaving".to_owned(), ..member(0, 0, 0) };
+    until(world, "the daemon waits for the programs", |world| world.waits_for_readers().then_some(()));
+    // The wait cannot end, so the daemon cannot free the slot.
+    status_until(world, "the backend is leaving", |status| {
+        rows(status, "web").get(&removed) == Some(&leaving)
+    });
+    assert!(world.waits_for_readers(), "the wait has ended before the programs");
+    let (backend, flow) = world.release().backend();
+    assert_eq!(backend, chosen);
+    status_until(world, "the backend is gone", |status| !rows(status, "web").contains_key(&removed));
+    world.close(flow);
+}
+
 /// Without a daemon, connects follow the last table, and flows that begin and end meanwhile are
 /// counted.
 pub fn programs_balance_and_count_while_no_daemon_runs<W: World>(world: &mut W) {

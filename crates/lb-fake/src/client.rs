@@ -35,6 +35,8 @@ pub(crate) struct FakeHost {
     last_cgroup: u64,
     last_program: u64,
     last_client: u64,
+    /// Whether programs run for a connect, see [`FakeKernel::hold`].
+    is_held: bool,
     /// The number of links created so far.
     last_link: u64,
     pub host_maps: SharedMaps,
@@ -93,6 +95,7 @@ impl FakeKernel {
             last_program: 0,
             last_client: 0,
             last_link: 0,
+            is_held: false,
             host_maps: SharedMaps::new(&faults, &cpu)?,
             clients: BTreeMap::new(),
             foreign: BTreeSet::new(),
@@ -109,6 +112,17 @@ impl FakeKernel {
     pub fn move_to_cpu(&self, cpu: usize) {
         assert!(cpu < CPUS, "the simulated kernel has {CPUS} CPUs");
         self.cpu.store(cpu, Ordering::Relaxed);
+    }
+
+    /// Makes the programs of the last connect count as running, or lets them end. While programs
+    /// run, a wait for readers does not end: call it only afterwards.
+    pub fn hold(&self, is_held: bool) {
+        self.host().is_held = is_held;
+    }
+
+    /// Whether programs run, so that a wait for readers would not end.
+    pub fn is_held(&self) -> bool {
+        self.host().is_held
     }
 
     /// Advances the time.
@@ -261,6 +275,7 @@ impl Kernel for FakeKernel {
     }
 
     fn wait_for_readers(&self) -> Result<(), DatapathError> {
+        assert!(!self.is_held(), "a wait does not end while a program runs");
         let fail = |source| DatapathError::PinDirectory { path: PathBuf::new(), source };
         self.faults.step().map_err(fail)
     }

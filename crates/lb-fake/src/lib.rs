@@ -8,7 +8,7 @@
 //! [`FakeKernel::pass`]. Any operation that the real kernel may refuse can be made to fail, see
 //! [`faults`].
 //!
-//! The simulated kernel has two CPUs, no readers to wait for, no flow table, no datagrams, and no
+//! The simulated kernel has two CPUs, no flow table, no datagrams, and no
 //! programs of network interfaces. The tests in `tests/local` cover these on the real kernel. The
 //! scenarios of `lb_contract` run on both kernels.
 

@@ -10,7 +10,7 @@ use lb_fake::{Connect, FakeCgroup, FakeFlow};
 use lb_view::status::StatusDocument;
 
 use super::stage::{Stage, address, cgroup_path, pins_of};
-use crate::controller::Event;
+use crate::controller::{BackgroundWork, Event};
 
 /// A simulated host.
 struct Memory {
@@ -18,6 +18,8 @@ struct Memory {
     began: Instant,
     cgroups: BTreeMap<String, FakeCgroup>,
     flows: Vec<Option<FakeFlow>>,
+    /// The connect whose programs are held.
+    held: Option<Connect>,
 }
 
 impl Memory {
@@ -25,7 +27,25 @@ impl Memory {
         let mut stage = Stage::new("");
         stage.is_counted = false;
         let cgroups = [("web".to_owned(), stage.place)].into();
-        Self { began: stage.now, stage, cgroups, flows: Vec::new() }
+        Self { began: stage.now, stage, cgroups, flows: Vec::new(), held: None }
+    }
+
+    /// The result of a connect to the service.
+    fn reached(&mut self, connect: Connect) -> Reached {
+        match connect {
+            Connect::Unchanged => Reached::Nothing,
+            Connect::Refused(errno) => panic!("a service has no backend: errno {errno}"),
+            Connect::Sent(mut flow) => {
+                self.stage.kernel.send_syn(&flow);
+                if self.stage.dead.contains(&flow.backend) {
+                    self.stage.kernel.end(flow, Ending::Refused, 0, 0);
+                    return Reached::Refused;
+                }
+                self.stage.kernel.establish(&mut flow);
+                self.flows.push(Some(flow));
+                Reached::Backend(flow.backend, Flow(self.flows.len() - 1))
+            }
+        }
     }
 }
 
@@ -54,20 +74,24 @@ impl World for Memory {
 
     fn dial(&mut self, client: &str, cpu: usize) -> Reached {
         self.stage.kernel.move_to_cpu(cpu);
-        match self.stage.kernel.connect(self.cgroups[client], 1, address(SERVICE)) {
-            Connect::Unchanged => Reached::Nothing,
-            Connect::Refused(errno) => panic!("a service has no backend: errno {errno}"),
-            Connect::Sent(mut flow) => {
-                self.stage.kernel.send_syn(&flow);
-                if self.stage.dead.contains(&flow.backend) {
-                    self.stage.kernel.end(flow, Ending::Refused, 0, 0);
-                    return Reached::Refused;
-                }
-                self.stage.kernel.establish(&mut flow);
-                self.flows.push(Some(flow));
-                Reached::Backend(flow.backend, Flow(self.flows.len() - 1))
-            }
-        }
+        let connect = self.stage.kernel.connect(self.cgroups[client], 1, address(SERVICE));
+        self.reached(connect)
+    }
+
+    fn hold(&mut self, client: &str) {
+        self.held = Some(self.stage.kernel.connect(self.cgroups[client], 1, address(SERVICE)));
+        self.stage.kernel.hold(true);
+    }
+
+    fn release(&mut self) -> Reached {
+        let connect = self.held.take().expect("programs are held");
+        self.stage.kernel.hold(false);
+        self.stage.finish_hung();
+        self.reached(connect)
+    }
+
+    fn waits_for_readers(&mut self) -> bool {
+        self.stage.hung.iter().any(|(_, work)| matches!(work, BackgroundWork::WaitForReaders))
     }
 
     fn dial_directly(&mut self, client: &str, backend: &str) {
@@ -117,6 +141,11 @@ fn connections_are_counted_on_every_cpu() {
 #[test]
 fn a_connection_holds_its_slot_until_it_ends() {
     lb_contract::a_connection_holds_its_slot_until_it_ends(&mut Memory::new());
+}
+
+#[test]
+fn a_program_holds_the_slots_of_the_table_that_it_reads() {
+    lb_contract::a_program_holds_the_slots_of_the_table_that_it_reads(&mut Memory::new());
 }
 
 #[test]

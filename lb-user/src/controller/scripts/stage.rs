@@ -1042,10 +1042,17 @@ impl Stage {
                 }
                 Effect::Notify(Notice::Status(line)) => self.state_line = line,
                 Effect::Notify(notice) => self.notices.push(notice),
-                Effect::Work(number, work) if (self.hangs)(&work) => self.hung.push((number, *work)),
+                Effect::Work(number, work) if (self.hangs)(&work) || self.is_held(&work) => {
+                    self.hung.push((number, *work));
+                }
                 Effect::Work(number, work) => self.work(number, *work),
             }
         }
+    }
+
+    /// Whether the work waits for the end of a program that still runs.
+    fn is_held(&self, work: &BackgroundWork) -> bool {
+        matches!(work, BackgroundWork::WaitForReaders) && self.kernel.is_held()
     }
 
     fn work(&mut self, number: u64, work: BackgroundWork) {
