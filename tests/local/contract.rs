@@ -2,16 +2,20 @@
 //! simulated kernel and on a real one.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use lb_contract::{BACKENDS, Flow, Reached, SERVICE, World};
+use lb_contract::{BACKENDS, DatagramSocket, Flow, Reached, SERVICE, World};
 use lb_view::status::StatusDocument;
 use rustix::process::Signal;
-use stage::fixture::endpoints;
+use stage::fixture::{endpoints, with_passes};
 use stage::held::HeldProgram;
 use stage::protocol::Answer;
 use stage::sys::{link_ids, remove_link};
-use stage::{Backend, Cgroup, Daemon, Dialled, Probe, Setup, SocketId, Stage, patience, replace};
+use stage::{
+    Backend, Cgroup, Daemon, DatagramBackend, Dialled, Family, Probe, Setup, SocketId, Stage, kernel,
+    patience, replace,
+};
 
 struct Host {
     // Fields are dropped in this order, so each field is dropped before the fields that it uses.
@@ -20,7 +24,9 @@ struct Host {
     held: Option<(String, HeldProgram)>,
     probes: BTreeMap<String, Probe>,
     flows: Vec<(String, SocketId)>,
+    sockets: Vec<(String, SocketId)>,
     backends: BTreeMap<String, Backend>,
+    _datagram_backends: [DatagramBackend; 3],
     setup: Setup,
     cgroups: BTreeMap<String, Cgroup>,
     _stage: Stage,
@@ -37,7 +43,9 @@ impl Host {
             held: None,
             probes: BTreeMap::new(),
             flows: Vec::new(),
+            sockets: Vec::new(),
             backends: BACKENDS.map(backend).into(),
+            _datagram_backends: BACKENDS.map(|address| DatagramBackend::start(address, address)),
             setup,
             cgroups: BTreeMap::new(),
             _stage: stage,
@@ -76,10 +84,13 @@ impl World for Host {
             text +=
                 &format!("[[client]]\njob = \"{client}\"\ncgroup = \"{}\"\n", cgroup.relative().display());
         }
-        text += &format!(
-            "[[service]]\nname = \"users\"\naddress = \"{SERVICE}\"\nbackends = {{ file = \"users.toml\" }}\n"
-        );
-        replace(&self.setup.folder.join("socklb.toml"), &text);
+        for (service, protocol) in [("users", "tcp"), ("queries", "udp")] {
+            text += &format!(
+                "[[service]]\nname = \"{service}\"\naddress = \"{SERVICE}\"\nprotocol = \"{protocol}\"\n\
+                 backends = {{ file = \"users.toml\" }}\n"
+            );
+        }
+        replace(&self.setup.folder.join("socklb.toml"), &with_passes(&text));
         if let Some(daemon) = &self.daemon {
             daemon.signal(Signal::HUP);
         }
@@ -136,6 +147,23 @@ impl World for Host {
         self.probe(&client).close(socket);
     }
 
+    fn open_datagram(&mut self, client: &str) -> DatagramSocket {
+        let socket = self.probe(client).open_datagram(Family::V4);
+        self.sockets.push((client.to_owned(), socket));
+        DatagramSocket(self.sockets.len() - 1)
+    }
+
+    fn send(&mut self, DatagramSocket(socket): DatagramSocket) -> SocketAddr {
+        let (client, socket) = self.sockets[socket].clone();
+        let name = self.probe(&client).query(socket, SERVICE);
+        name.parse().expect("a backend's name is its address")
+    }
+
+    fn close_datagram(&mut self, DatagramSocket(socket): DatagramSocket) {
+        let (client, socket) = self.sockets[socket].clone();
+        self.probe(&client).close(socket);
+    }
+
     fn set_refusing(&mut self, backend: &str, is_refusing: bool) {
         if is_refusing {
             self.backends.remove(backend);
@@ -167,6 +195,19 @@ impl World for Host {
         // Yields the CPU. The wait ends when the status has the expected value.
         std::thread::park_timeout(patience() / 2000);
     }
+}
+
+#[test]
+fn a_flow_whose_end_no_program_saw_is_reclaimed() {
+    if kernel::NAMESPACE_COOKIES.skips() {
+        return;
+    }
+    lb_contract::a_flow_whose_end_no_program_saw_is_reclaimed(&mut Host::new());
+}
+
+#[test]
+fn datagrams_of_a_socket_are_one_flow_until_it_closes() {
+    lb_contract::datagrams_of_a_socket_are_one_flow_until_it_closes(&mut Host::new());
 }
 
 #[test]

@@ -5,7 +5,8 @@
 //! covers a property in which the simulated kernel could differ from a real kernel: tables that are
 //! published while programs read them, the wait until no program reads an old table, counts that
 //! are summed over CPUs, links that are removed and created again, programs and maps that outlive
-//! their daemon, and the order of the steps by which failures are judged.
+//! their daemon, records of flows whose end no program saw, the flows of datagram sockets, and the
+//! order of the steps by which failures are judged.
 //!
 //! A [`World`] is a host with three backends, two cgroups, and a daemon that may be running or not.
 //! Scenarios observe the daemon through its status, as an operator does. If an expected status
@@ -20,13 +21,15 @@ use std::time::Duration;
 use lb_view::status::StatusDocument;
 
 pub use scenarios::{
-    a_connection_holds_its_slot_until_it_ends, a_program_holds_the_slots_of_the_table_that_it_reads,
+    a_connection_holds_its_slot_until_it_ends, a_flow_whose_end_no_program_saw_is_reclaimed,
+    a_program_holds_the_slots_of_the_table_that_it_reads,
     a_removed_client_stays_until_its_last_flow_has_ended, connections_are_counted_on_every_cpu,
+    datagrams_of_a_socket_are_one_flow_until_it_closes,
     failures_in_a_row_eject_a_backend_and_a_trial_readmits_it,
     links_removed_by_an_operator_are_created_again, programs_balance_and_count_while_no_daemon_runs,
 };
 
-/// The service that clients dial.
+/// The service that clients dial. A second service, over UDP, has the same address and list.
 pub const SERVICE: &str = "10.96.0.10:80";
 
 /// The addresses of the backends, all of which listen.
@@ -34,7 +37,8 @@ pub const BACKENDS: [&str; 3] = ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:
 
 pub trait World {
     /// Writes a configuration in which each of these clients has its own permanent cgroup, and all
-    /// use [`SERVICE`]. A running daemon reloads the configuration.
+    /// use the services `users` (TCP) and `queries` (UDP) at [`SERVICE`]. Passes over the flow
+    /// records are a second apart. A running daemon reloads the configuration.
     fn configure(&mut self, clients: &[&str]);
 
     /// Replaces the service's list of endpoints. A running daemon reads the new list.
@@ -66,6 +70,15 @@ pub trait World {
     /// Closes a connection in the process that has made it.
     fn close(&mut self, flow: Flow);
 
+    /// Opens a datagram socket in a process in a client's cgroup.
+    fn open_datagram(&mut self, client: &str) -> DatagramSocket;
+
+    /// Sends a datagram to [`SERVICE`]. Returns the backend that receives it.
+    fn send(&mut self, socket: DatagramSocket) -> SocketAddr;
+
+    /// Closes a datagram socket.
+    fn close_datagram(&mut self, socket: DatagramSocket);
+
     /// Makes a backend refuse or accept connections from now on.
     fn set_refusing(&mut self, backend: &str, is_refusing: bool);
 
@@ -88,6 +101,10 @@ pub trait World {
 /// A connection that a process has open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow(pub usize);
+
+/// A datagram socket that a process has open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramSocket(pub usize);
 
 /// The result of dialling the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,9 +139,14 @@ struct Row {
     endings: BTreeMap<String, u64>,
 }
 
-/// The properties of each backend of a client, keyed by address.
+/// The properties of each backend of a client's service `users`, keyed by address.
 fn rows(status: &StatusDocument, client: &str) -> BTreeMap<SocketAddr, Row> {
-    let backends = status.client(client).and_then(|client| client.service("users"));
+    rows_of(status, client, "users")
+}
+
+/// The properties of each backend of a client's service, keyed by address.
+fn rows_of(status: &StatusDocument, client: &str, service: &str) -> BTreeMap<SocketAddr, Row> {
+    let backends = status.client(client).and_then(|client| client.service(service));
     let backends = backends.into_iter().flat_map(|service| &service.backends);
     backends
         .map(|backend| {

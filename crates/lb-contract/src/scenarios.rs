@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use lb_view::backend::BackendStatus;
 use lb_view::status::StatusDocument;
 
-use crate::{BACKENDS, Flow, Reached, Row, World, rows, rows_become, status_until, until};
+use crate::{BACKENDS, Flow, Reached, Row, World, rows, rows_become, rows_of, status_until, until};
 
 fn address(backend: &str) -> SocketAddr {
     backend.parse().expect("the address is valid")
@@ -152,6 +152,65 @@ pub fn programs_balance_and_count_while_no_daemon_runs<W: World>(world: &mut W) 
         (address(backend), member(count, 0, count))
     });
     rows_become(world, "web", &BTreeMap::from(expected));
+}
+
+/// If no program sees the end of a flow, a pass over the flow records ends it. Other flows remain.
+pub fn a_flow_whose_end_no_program_saw_is_reclaimed<W: World>(world: &mut W) {
+    begin(world, &["web"]);
+    let (first, lost) = world.dial("web", 0).backend();
+    let (second, stays) = world.dial("web", 0).backend();
+    world.kill();
+    world.unlink("web");
+    world.close(lost);
+    world.start();
+    status_until(world, "one record is reclaimed", |status| {
+        let client = status.client("web").expect("the client is configured");
+        client.reclaim.as_ref().is_some_and(|reclaim| reclaim.reclaimed == 1)
+    });
+    // Both flows have begun. Only the end of the second is counted.
+    let expected = |active: u64| {
+        let mut rows = BTreeMap::from(BACKENDS.map(|backend| (address(backend), member(0, 0, 0))));
+        for backend in [first, second] {
+            let started = rows[&backend].started + 1;
+            rows.insert(backend, member(started, 0, 0));
+        }
+        let started = rows[&second].started;
+        rows.insert(second, member(started, active, 1 - active));
+        rows
+    };
+    rows_become(world, "web", &expected(1));
+    world.close(stays);
+    rows_become(world, "web", &expected(0));
+}
+
+/// The datagrams of a socket to a service are one flow. The flow moves if its backend leaves the
+/// list, and ends with the socket.
+pub fn datagrams_of_a_socket_are_one_flow_until_it_closes<W: World>(world: &mut W) {
+    begin(world, &["web"]);
+    let queries = |status: &StatusDocument| rows_of(status, "web", "queries");
+    status_until(world, "all backends receive datagrams", |status| queries(status).len() == BACKENDS.len());
+    let flow = |started, active, closed| Row { established: 0, ..member(started, active, closed) };
+    let socket = world.open_datagram("web");
+    let first = world.send(socket);
+    assert_eq!(world.send(socket), first);
+    status_until(world, "one flow is open", |status| queries(status)[&first] == flow(1, 1, 0));
+    let others: Vec<&str> = BACKENDS.into_iter().filter(|backend| address(backend) != first).collect();
+    world.list(&others);
+    let leaving = Row { membership: "leaving".to_owned(), ..flow(1, 1, 0) };
+    status_until(world, "the backend is leaving", |status| queries(status).get(&first) == Some(&leaving));
+    let second = world.send(socket);
+    assert_ne!(second, first);
+    status_until(world, "the flow has moved", |status| {
+        let rows = queries(status);
+        !rows.contains_key(&first) && rows[&second] == flow(1, 1, 0)
+    });
+    world.close_datagram(socket);
+    status_until(world, "no flow is open", |status| queries(status)[&second] == flow(1, 0, 1));
+    let status = world.status();
+    let client = status.client("web").expect("the client is configured");
+    let outcomes = &client.service("queries").expect("the service is configured").outcomes;
+    let counts = ["forwarded", "reused"].map(|outcome| outcomes[outcome]);
+    assert_eq!(counts, [2, 1]);
 }
 
 /// The daemon creates links again if an operator removes them, and the counts continue.

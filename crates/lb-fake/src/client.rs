@@ -10,8 +10,8 @@ use std::time::Duration;
 use lb_common::abi::{Backend, Service};
 use lb_core::limits::Limits;
 use lb_kernel::{
-    Cgroup, ClientKernel, DatapathError, Features, HostMaps, Kernel, Lock, Mapped, Pins, Purpose, Runs,
-    Tables, entries_of_maps,
+    Cgroup, ClientKernel, DatapathError, Features, FlowKernel, HostMaps, Kernel, Lock, Mapped, Pins, Purpose,
+    ReclaimTarget, Records, Runs, SocketSearch, SocketSnapshot, SocketsByList, Tables, entries_of_maps,
 };
 
 use crate::faults::FaultInjection;
@@ -37,6 +37,10 @@ pub(crate) struct FakeHost {
     last_client: u64,
     /// Whether programs run for a connect, see [`FakeKernel::hold`].
     is_held: bool,
+    /// The cookie of the socket that was opened last.
+    last_cookie: u64,
+    /// The cookies of the open sockets.
+    sockets: BTreeSet<u64>,
     /// The number of links created so far.
     last_link: u64,
     pub host_maps: SharedMaps,
@@ -55,6 +59,19 @@ pub(crate) struct FakePinnedClient {
     pub maps: ClientMaps,
     /// The links, keyed by the id of the cgroup.
     pub links: BTreeMap<u64, FakeLink>,
+}
+
+impl FakeHost {
+    /// Opens a socket, and returns its cookie.
+    pub fn open_socket(&mut self) -> u64 {
+        self.last_cookie += 1;
+        self.sockets.insert(self.last_cookie);
+        self.last_cookie
+    }
+
+    pub fn close_socket(&mut self, cookie: u64) {
+        self.sockets.remove(&cookie);
+    }
 }
 
 impl FakePinnedClient {
@@ -95,6 +112,8 @@ impl FakeKernel {
             last_program: 0,
             last_client: 0,
             last_link: 0,
+            last_cookie: 0,
+            sockets: BTreeSet::new(),
             is_held: false,
             host_maps: SharedMaps::new(&faults, &cpu)?,
             clients: BTreeMap::new(),
@@ -273,11 +292,44 @@ impl Kernel for FakeKernel {
         self.faults.step().map_err(fail)?;
         Ok(HostMaps::over(self.host().host_maps.opened(), pins))
     }
+}
+
+impl FlowKernel for FakeKernel {
+    fn records(&self, pins: &Pins) -> Result<Records, DatapathError> {
+        let fail = |source| DatapathError::PinDirectory { path: pins.maps(), source };
+        self.faults.step().map_err(fail)?;
+        let host = self.host();
+        let client = host.clients.get(&pins.maps()).ok_or_else(|| fail(io::ErrorKind::NotFound.into()))?;
+        let (table, overflow, datagrams) = client.maps.records.opened();
+        let (backends, reclaimed) = (client.maps.backends.shared(), client.maps.reclaimed.shared());
+        Ok(Records { table, backends, reclaimed, overflow, datagrams })
+    }
+
+    fn search(&self, _: &ReclaimTarget, _: usize) -> Box<dyn SocketSearch> {
+        Box::new(self.clone())
+    }
+
+    fn in_use(&self, wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError> {
+        self.faults.step().map_err(DatapathError::Holders)?;
+        Ok(&self.host().sockets & wanted)
+    }
 
     fn wait_for_readers(&self) -> Result<(), DatapathError> {
         assert!(!self.is_held(), "a wait does not end while a program runs");
         let fail = |source| DatapathError::PinDirectory { path: PathBuf::new(), source };
         self.faults.step().map_err(fail)
+    }
+}
+
+impl SocketSearch for FakeKernel {
+    fn look(&self, wanted: &SocketsByList) -> SocketSnapshot {
+        let open = &self.host().sockets;
+        let found =
+            |cookies: &BTreeSet<u64>| (open & cookies).into_iter().map(|cookie| (cookie, false)).collect();
+        // If a list cannot be read, nothing is known about its sockets.
+        let read = wanted.iter().filter(|_| self.faults.step().is_ok());
+        let lists = read.map(|(list, cookies)| (*list, found(cookies))).collect();
+        SocketSnapshot { lists, ..SocketSnapshot::default() }
     }
 }
 

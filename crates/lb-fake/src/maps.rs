@@ -16,6 +16,7 @@ use lb_kernel::{
 
 use crate::faults::FaultInjection;
 use crate::memory::{Array, CPUS, Hash};
+use crate::records::FlowRecords;
 
 /// The maps that all client tasks of a host share.
 pub struct SharedMaps {
@@ -61,8 +62,9 @@ pub struct ClientMaps {
     pub counts: Array,
     pub chosen: Array,
     anomalies: Array,
-    reclaimed: Mapped<u64>,
+    pub reclaimed: Mapped<u64>,
     retired: Hash,
+    pub records: FlowRecords,
     pub verdicts: Mapped<Verdict>,
 }
 
@@ -90,6 +92,7 @@ impl ClientMaps {
             anomalies: array(map::ANOMALIES, size_of::<Anomalies>())?,
             reclaimed: Mapped::in_memory(length(map::RECLAIMED))?,
             retired: Hash::new(entries[map::RETIRED], faults),
+            records: FlowRecords::new(faults)?,
             verdicts: verdicts.shared(),
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lb_kernel::Elements;
 
@@ -134,7 +134,29 @@ impl Hash {
 
     fn with<T>(&self, act: impl FnOnce(&mut BTreeMap<Vec<u8>, Vec<u8>>) -> T) -> io::Result<T> {
         self.faults.step()?;
-        Ok(act(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner)))
+        Ok(act(&mut self.entries()))
+    }
+}
+
+/// The operations of the simulated programs, which cannot fail. Keys are cookies of sockets.
+impl Hash {
+    pub fn find<V: bytemuck::Pod>(&self, cookie: u64) -> Option<V> {
+        self.entries().get(bytemuck::bytes_of(&cookie)).map(|value| bytemuck::pod_read_unaligned(value))
+    }
+
+    pub fn put<V: bytemuck::Pod>(&self, cookie: u64, value: &V) {
+        let mut entries = self.entries();
+        entries.insert(bytemuck::bytes_of(&cookie).to_vec(), bytemuck::bytes_of(value).to_vec());
+        assert!(entries.len() <= self.capacity as usize, "no test opens so many sockets");
+    }
+
+    /// Removes an element. Returns whether it existed.
+    pub fn take(&self, cookie: u64) -> bool {
+        self.entries().remove(bytemuck::bytes_of(&cookie)).is_some()
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Vec<u8>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,17 +9,17 @@ use std::mem::offset_of;
 use std::net::SocketAddr;
 
 use lb_common::abi::{
-    Backend, Cursor, ENTRIES_PER_CELL, EjectionRules, EjectionState, Members, NO_MEMBERS, NO_SLOT,
-    NOT_A_SERVICE, NextTrial, Outcomes, RecentErrors, Rules, Service, SlotCounters, StateWord, TableRef,
-    VipCell,
+    Backend, Cursor, ENTRIES_PER_CELL, EjectionRules, EjectionState, Flow, Members, NO_MEMBERS, NO_SLOT,
+    NOT_A_SERVICE, NextTrial, Outcomes, Phase, Reason, RecentErrors, Rules, Service, SlotCounters, StateWord,
+    TableRef, VipCell,
 };
 use lb_common::ejection::steps::{self, Counted, EjectionStore, Unjudged};
 use lb_common::ejection::{Event, Evidence, FailureSource, SendFailures};
 use lb_common::ending::{End, Ending};
 use lb_common::load::{HalfLife, peak_of, with_another};
-use lb_common::net::{Address, Be16, IPPROTO_TCP, socket_addr};
+use lb_common::net::{Address, Be16, IPPROTO_TCP, IPPROTO_UDP, socket_addr};
 use lb_common::pick::{self, How, Pick, Survey, Tables};
-use lb_common::ticks::tick;
+use lb_common::ticks::{have_passed, tick};
 use lb_common::vip_table::{Destination, VipTable, find};
 
 use crate::client::{FakeCgroup, FakeHost, FakeKernel, FakePinnedClient};
@@ -43,6 +43,7 @@ pub struct FakeFlow {
     pub backend: SocketAddr,
     client: u64,
     cgroup: u64,
+    cookie: u64,
     service: u32,
     slot: u32,
     is_trial: bool,
@@ -51,34 +52,80 @@ pub struct FakeFlow {
     was_established: bool,
 }
 
+/// An unconnected datagram socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FakeSocket {
+    cookie: u64,
+    cgroup: u64,
+    process: u32,
+}
+
+/// The clients whose programs choose backends for the sockets of a cgroup, in the order in which
+/// the programs run.
+fn attached(host: &FakeHost, cgroup: u64) -> Vec<&FakePinnedClient> {
+    let attached = host.clients.values().filter_map(|client| {
+        let link = client.links.get(&cgroup).filter(|link| link.begins)?;
+        Some((link.attached, client))
+    });
+    let mut attached: Vec<(u64, &FakePinnedClient)> = attached.collect();
+    attached.sort_by_key(|(attached, _)| *attached);
+    attached.into_iter().map(|(_, client)| client).collect()
+}
+
 impl FakeKernel {
     /// Connects a TCP socket of a process in a cgroup to an address. If the programs of several
     /// clients are attached to the cgroup, they run in the order of attachment, and each client's
     /// programs receive the destination that the previous client's programs have written.
     pub fn connect(&self, from: FakeCgroup, process: u32, to: SocketAddr) -> Connect {
-        let host = self.host();
-        let mut attached: Vec<(u64, &FakePinnedClient)> = host
-            .clients
-            .values()
-            .filter_map(|client| {
-                let link = client.links.get(&from.0).filter(|link| link.begins)?;
-                Some((link.attached, client))
-            })
-            .collect();
-        attached.sort_by_key(|(attached, _)| *attached);
+        let mut host = self.host();
+        let cookie = host.open_socket();
         let mut becomes = Connect::Unchanged;
-        for (_, client) in attached {
+        for client in attached(&host, from.0) {
             let to = match becomes {
                 Connect::Unchanged => to,
                 Connect::Sent(flow) => flow.backend,
                 Connect::Refused(_) => break,
             };
-            match run(&host, client, from, process, to) {
+            match run(&host, client, from, process, cookie, to) {
                 Connect::Unchanged => {}
                 changed => becomes = changed,
             }
         }
+        if !matches!(becomes, Connect::Sent(_)) {
+            host.close_socket(cookie);
+        }
         becomes
+    }
+
+    /// Opens a datagram socket of a process in a cgroup.
+    pub fn open_datagram(&self, from: FakeCgroup, process: u32) -> FakeSocket {
+        FakeSocket { cookie: self.host().open_socket(), cgroup: from.0, process }
+    }
+
+    /// Sends a datagram to an address. Returns the backend that receives it; `None` if the programs
+    /// do not change the address. The programs of several clients run as for a connect.
+    ///
+    /// # Errors
+    /// The errno with which the programs refuse the call.
+    pub fn send_datagram(&self, from: &FakeSocket, to: SocketAddr) -> Result<Option<SocketAddr>, u16> {
+        let host = self.host();
+        let mut becomes = None;
+        for client in attached(&host, from.cgroup) {
+            becomes = send(&host, client, from, becomes.unwrap_or(to))?.or(becomes);
+        }
+        Ok(becomes)
+    }
+
+    /// Closes a datagram socket. The programs that are still attached end its flows.
+    pub fn close_datagram(&self, socket: FakeSocket) {
+        let mut host = self.host();
+        host.close_socket(socket.cookie);
+        let clients = host.clients.values().filter(|client| client.links.contains_key(&socket.cgroup));
+        for FakePinnedClient { maps, .. } in clients {
+            for flow in maps.records.end_datagrams(socket.cookie) {
+                ended(maps, flow.slot, Ending::Closed, host.now_ns - flow.start_ns, [0, 0]);
+            }
+        }
     }
 
     /// Simulates that the SYN of a connection is sent.
@@ -91,6 +138,7 @@ impl FakeKernel {
             if flow.is_trial {
                 programs.schedule_trial(Event::TrialBegan);
             }
+            programs.maps.records.set_phase(flow.cookie, Phase::Connecting);
         });
     }
 
@@ -98,6 +146,7 @@ impl FakeKernel {
     pub fn establish(&self, flow: &mut FakeFlow) {
         flow.was_established = true;
         self.with(flow, |programs| {
+            programs.maps.records.set_phase(flow.cookie, Phase::Established);
             programs.maps.counts.add(flow.slot, offset_of!(SlotCounters, established), 1);
             let evidence = Evidence::established(flow.is_trial);
             if evidence.matters(programs.standing(flow.slot)) {
@@ -127,7 +176,12 @@ impl FakeKernel {
         if received > 0 {
             self.answer(&flow);
         }
+        self.host().close_socket(flow.cookie);
         self.with(&flow, |programs| {
+            // The program that removes the record counts the end.
+            if !programs.maps.records.end(flow.cookie) {
+                return;
+            }
             if end.is_error() | end.is_load() != 0 {
                 programs.remember_error(flow.slot);
             }
@@ -138,29 +192,34 @@ impl FakeKernel {
             if evidence != 0 {
                 programs.judge(flow.slot, Evidence::from_word(evidence));
             }
-            let counts = &programs.maps.counts;
-            counts.add(flow.slot, offset_of!(SlotCounters, endings) + 8 * ending as usize, 1);
-            counts.add(flow.slot, offset_of!(SlotCounters, lifetime_ns), lasted_ns);
-            counts.add(flow.slot, offset_of!(SlotCounters, bytes_received), received);
-            counts.add(flow.slot, offset_of!(SlotCounters, bytes_sent), sent);
-            // The active count decreases last, because the slot may get another backend as soon as
-            // the count is 0.
-            programs.maps.backends.add64(flow.slot as usize, offset_of!(Backend, flows), u64::MAX);
+            ended(programs.maps, flow.slot, ending, lasted_ns, [received, sent]);
         });
     }
 
     /// Calls `act` with the programs for a connection, if they are still attached to the cgroup in
-    /// which the connection's socket was created.
+    /// which the connection's socket was created, and its flow has a record.
     fn with(&self, flow: &FakeFlow, act: impl FnOnce(&FakePrograms<'_>)) {
         let host = self.host();
         let mut clients = host.clients.values();
         let client = clients.find(|client| client.number == flow.client);
-        if let Some(FakePinnedClient { maps, .. }) =
-            client.filter(|client| client.links.contains_key(&flow.cgroup))
-        {
+        let sees = |client: &&FakePinnedClient| {
+            client.links.contains_key(&flow.cgroup) && client.maps.records.flow(flow.cookie).is_some()
+        };
+        if let Some(FakePinnedClient { maps, .. }) = client.filter(sees) {
             act(&FakePrograms { maps, index: flow.service, now_ns: host.now_ns });
         }
     }
+}
+
+/// Counts the end of a flow. `bytes` are the bytes that were received and sent.
+fn ended(maps: &ClientMaps, slot: u32, ending: Ending, lasted_ns: u64, bytes: [u64; 2]) {
+    maps.counts.add(slot, offset_of!(SlotCounters, endings) + 8 * ending as usize, 1);
+    maps.counts.add(slot, offset_of!(SlotCounters, lifetime_ns), lasted_ns);
+    maps.counts.add(slot, offset_of!(SlotCounters, bytes_received), bytes[0]);
+    maps.counts.add(slot, offset_of!(SlotCounters, bytes_sent), bytes[1]);
+    // The active count decreases last, because the slot may get another backend as soon as the
+    // count is 0.
+    maps.backends.add64(slot as usize, offset_of!(Backend, flows), u64::MAX);
 }
 
 /// Runs a client's programs for a connect.
@@ -169,55 +228,78 @@ fn run(
     client: &FakePinnedClient,
     from: FakeCgroup,
     process: u32,
+    cookie: u64,
     to: SocketAddr,
 ) -> Connect {
-    let maps = &client.maps;
-    let destination = Destination {
-        address: Address::from(to.ip()),
-        port: Be16::from_host(to.port()),
-        protocol: IPPROTO_TCP,
-    };
-    let Some(index) = find(&FakeVipTable(maps), destination) else {
-        maps.outcomes.add(NOT_A_SERVICE, offset_of!(Outcomes, not_a_service), 1);
-        return Connect::Unchanged;
-    };
-    let programs = FakePrograms { maps, index, now_ns: host.now_ns };
-    let (pick, _) = programs.decide();
-    let outcome = |offset: usize| maps.outcomes.add(index, offset, 1);
-    let refused = || Connect::Refused(programs.service().errno);
-    match pick.how {
-        How::Picked | How::Diverted => outcome(offset_of!(Outcomes, forwarded)),
-        How::Trial => outcome(offset_of!(Outcomes, trial)),
-        How::Overflowed => outcome(offset_of!(Outcomes, overflowed)),
-        How::Fallback => outcome(offset_of!(Outcomes, fallback)),
-        How::Limited => {
-            outcome(offset_of!(Outcomes, limited));
-            return refused();
-        }
-        How::Refused => {
-            outcome(offset_of!(Outcomes, no_backend));
-            return refused();
-        }
-        How::Broken => {
-            outcome(offset_of!(Outcomes, passed));
-            return Connect::Unchanged;
-        }
+    let Some(programs) = FakePrograms::of(host, client, to, IPPROTO_TCP) else { return Connect::Unchanged };
+    let (pick, sample) = programs.decide(true);
+    if !has_backend(pick.how) {
+        return programs.refuse(pick.how).map_or(Connect::Unchanged, Connect::Refused);
     }
-    let slot = pick.slot;
-    maps.chosen.add(slot, 0, 1);
-    maps.backends.add64(slot as usize, offset_of!(Backend, flows), 1);
-    let endpoint = maps.backends.get(slot as usize).endpoint;
+    let flow = programs.flow(pick, sample, process, Phase::Chosen);
+    client.maps.records.begin(cookie, &flow);
+    programs.begin(pick);
     Connect::Sent(FakeFlow {
-        backend: socket_addr(endpoint.address, endpoint.port),
+        backend: programs.address(pick.slot),
         client: client.number,
         cgroup: from.0,
-        service: index,
-        slot,
+        cookie,
+        service: programs.index,
+        slot: pick.slot,
         is_trial: matches!(pick.how, How::Trial),
         process,
         start_ns: host.now_ns,
         was_established: false,
     })
+}
+
+/// Runs a client's programs for a datagram, with the steps of `sendmsg` of the kernel programs.
+fn send(
+    host: &FakeHost,
+    client: &FakePinnedClient,
+    from: &FakeSocket,
+    to: SocketAddr,
+) -> Result<Option<SocketAddr>, u16> {
+    let Some(programs) = FakePrograms::of(host, client, to, IPPROTO_UDP) else { return Ok(None) };
+    let records = &client.maps.records;
+    let entry = records.datagrams(from.cookie);
+    let before = entry.live().find(|flow| u32::from(flow.service) == programs.index);
+    let usable = before.filter(|flow| programs.is_usable(flow));
+    let rebind = programs.service().rules.rebind;
+    let is_due = rebind != 0 && before.is_some_and(|flow| have_passed(rebind, flow.start_ns, host.now_ns));
+    let reuse = |flow: &Flow| {
+        programs.outcome(offset_of!(Outcomes, reused));
+        Ok(Some(programs.address(flow.slot)))
+    };
+    if let Some(flow) = usable.filter(|flow| !is_due && !programs.is_lame(flow.slot)) {
+        return reuse(flow);
+    }
+    // Datagrams never eject a backend, so no datagram is a trial.
+    let (pick, sample) = programs.decide(false);
+    if !has_backend(pick.how) {
+        return match usable.filter(|_| is_due) {
+            Some(flow) => reuse(flow),
+            None => programs.refuse(pick.how).map_or(Ok(None), Err),
+        };
+    }
+    let flow = programs.flow(pick, sample, from.process, Phase::Datagrams);
+    let is_same = |before: &&Flow| (before.slot, before.generation) == (flow.slot, flow.generation);
+    if let Some(before) = before.filter(is_same).filter(|_| !is_due) {
+        return reuse(before);
+    }
+    if let Some(before) = records.begin_datagrams(from.cookie, &flow) {
+        ended(&client.maps, before.slot, Ending::Closed, host.now_ns - before.start_ns, [0, 0]);
+    }
+    programs.begin(pick);
+    Ok(Some(programs.address(pick.slot)))
+}
+
+/// Whether a decision has chosen a backend.
+const fn has_backend(how: How) -> bool {
+    match how {
+        How::Picked | How::Diverted | How::Trial | How::Overflowed | How::Fallback => true,
+        How::Limited | How::Refused | How::Broken => false,
+    }
 }
 
 /// The VIP table in a client's maps.
@@ -246,7 +328,87 @@ struct FakePrograms<'m> {
     now_ns: u64,
 }
 
-impl FakePrograms<'_> {
+impl<'m> FakePrograms<'m> {
+    /// The programs for a call to an address; `None` if the address is not a service.
+    fn of(host: &FakeHost, client: &'m FakePinnedClient, to: SocketAddr, protocol: u8) -> Option<Self> {
+        let maps = &client.maps;
+        let port = Be16::from_host(to.port());
+        let destination = Destination { address: Address::from(to.ip()), port, protocol };
+        let Some(index) = find(&FakeVipTable(maps), destination) else {
+            maps.outcomes.add(NOT_A_SERVICE, offset_of!(Outcomes, not_a_service), 1);
+            return None;
+        };
+        Some(Self { maps, index, now_ns: host.now_ns })
+    }
+
+    fn outcome(&self, offset: usize) {
+        self.maps.outcomes.add(self.index, offset, 1);
+    }
+
+    /// Counts a call without a backend. Returns the errno with which the call fails; `None` if it
+    /// proceeds unchanged.
+    fn refuse(&self, how: How) -> Option<u16> {
+        match how {
+            How::Limited => self.outcome(offset_of!(Outcomes, limited)),
+            How::Refused => self.outcome(offset_of!(Outcomes, no_backend)),
+            How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Diverted | How::Broken => {
+                self.outcome(offset_of!(Outcomes, passed));
+                return None;
+            }
+        }
+        Some(self.service().errno)
+    }
+
+    /// The record of the flow that begins with a decision.
+    fn flow(&self, pick: Pick, sample: u32, process: u32, phase: Phase) -> Flow {
+        let reason = match pick.how {
+            How::Overflowed => Reason::Overflow,
+            How::Trial => Reason::Trial,
+            How::Fallback => Reason::Fallback,
+            How::Diverted => Reason::Diverted,
+            How::Picked | How::Limited | How::Refused | How::Broken => Reason::Picked,
+        };
+        let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
+        Flow {
+            start_ns: self.now_ns,
+            namespace: 1,
+            slot: pick.slot,
+            generation: self.maps.backends.get(pick.slot as usize).endpoint.generation,
+            process,
+            sample,
+            table_generation: self.table().generation,
+            entries: small(Tables::entries(self, pick.slot)),
+            service: small(self.index),
+            why: self.service().rules.policy | (reason as u8) << 4,
+            phase: phase as u8,
+        }
+    }
+
+    /// Counts a flow that begins with this decision. Its record exists already.
+    fn begin(&self, pick: Pick) {
+        match pick.how {
+            How::Trial => self.outcome(offset_of!(Outcomes, trial)),
+            How::Overflowed => self.outcome(offset_of!(Outcomes, overflowed)),
+            How::Fallback => self.outcome(offset_of!(Outcomes, fallback)),
+            How::Picked | How::Diverted | How::Limited | How::Refused | How::Broken => {
+                self.outcome(offset_of!(Outcomes, forwarded));
+            }
+        }
+        self.maps.chosen.add(pick.slot, 0, 1);
+        self.maps.backends.add64(pick.slot as usize, offset_of!(Backend, flows), 1);
+    }
+
+    fn address(&self, slot: u32) -> SocketAddr {
+        let endpoint = self.maps.backends.get(slot as usize).endpoint;
+        socket_addr(endpoint.address, endpoint.port)
+    }
+
+    /// Whether the backend of a flow is still in its slot and may be chosen.
+    fn is_usable(&self, flow: &Flow) -> bool {
+        let generation = self.maps.backends.get(flow.slot as usize).endpoint.generation;
+        Tables::state(self, flow.slot).is_usable() && generation == flow.generation
+    }
+
     fn now(&self) -> u32 {
         tick(self.now_ns)
     }
@@ -288,10 +450,12 @@ impl FakePrograms<'_> {
         report < self.maps.verdicts.length() && self.maps.verdicts.get(report).is_lame(self.now_ns)
     }
 
-    /// Decides a connect. Returns the pick, and the sample from which it was chosen.
-    fn decide(&self) -> (Pick, u32) {
+    /// Decides a call. Returns the pick, and the sample from which it was chosen. `may_try`:
+    /// whether the call may be the trial of an ejected backend.
+    fn decide(&self, may_try: bool) -> (Pick, u32) {
         let (table, rules, now) = (self.table(), self.service().rules, self.now());
-        let (picked, sample) = match steps::take_trial(self, now) {
+        let trial = if may_try { steps::take_trial(self, now) } else { NO_SLOT };
+        let (picked, sample) = match trial {
             NO_SLOT => {
                 let cursor = Cell::new(self.cursor());
                 let picked = pick::pick(self, &cursor, table, rules, now);

@@ -4,6 +4,7 @@
 //! [`Linux`] is the implementation for the real kernel. `lb-fake` contains an implementation in
 //! memory, so that tests of the daemon's decisions need no privileges.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::client::detach::{detach, is_retired, retire};
@@ -12,10 +13,13 @@ use crate::error::DatapathError;
 use crate::host::cgroup::{self, Cgroup};
 use crate::host::maps::HostMaps;
 use crate::host::pins::{Lock, Pins};
+use crate::read::namespaces::SocketSearch;
+use crate::read::reclaim::{FlowKernel, ReclaimTarget};
+use crate::read::{holders, records::Records};
 use crate::sys::{clock::monotonic_ns, readers::wait_for_readers};
 
 /// The kernel of a host.
-pub trait Kernel: Send + Sync {
+pub trait Kernel: FlowKernel {
     /// The time of the programs' clock, in nanoseconds.
     fn now_ns(&self) -> u64;
 
@@ -92,12 +96,6 @@ pub trait Kernel: Send + Sync {
     /// # Errors
     /// The errors of [`HostMaps::open`].
     fn host_maps(&self, pins: &Path) -> Result<HostMaps, DatapathError>;
-
-    /// Blocks until every kernel program that is running now has ended.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    fn wait_for_readers(&self) -> Result<(), DatapathError>;
 }
 
 /// The kernel that this process runs on.
@@ -160,6 +158,20 @@ impl Kernel for Linux {
 
     fn host_maps(&self, pins: &Path) -> Result<HostMaps, DatapathError> {
         HostMaps::open(pins)
+    }
+}
+
+impl FlowKernel for Linux {
+    fn records(&self, pins: &Pins) -> Result<Records, DatapathError> {
+        Records::open(pins)
+    }
+
+    fn search(&self, target: &ReclaimTarget, turn: usize) -> Box<dyn SocketSearch> {
+        Box::new(target.namespaces(turn))
+    }
+
+    fn in_use(&self, wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError> {
+        holders::in_use(wanted)
     }
 
     fn wait_for_readers(&self) -> Result<(), DatapathError> {

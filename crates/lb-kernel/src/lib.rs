@@ -34,6 +34,7 @@ mod sys;
 
 pub use client::counters::Counters;
 pub use client::detach::detach;
+pub use client::flow_table::FlowTable;
 pub use client::links::{balanced_cgroup, begins_at, is_balanced, linked_to};
 pub use client::maps::{Maps, open_flows};
 pub use client::object::{
@@ -63,8 +64,10 @@ pub use read::client_namespace::{ClientNamespace, RecordedProcesses};
 pub use read::close::{CloseRequest, Fate, Fates, close, try_close};
 pub use read::flows::{OpenFlow, flows};
 pub use read::holders::can_look as try_holders;
+pub use read::namespaces::{SocketSearch, SocketSnapshot, SocketsByList};
 pub use read::neighbours::{Neighbour, Pinned, neighbours};
-pub use read::reclaim::{Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
+pub use read::reclaim::{FlowKernel, Pass, ReclaimCounts, ReclaimTarget, Suspects, can_reclaim, reclaim};
+pub use read::records::Records;
 pub use read::snapshot::{BackendSnapshot, FlowSnapshot, ServiceSnapshot, Snapshot};
 pub use read::uncovered::{Sockets, Uncovered, made_elsewhere, uncovered};
 pub use sys::clock::monotonic_ns;

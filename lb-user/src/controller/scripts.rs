@@ -26,6 +26,8 @@ mod contract;
 
 mod closes;
 
+mod flows;
+
 mod overrides;
 
 use std::io;

@@ -302,7 +302,14 @@ impl Worker {
             }
             BackgroundWork::Reclaim { targets, mut suspects, now, interval } => {
                 let reclaim = move || {
-                    let pass = lb_kernel::reclaim(&targets, &mut suspects, self.knows_mptcp, now, interval);
+                    let pass = lb_kernel::reclaim(
+                        &*self.kernel,
+                        &targets,
+                        &mut suspects,
+                        self.knows_mptcp,
+                        now,
+                        interval,
+                    );
                     WorkResult::Reclaimed(pass, suspects)
                 };
                 beside(reclaim).await

@@ -10,9 +10,10 @@ use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys::mapped::Mapped;
 
+/// The arrays of the flow table.
 pub struct FlowTable {
-    buckets: Mapped<FlowBucket>,
-    flows: Mapped<Flow>,
+    pub buckets: Mapped<FlowBucket>,
+    pub flows: Mapped<Flow>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl FlowTable {
     }
 
     /// Number of buckets; a power of two.
-    pub fn len(&self) -> usize {
+    pub fn length(&self) -> usize {
         self.buckets.length()
     }
 
@@ -69,7 +70,8 @@ impl FlowTable {
     /// flow replaces it. Reads every bucket, which takes about a millisecond for the default number
     /// of buckets: do not call this in the event loop.
     pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, LastFlow> {
-        let recent = (0..self.len()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
+        let recent =
+            (0..self.length()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
         let mut last = BTreeMap::<u32, LastFlow>::new();
         for Flow { process, namespace, start_ns, .. } in recent {
             let known = last.entry(process).or_default();
@@ -88,7 +90,7 @@ impl FlowTable {
     /// Subtracts `what`, which is [`FlowBucket::IN_OVERFLOW`] or [`FlowBucket::IN_DATAGRAMS`], from
     /// [`FlowBucket::elsewhere`] in this socket's bucket.
     pub fn take_back(&self, cookie: u64, what: u64) {
-        let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.len() - 1);
+        let index = usize::try_from(cookie).unwrap_or(usize::MAX) & (self.length() - 1);
         self.buckets.add64(index, ELSEWHERE, what.wrapping_neg());
     }
 }

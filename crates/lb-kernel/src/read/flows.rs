@@ -51,7 +51,7 @@ fn in_table(pins: &Pins) -> Result<Vec<OpenFlow>, DatapathError> {
     const LOOKS: usize = 3;
     let table = FlowTable::open(pins, false)?;
     let mut found = Vec::new();
-    for index in 0..table.len() {
+    for index in 0..table.length() {
         for _ in 0..LOOKS {
             let Some(cookie) = table.socket(index) else { break };
             let flow = table.flow(index);

@@ -101,6 +101,12 @@ impl SocketSnapshot {
     }
 }
 
+/// A search for sockets.
+pub trait SocketSearch {
+    /// Searches all namespaces that can be entered for these sockets. May take seconds.
+    fn look(&self, wanted: &SocketsByList) -> SocketSnapshot;
+}
+
 /// The namespaces to search: that of this process, and those of a cgroup's processes.
 pub struct Namespaces {
     cgroup: Option<PathBuf>,
@@ -115,23 +121,6 @@ pub struct Namespaces {
 impl Namespaces {
     pub fn of(cgroup: Option<PathBuf>, turn: usize) -> Self {
         Self { cgroup, turn, others: OnceCell::new() }
-    }
-
-    /// Searches all namespaces that can be entered for these sockets. May take seconds.
-    pub fn look(&self, wanted: &SocketsByList) -> SocketSnapshot {
-        let mut look = Look::new(wanted);
-        let read = |lists: &SocketLists| {
-            look.read(lists);
-            if look.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        match self.visit(read) {
-            Ok(is_whole) => {
-                look.is_whole &= is_whole;
-                look.end()
-            }
-            // After an error, no list is treated as complete.
-            Err(_) => SocketSnapshot::default(),
-        }
     }
 
     /// Calls `visit` with the lists of this process's namespace, and then with those of the other
@@ -168,6 +157,24 @@ impl Namespaces {
     fn others(&self) -> &[Vec<u32>] {
         self.others
             .get_or_init(|| self.cgroup.as_deref().map_or_else(Vec::new, |cgroup| others(cgroup, self.turn)))
+    }
+}
+
+impl SocketSearch for Namespaces {
+    fn look(&self, wanted: &SocketsByList) -> SocketSnapshot {
+        let mut look = Look::new(wanted);
+        let read = |lists: &SocketLists| {
+            look.read(lists);
+            if look.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        match self.visit(read) {
+            Ok(is_whole) => {
+                look.is_whole &= is_whole;
+                look.end()
+            }
+            // After an error, no list is treated as complete.
+            Err(_) => SocketSnapshot::default(),
+        }
     }
 }
 

@@ -22,12 +22,35 @@ use suspect::{InUse, Observation, Suspect, Verdict};
 
 use lb_diag::SocketLists;
 
-use super::holders;
-use super::namespaces::{Namespaces, Sight, SocketsByList};
+use super::namespaces::{Namespaces, Sight, SocketSearch, SocketsByList};
 use super::records::{Failed, Key, Record, Records};
 use crate::client::links;
 use crate::error::DatapathError;
 use crate::host::{cgroup, pins::Pins};
+
+/// The kernel operations of a pass over flow records. `lb-fake` implements them in memory.
+pub trait FlowKernel: Send + Sync {
+    /// Opens the flow records of a client.
+    ///
+    /// # Errors
+    /// If a map is missing, or this process may not open it.
+    fn records(&self, pins: &Pins) -> Result<Records, DatapathError>;
+
+    /// A search for the sockets of a client. `turn`: the number of the pass.
+    fn search(&self, target: &ReclaimTarget, turn: usize) -> Box<dyn SocketSearch>;
+
+    /// The cookies in `wanted` that belong to sockets that a process has open.
+    ///
+    /// # Errors
+    /// If the kernel does not list open files, or not those of all processes of the host.
+    fn in_use(&self, wanted: &BTreeSet<u64>) -> Result<BTreeSet<u64>, DatapathError>;
+
+    /// Blocks until every kernel program that is running now has ended.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    fn wait_for_readers(&self) -> Result<(), DatapathError>;
+}
 
 /// The results of one pass over a client's flow records, as numbers of flows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +80,7 @@ pub struct ReclaimTarget {
 
 impl ReclaimTarget {
     /// The network namespaces in which the client's sockets are searched.
-    pub(super) fn namespaces(&self, turn: usize) -> Namespaces {
+    pub(crate) fn namespaces(&self, turn: usize) -> Namespaces {
         // For a leaving client, the cgroup is known only from its links.
         let linked = || links::linked_to(&self.pins).ok()?.into_iter().find_map(cgroup::path_of);
         Namespaces::of(self.cgroup.clone().or_else(linked), turn)
@@ -100,6 +123,7 @@ pub fn can_reclaim() -> bool {
 /// call this in the event loop. `knows_mptcp`: whether the kernel distinguishes paths of MPTCP
 /// sockets, so that such paths have no records.
 pub fn reclaim(
+    kernel: &dyn FlowKernel,
     targets: &[ReclaimTarget],
     suspects: &mut Suspects,
     knows_mptcp: bool,
@@ -111,7 +135,8 @@ pub fn reclaim(
     let mut cases = Vec::new();
     for target in targets {
         let client = &target.pins.client;
-        match Case::examine(target, suspects.turn, suspects.clients.entry(client.clone()).or_default()) {
+        let remembered = suspects.clients.entry(client.clone()).or_default();
+        match Case::examine(kernel, target, suspects.turn, remembered) {
             Ok(case) => cases.push(case),
             Err(failed) => pass.clients.push((client.clone(), Err(failed.of(client)))),
         }
@@ -121,7 +146,7 @@ pub fn reclaim(
     let queried: BTreeSet<u64> = cases.iter().flat_map(Case::queried).collect();
     let mut holders = Holders::NotQueried;
     if !queried.is_empty() {
-        holders = match holders::in_use(&queried) {
+        holders = match kernel.in_use(&queried) {
             Ok(found) => {
                 suspects.knows_holders = true;
                 Holders::Known(found)
@@ -162,20 +187,26 @@ impl Remembered {
 
 /// The records of one client whose sockets no list contains, during one pass.
 struct Case<'p> {
+    kernel: &'p dyn FlowKernel,
     target: &'p ReclaimTarget,
-    namespaces: Namespaces,
+    search: Box<dyn SocketSearch>,
     reclaim: ReclaimCounts,
     suspects: Vec<(Record, Sight)>,
 }
 
 impl<'p> Case<'p> {
-    fn examine(target: &'p ReclaimTarget, turn: usize, remembered: &mut Remembered) -> Result<Self, Failed> {
-        let records = Records::open(&target.pins)?;
-        let reclaim = ReclaimCounts { removed: records.finish_claimed()?, ..ReclaimCounts::default() };
-        let namespaces = target.namespaces(turn);
+    fn examine(
+        kernel: &'p dyn FlowKernel,
+        target: &'p ReclaimTarget,
+        turn: usize,
+        remembered: &mut Remembered,
+    ) -> Result<Self, Failed> {
+        let records = kernel.records(&target.pins)?;
+        let reclaim = ReclaimCounts { removed: records.finish_claimed(kernel)?, ..ReclaimCounts::default() };
+        let search = kernel.search(target, turn);
         let (mut suspects, mut missed, mut keys) = (Vec::new(), Vec::new(), BTreeSet::new());
         let all = records.read()?;
-        let sockets = namespaces.look(&wanted(&all));
+        let sockets = search.look(&wanted(&all));
         for record in all {
             keys.insert(record.key());
             match sockets.of(&record.list(), record.cookie) {
@@ -196,7 +227,7 @@ impl<'p> Case<'p> {
         for record in missed {
             still.extend(records.again(&record)?);
         }
-        let sockets = namespaces.look(&wanted(&still));
+        let sockets = search.look(&wanted(&still));
         for record in still {
             match sockets.of(&record.list(), record.cookie) {
                 Sight::Seen { .. } => drop(remembered.suspects.remove(&record.key())),
@@ -205,7 +236,7 @@ impl<'p> Case<'p> {
         }
         remembered.suspects.retain(|key, _| keys.contains(key));
         remembered.mptcp.retain(|key| keys.contains(key));
-        Ok(Self { target, namespaces, reclaim, suspects })
+        Ok(Self { kernel, target, search, reclaim, suspects })
     }
 
     /// The cookies of the sockets for which the decision depends on whether a process has them
@@ -266,14 +297,14 @@ impl<'p> Case<'p> {
     }
 
     fn reclaim_gone(&self, gone: Vec<(Record, bool)>) -> Result<BTreeMap<Key, u64>, Failed> {
-        let records = Records::open(&self.target.pins)?;
+        let records = self.kernel.records(&self.target.pins)?;
         // If a list did not contain a record's socket before, the list must still be readable and
         // still not contain the socket. For records without a readable list, only the use of their
         // sockets was decisive, so no list is required now.
         let missed: BTreeSet<Key> =
             gone.iter().filter(|(_, is_missed)| *is_missed).map(|(record, _)| record.key()).collect();
-        records.reclaim(gone.into_iter().map(|(record, _)| record).collect(), |claimed| {
-            let sockets = self.namespaces.look(&wanted(claimed.iter().copied()));
+        records.reclaim(self.kernel, gone.into_iter().map(|(record, _)| record).collect(), |claimed| {
+            let sockets = self.search.look(&wanted(claimed.iter().copied()));
             let lives = |record: &&Record| match sockets.of(&record.list(), record.cookie) {
                 Sight::Seen { .. } => true,
                 Sight::Missed => false,

@@ -7,17 +7,17 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::OwnedFd;
 
 use lb_common::abi::{Backend, Datagrams, Flow, FlowBucket, Phase, RECLAIMING, map};
 
 use super::namespaces::List;
+use super::reclaim::FlowKernel;
 use crate::client::flow_table::FlowTable;
 use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys;
-use crate::sys::elements::{self, Elements as _};
-use crate::sys::{mapped::Mapped, readers::wait_for_readers};
+use crate::sys::elements::{self, Elements};
+use crate::sys::mapped::Mapped;
 
 #[derive(Clone, Debug)]
 enum Location {
@@ -88,12 +88,13 @@ impl Record {
     }
 }
 
+/// The maps with the flow records of a client.
 pub struct Records {
-    table: FlowTable,
-    backends: Mapped<Backend>,
-    reclaimed: Mapped<u64>,
-    overflow: OwnedFd,
-    datagrams: OwnedFd,
+    pub table: FlowTable,
+    pub backends: Mapped<Backend>,
+    pub reclaimed: Mapped<u64>,
+    pub overflow: Box<dyn Elements>,
+    pub datagrams: Box<dyn Elements>,
 }
 
 impl Records {
@@ -103,9 +104,9 @@ impl Records {
     /// If a map is missing, or this process may not open it.
     pub fn open(pins: &Pins) -> Result<Self, DatapathError> {
         let path = |name: &str| pins.maps().join(name);
-        let open = |name: &str| {
+        let open = |name: &str| -> Result<Box<dyn Elements>, DatapathError> {
             let fail = |source| DatapathError::Map { path: path(name), operation: "open", source };
-            sys::open_pin(&path(name)).map_err(fail)
+            Ok(Box::new(sys::open_pin(&path(name)).map_err(fail)?))
         };
         Ok(Self {
             table: FlowTable::open(pins, true)?,
@@ -122,13 +123,13 @@ impl Records {
     /// If the kernel refuses to read a map.
     pub fn read(&self) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
-        for (cookie, entry) in elements::entries::<u64, Datagrams>(&self.datagrams)? {
+        for (cookie, entry) in elements::entries::<u64, Datagrams>(&*self.datagrams)? {
             records.extend(of_entry(cookie, entry));
         }
-        for (cookie, flow) in elements::entries::<u64, Flow>(&self.overflow)? {
+        for (cookie, flow) in elements::entries::<u64, Flow>(&*self.overflow)? {
             records.push(Record { cookie, location: Location::Overflow, flow });
         }
-        for index in 0..self.table.len() {
+        for index in 0..self.table.length() {
             records.extend(self.at(index));
         }
         Ok(records)
@@ -147,13 +148,13 @@ impl Records {
         let cookie = record.cookie;
         let now = match record.location {
             Location::Table(index) => self.at(index),
-            Location::Overflow => elements::get(&self.overflow, &cookie)?.map(|flow| Record {
+            Location::Overflow => elements::get(&*self.overflow, &cookie)?.map(|flow| Record {
                 cookie,
                 location: Location::Overflow,
                 flow,
             }),
             Location::Datagrams(_) => {
-                elements::get(&self.datagrams, &cookie)?.and_then(|entry| of_entry(cookie, entry))
+                elements::get(&*self.datagrams, &cookie)?.and_then(|entry| of_entry(cookie, entry))
             }
         };
         Ok(now.filter(|now| (now.key(), now.version()) == (record.key(), record.version())))
@@ -178,6 +179,7 @@ impl Records {
     /// If the kernel refuses to read or change a map.
     pub fn reclaim(
         &self,
+        kernel: &dyn FlowKernel,
         gone: Vec<Record>,
         lives: impl FnOnce(&[&Record]) -> Vec<bool>,
     ) -> Result<BTreeMap<Key, u64>, Failed> {
@@ -205,12 +207,12 @@ impl Records {
         if claimed.is_empty() {
             return Ok(reclaimed);
         }
-        wait_for_readers().map_err(Failed::Readers)?;
+        kernel.wait_for_readers().map_err(Failed::Readers)?;
         let lives = lives(&claimed.iter().map(|(_, record)| record).collect::<Vec<_>>());
         for ((index, record), lives) in claimed.into_iter().zip(lives) {
             let now = self.table.flow(index);
             let lives = lives || now != record.flow;
-            if lives && elements::get::<u64, Flow>(&self.overflow, &record.cookie)?.is_none() {
+            if lives && elements::get::<u64, Flow>(&*self.overflow, &record.cookie)?.is_none() {
                 self.table.pass_on(index, RECLAIMING, record.cookie);
                 continue;
             }
@@ -226,7 +228,7 @@ impl Records {
     }
 
     fn reclaim_overflowed(&self, &Record { cookie, flow, .. }: &Record) -> io::Result<bool> {
-        let is_same = elements::get(&self.overflow, &cookie)? == Some(flow);
+        let is_same = elements::get(&*self.overflow, &cookie)? == Some(flow);
         if !is_same || !self.overflow.remove(bytemuck::bytes_of(&cookie))? {
             return Ok(false);
         }
@@ -236,7 +238,7 @@ impl Records {
     }
 
     fn reclaim_entry(&self, cookie: u64, entry: &Datagrams) -> io::Result<bool> {
-        let is_same = elements::get(&self.datagrams, &cookie)? == Some(*entry);
+        let is_same = elements::get(&*self.datagrams, &cookie)? == Some(*entry);
         if !is_same || !self.datagrams.remove(bytemuck::bytes_of(&cookie))? {
             return Ok(false);
         }
@@ -250,13 +252,13 @@ impl Records {
     ///
     /// # Errors
     /// If the wait for readers fails.
-    pub fn finish_claimed(&self) -> Result<u64, DatapathError> {
+    pub fn finish_claimed(&self, kernel: &dyn FlowKernel) -> Result<u64, DatapathError> {
         let claimed: Vec<usize> =
-            (0..self.table.len()).filter(|index| self.table.cookie(*index) == RECLAIMING).collect();
+            (0..self.table.length()).filter(|index| self.table.cookie(*index) == RECLAIMING).collect();
         if claimed.is_empty() {
             return Ok(0);
         }
-        wait_for_readers()?;
+        kernel.wait_for_readers()?;
         for index in &claimed {
             self.give_back(self.table.flow(*index));
             self.table.pass_on(*index, RECLAIMING, 0);

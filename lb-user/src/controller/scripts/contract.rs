@@ -2,14 +2,15 @@
 //! results.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use lb_common::ending::Ending;
-use lb_contract::{Flow, Reached, SERVICE, World};
-use lb_fake::{Connect, FakeCgroup, FakeFlow};
+use lb_contract::{DatagramSocket, Flow, Reached, SERVICE, World};
+use lb_fake::{Connect, FakeCgroup, FakeFlow, FakeSocket};
 use lb_view::status::StatusDocument;
 
-use super::stage::{Stage, address, cgroup_path, pins_of};
+use super::stage::{LIST, Stage, address, cgroup_path, pins_of};
 use crate::controller::{BackgroundWork, Event};
 
 /// A simulated host.
@@ -18,6 +19,7 @@ struct Memory {
     began: Instant,
     cgroups: BTreeMap<String, FakeCgroup>,
     flows: Vec<Option<FakeFlow>>,
+    sockets: Vec<FakeSocket>,
     /// The connect whose programs are held.
     held: Option<Connect>,
 }
@@ -27,7 +29,7 @@ impl Memory {
         let mut stage = Stage::new("");
         stage.is_counted = false;
         let cgroups = [("web".to_owned(), stage.place)].into();
-        Self { began: stage.now, stage, cgroups, flows: Vec::new(), held: None }
+        Self { began: stage.now, stage, cgroups, flows: Vec::new(), sockets: Vec::new(), held: None }
     }
 
     /// The result of a connect to the service.
@@ -57,6 +59,13 @@ impl World for Memory {
         }
         let clients: Vec<_> = clients.iter().map(|client| (*client, *client)).collect();
         self.stage.write_clients(&clients);
+        let text = self.stage.config_text()
+            + &format!(
+                "[[service]]\nname = \"queries\"\naddress = \"{SERVICE}\"\nprotocol = \"udp\"\n\
+                 backends = {{ file = \"{LIST}\" }}\nsubset = {{ size = 256 }}\n\
+                 [accounting]\nreclaim_interval = \"1s\"\n"
+            );
+        self.stage.write_text(&text);
         self.stage.dispatch(Event::Hangup);
     }
 
@@ -104,6 +113,20 @@ impl World for Memory {
         self.stage.kernel.end(flow, Ending::Closed, 100, 100);
     }
 
+    fn open_datagram(&mut self, client: &str) -> DatagramSocket {
+        self.sockets.push(self.stage.kernel.open_datagram(self.cgroups[client], 1));
+        DatagramSocket(self.sockets.len() - 1)
+    }
+
+    fn send(&mut self, DatagramSocket(socket): DatagramSocket) -> SocketAddr {
+        let backend = self.stage.kernel.send_datagram(&self.sockets[socket], address(SERVICE));
+        backend.expect("the service has a backend").expect("the address is a service")
+    }
+
+    fn close_datagram(&mut self, DatagramSocket(socket): DatagramSocket) {
+        self.stage.kernel.close_datagram(self.sockets[socket]);
+    }
+
     fn set_refusing(&mut self, backend: &str, is_refusing: bool) {
         if is_refusing {
             self.stage.dead.insert(address(backend));
@@ -131,6 +154,16 @@ impl World for Memory {
     fn pass(&mut self) {
         self.stage.tick();
     }
+}
+
+#[test]
+fn a_flow_whose_end_no_program_saw_is_reclaimed() {
+    lb_contract::a_flow_whose_end_no_program_saw_is_reclaimed(&mut Memory::new());
+}
+
+#[test]
+fn datagrams_of_a_socket_are_one_flow_until_it_closes() {
+    lb_contract::datagrams_of_a_socket_are_one_flow_until_it_closes(&mut Memory::new());
 }
 
 #[test]

@@ -1057,10 +1057,7 @@ impl Stage {
 
     fn work(&mut self, number: u64, work: BackgroundWork) {
         let result = match work {
-            // The simulated kernel has neither processes nor lists of sockets.
-            BackgroundWork::Reclaim { suspects, .. } => {
-                WorkResult::Reclaimed(Pass { clients: Vec::new(), holders: Ok(()) }, suspects)
-            }
+            // The simulated kernel has no network namespaces.
             BackgroundWork::SearchNamespaces(wanted) => WorkResult::NamespacesFound(
                 wanted
                     .into_iter()

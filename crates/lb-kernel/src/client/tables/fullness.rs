@@ -28,12 +28,12 @@ impl Tables {
         // Each bucket counts the flows that its sockets have in other maps.
         let (mut records, mut overflowed, mut datagrams) = (0, 0, 0);
         let table = FlowTable::open(&self.pins, false)?;
-        for bucket in 0..table.len() {
+        for bucket in 0..table.length() {
             records += u64::from(table.cookie(bucket) != 0);
             overflowed += FlowBucket::in_overflow(table.elsewhere(bucket));
             datagrams += FlowBucket::in_datagrams(table.elsewhere(bucket));
         }
-        let capacity = table.len() as u64;
+        let capacity = table.length() as u64;
         let of = |map, used, capacity| Fullness { map, used, capacity };
         Ok([
             of("schedule_entries", entries, room),
