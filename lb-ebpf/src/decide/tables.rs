@@ -36,7 +36,10 @@ impl<I> KernelTables<I> {
 }
 
 /// Tables without a service, for functions that only read the maps at given indexes.
-const OF_NO_SERVICE: KernelTables<Linux5_10> = KernelTables::new(0, core::ptr::null());
+#[inline(always)]
+fn of_no_service() -> KernelTables<Linux5_10> {
+    KernelTables::new(0, core::ptr::null())
+}
 
 /// The location of a service's table, loaded as one word.
 #[inline(always)]
@@ -247,7 +250,7 @@ extern "C" fn least_of_members(
     active_limit: u32,
     error_half_life: u32,
 ) -> u64 {
-    let count = OF_NO_SERVICE.list(members).map_or(0, |(count, ..)| count);
+    let count = of_no_service().list(members).map_or(0, |(count, ..)| count);
     let part = |part| least_of_some(members | part << PART_BIT, sample, now, active_limit, error_half_life);
     pick::least(count, sample, part)
 }
@@ -268,7 +271,7 @@ extern "C" fn least_of_some(
     error_half_life: u32,
 ) -> u64 {
     let scan = Scan { sample, now, active_limit, error_half_life };
-    pick::least_of_part(&OF_NO_SERVICE, members & ((1 << PART_BIT) - 1), members >> PART_BIT, scan)
+    pick::least_of_part(&of_no_service(), members & ((1 << PART_BIT) - 1), members >> PART_BIT, scan)
 }
 
 /// The search of scattered entries, as a global function like [`least_of_members`].
@@ -290,7 +293,7 @@ extern "C" fn redraw_entry(base: u32, length_log2: u32, sample: u32, looks: u32,
 extern "C" fn redraw_entries(base: u32, bounds: u32, place: u32, active_limit: u32) -> u64 {
     let table = TableRef { base, generation: 0, length_log2: bounds as u8, members: 0 };
     let (first, looks) = (bounds >> 8 & 0xff, bounds >> 16);
-    pick::redraw_part(&OF_NO_SERVICE, table, place, first, looks, active_limit)
+    pick::redraw_part(&of_no_service(), table, place, first, looks, active_limit)
 }
 
 /// The search of a service's members for one that may be chosen, as a global function like
@@ -316,7 +319,7 @@ extern "C" fn usable_some(index: u32, group: u32, sample: u32) -> u64 {
 #[inline(never)]
 extern "C" fn usable_part(index: u32, part: u32, sample: u32) -> u64 {
     match members_of(index) {
-        Some(members) => pick::usable_part(&OF_NO_SERVICE, members, part, sample),
+        Some(members) => pick::usable_part(&of_no_service(), members, part, sample),
         None => pick::NO_MEMBER,
     }
 }
@@ -334,7 +337,7 @@ fn members_of(index: u32) -> Option<u32> {
 #[inline(never)]
 extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, sample: u32) -> u32 {
     let table = TableRef { base, generation: 0, length_log2: length_log2 as u8, members: 0 };
-    pick::other_than(&OF_NO_SERVICE, table, first, sample)
+    pick::other_than(&of_no_service(), table, first, sample)
 }
 
 /// The search of the schedule for a backend that replaces a lame duck, as a global function like
@@ -355,7 +358,7 @@ extern "C" fn look_beside_lame(table: u64, place: u32, is_scattered: u32, active
     let now_ns = clock::now_ns();
     let is_lame = |backend| rows::is_lame(backend, now_ns);
     let table = TableRef::from_word(table);
-    pick::diversion_part(&OF_NO_SERVICE, table, place, is_scattered != 0, active_limit, is_lame)
+    pick::diversion_part(&of_no_service(), table, place, is_scattered != 0, active_limit, is_lame)
 }
 
 /// This CPU's cursor over the service's tables.

@@ -130,9 +130,10 @@ impl Ops {
     fn requests(&self) -> u32 {
         match self.tcp_field::<u8>(RELEASED_CALLBACKS.load()) {
             Some(requests) => u32::from(requests),
-            // SAFETY: the context is valid while the program runs.
             None => {
-                from_context(unsafe { (&raw const (*self.ctx).bpf_sock_ops_cb_flags).read_volatile() }) as u32
+                // SAFETY: the context is valid while the program runs.
+                let requests = unsafe { (&raw const (*self.ctx).bpf_sock_ops_cb_flags).read_volatile() };
+                from_context(requests) as u32
             }
         }
     }
