@@ -19,9 +19,9 @@
 //!
 //! In reading order:
 //! - events and effects (this file);
-//! - `lists`: their sources and their delivery to clients (`sources`), the rules for the read of one
-//!   list (`reads`), servers that send lists (`remote`) or addresses of services (`addresses`), host
-//!   names in lists (`hosts`);
+//! - `lists`: their sources and their delivery to clients (`sources`), the rules for the read of
+//!   one list (`reads`), servers that send lists (`remote`) or addresses of services
+//!   (`addresses`), host names in lists (`hosts`);
 //! - `stores`: the files for later starts (`files`), with the addresses of host names (`hosts`) and
 //!   the learnt weights (`loads`), and the files that Envoy reads (`envoy`);
 //! - a new configuration (`reload`), the changes in it (`changes`), the settings that it cannot

@@ -32,7 +32,8 @@ pub use thread::Beside;
 /// is not rewritten.
 pub const SERVICE: &str = "10.96.0.10:80";
 
-/// A daemon, and the cgroups of its clients. On drop, the daemon ends and its programs are detached.
+/// A daemon, and the cgroups of its clients. On drop, the daemon ends and its programs are
+/// detached.
 pub struct Place {
     // The daemon is dropped before the cgroups to which its programs are attached.
     daemon: Option<Daemon>,

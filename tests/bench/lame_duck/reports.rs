@@ -52,8 +52,8 @@ const APART: Duration = Duration::from_millis(1);
 /// A datagram without an effect after this time is considered lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// Measures times on an idle host, and then on a host with busy processors. The observer is in front
-/// of all other threads, so that busy processors delay only what is observed.
+/// Measures times on an idle host, and then on a host with busy processors. The observer is in
+/// front of all other threads, so that busy processors delay only what is observed.
 fn idle_and_busy(
     what: &str,
     needed: [Option<Needed>; 2],

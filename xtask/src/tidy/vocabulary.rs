@@ -9,7 +9,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use super::ratchet;
 
 /// The number of these words in the repository. Lower it when the number falls.
-const MOST: usize = 14;
+const MOST: usize = 13;
 
 /// Subjects that name nothing, and verbs of speech and of storage for which there are technical
 /// words (receive, report, poll, store, persist, release). Each verb is listed in all its forms. An
