@@ -1,10 +1,11 @@
 //! `socklb close` on real sockets: only the connections of a backend's flows are closed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use lb_view::close_result::{CloseCounts, Closed};
 use rustix::process::Signal;
@@ -14,7 +15,10 @@ use stage::fixture::{Fixture, SERVICE, config, endpoints};
 use stage::namespace::another_network;
 use stage::probe::without;
 use stage::udp::{SERVICE as DATAGRAM_SERVICE, Scene, backend_of};
-use stage::{Backend, Cgroup, Daemon, Family, Probe, Setup, SocketId, Stage, eventually, in_a_guest, look};
+use stage::{
+    Backend, Cgroup, Daemon, Family, Probe, Setup, SocketId, Stage, eventually, in_a_guest, look, patience,
+    within,
+};
 
 const BACKENDS: [&str; 2] = ["127.0.0.1:8001", "127.0.0.1:8002"];
 
@@ -389,4 +393,33 @@ fn a_request_that_cannot_be_met_reports_the_reason_and_closes_nothing() {
     eventually("the daemon answers", || fixture.setup.status().daemon.is_some(), |answers| *answers);
     refused(&fixture, &arguments, 4, "that needs CAP_NET_ADMIN");
     fixture.setup.active_becomes(3);
+}
+
+/// A minute must pass, so this test mostly waits.
+#[test]
+fn idle_connections_of_a_backend_that_left_the_list_are_closed() {
+    let fixture = Fixture::without_daemon();
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "on_backend_loss = \"close-idle\"");
+    let daemon = Daemon::start(&fixture.setup, &text);
+    let mut probe = fixture.probe();
+    let idle: Vec<_> = (0..6).map(|_| probe.dial(SERVICE)).collect();
+    // These connections are not idle, because the clients have not read the backend's data.
+    let busy: Vec<SocketId> = (0..3).map(|_| probe.start_connect(SERVICE)).collect();
+    fixture.setup.active_becomes(9);
+    fixture.write_endpoints(&[("127.0.0.1:8002", ""), ("127.0.0.1:8003", "")]);
+    let active = || {
+        let backends = fixture.setup.backends("web", "users");
+        backends.iter().map(|backend| (backend.address.port(), backend.active)).collect::<BTreeMap<_, _>>()
+    };
+    let expected = BTreeMap::from([(8001, 1), (8002, 3), (8003, 3)]);
+    within(Duration::from_secs(75) + patience(), active, |seen| *seen == expected)
+        .unwrap_or_else(|seen| panic!("last seen: {seen:?}: {}", daemon.log()));
+    for dialled in idle {
+        let error = (dialled.name == "b1").then_some(libc::ECONNABORTED);
+        assert_eq!(probe.take_error(dialled.socket), error, "{}", dialled.name);
+    }
+    let names: BTreeSet<String> = busy.into_iter().map(|socket| probe.read_name(socket)).collect();
+    assert_eq!(names, ["b1", "b2", "b3"].map(str::to_owned).into());
+    let log = daemon.log();
+    assert!(log.contains("cause=\"backend-loss\"") && log.contains("closed=2"), "{log}");
 }

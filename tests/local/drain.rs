@@ -308,3 +308,51 @@ fn impossible_requests_name_what_exists_and_change_nothing() {
     let all = overrides(&fixture).overrides;
     assert!(all.iter().all(|one| one.of.scope.backend != second), "{all:?}");
 }
+
+/// Waits until no running connect still uses a table from before the overrides.
+#[track_caller]
+fn settled(fixture: &Fixture) {
+    let clients = |document: &OverridesDocument| {
+        let all = document.overrides.iter().flat_map(|one| &one.clients);
+        all.map(|effect| effect.is_settled).collect::<Vec<bool>>()
+    };
+    eventually(
+        "the overrides are settled",
+        || overrides(fixture),
+        |document| {
+            let clients = clients(document);
+            !clients.is_empty() && clients.iter().all(|is_settled| *is_settled)
+        },
+    );
+}
+
+#[test]
+fn a_drained_backend_gets_no_connection_and_no_connect_fails() {
+    let fixture = Fixture::new();
+    let mut probes: Vec<Probe> = (0..2).map(|_| Probe::start(&fixture.cgroup)).collect();
+    for probe in &mut probes {
+        probe.start_dialling(SERVICE);
+    }
+    let started = |address: &str| fixture.setup.backend(address).map_or(0, |backend| backend.started);
+    eventually("connects reach b1", || started(FIRST), |started| *started > 100);
+    let text = good(&fixture, &["drain", "users", FIRST, "--reason", "new kernel"]);
+    assert!(
+        text.contains("127.0.0.1:8001 of service users is drained on this host only, until it is removed"),
+        "{text}"
+    );
+    settled(&fixture);
+    let before = started(FIRST);
+    let others = started(ALL[1]);
+    eventually("connects to other backends continue", || started(ALL[1]), |now| *now > others + 1_000);
+    let after = look(|| started(FIRST)).now("other connects have begun and ended since");
+    assert_eq!(after, before, "no connect has chosen b1 since the daemon confirmed the drain");
+    good(&fixture, &["undrain", "users", FIRST]);
+    eventually("connects reach b1 again", || started(FIRST), |now| *now > before + 100);
+    for probe in &mut probes {
+        // A failed connect would be counted under the name of its errno.
+        let names: BTreeSet<String> = probe.stop_dialling().into_keys().collect();
+        assert_eq!(names, set(&["b1", "b2", "b3"]));
+    }
+    // The backend itself has accepted exactly the connections that socklb has counted.
+    look(|| fixture.backends[0].accepted()).becomes(started(FIRST));
+}

@@ -264,3 +264,39 @@ fn tables_are_replaced_without_membarrier() {
     stage::daemon::signal(&daemon, rustix::process::Signal::TERM);
     assert!(daemon.wait().expect("reap the daemon").success());
 }
+
+#[test]
+fn flows_of_the_former_cgroup_of_a_client_still_end() {
+    let mut fixture = Fixture::new();
+    let mut before = fixture.probe();
+    let open: Vec<_> = (0..5).map(|_| before.dial(SERVICE)).collect();
+    fixture.stop();
+    let elsewhere = stage::Cgroup::new();
+    fixture.setup.write("socklb.toml", &config(&elsewhere, r#"{ file = "users.toml" }"#, ""));
+    fixture.start();
+    // The old cgroup is not balanced any more, but the new one is.
+    assert_eq!(before.try_dial(SERVICE).map(|d| d.name), Err(libc::ENETUNREACH));
+    assert_eq!(Probe::start(&elsewhere).dial_many(SERVICE, 30).values().sum::<u32>(), 30);
+    fixture.setup.active_becomes(5);
+    assert_eq!(before.peer(open[0].socket), address(SERVICE));
+    for dialled in open {
+        before.close(dialled.socket);
+    }
+    fixture.setup.active_becomes(0);
+    let cgroups = || -> BTreeSet<String> {
+        let links = std::fs::read_dir(fixture.setup.pins_of("web").join("links")).expect("list the links");
+        let cgroup =
+            |name: String| name.split_once('@').expect("a link's name contains a cgroup").1.to_owned();
+        links
+            .map(|link| {
+                cgroup(
+                    link.expect("read a directory entry")
+                        .file_name()
+                        .into_string()
+                        .expect("the link's name is UTF-8"),
+                )
+            })
+            .collect()
+    };
+    eventually("the old links are removed", cgroups, |cgroups| cgroups.len() == 1);
+}

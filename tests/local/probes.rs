@@ -73,3 +73,27 @@ fn connects_refute_a_failed_probe_for_a_client_in_another_network_namespace() {
     let _client = fixture.probe();
     eventually("the backend is refusing", || state(&fixture, &address), |state| state == "refusing");
 }
+
+/// A connect without a route fails at once, with an error that depends on the kind of the route.
+#[test]
+fn a_backend_without_a_route_is_refusing() {
+    // From here on, this thread is in the fixture's network namespace.
+    let mut fixture = prepare("probe = \"tcp\"", "ejection = \"off\"");
+    fixture.start();
+    let kinds = ["blackhole", "prohibit", "unreachable"];
+    let network = |at: usize| format!("10.99.{at}.0/24");
+    for (at, kind) in kinds.iter().enumerate() {
+        let mut ip = std::process::Command::new("ip");
+        let status = ip.args(["route", "add", kind, &network(at)]).status().expect("ip");
+        assert!(status.success(), "{kind}: {status}");
+    }
+    let lost = [0, 1, 2].map(|at| format!("10.99.{at}.1:80"));
+    let list: Vec<(&str, &str)> =
+        ["127.0.0.1:8001"].into_iter().chain(lost.iter().map(|one| &**one)).map(|one| (one, "")).collect();
+    fixture.write_endpoints(&list);
+    for address in &lost {
+        let state = || fixture.setup.backend(address).map(|backend| backend.state);
+        eventually("the backend is refusing", state, |state| state.as_deref() == Some("refusing"));
+    }
+    assert!(fixture.probe().dial_many(SERVICE, 60).keys().eq(["b1"]));
+}

@@ -18,7 +18,7 @@ use stage::maps::hash;
 use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
-use stage::{Probe, eventually, look, replace};
+use stage::{Probe, eventually, look, replace, window};
 
 use crate::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
 
@@ -473,4 +473,30 @@ fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     fixture.start();
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     assert!(is_chosen(&mut fixture.probe(), "b1"));
+}
+
+#[test]
+fn a_silent_lame_duck_remains_one_until_its_hold_ends() {
+    let mut fixture = Fixture::without_daemon();
+    let key = make_key(&fixture.setup, "service.key", 1);
+    drop(Agent::start(&fixture.setup, &key, &ALL));
+    let path = fixture.setup.folder.join("agent.toml");
+    let configured = std::fs::read_to_string(&path).expect("read it");
+    let hold = window("3s");
+    let briefly = configured
+        .replace("hold = \"10m\"", &format!("hold = \"{hold}\""))
+        .replace(&format!("\"{}\"", window("5s")), &format!("\"{hold}\""));
+    fixture.setup.write("agent.toml", &briefly);
+    let agent = Agent::start_again(&fixture.setup);
+    fixture.setup.write("socklb.toml", &with_interfaces(&fixture, "round-robin", "\"lo\""));
+    fixture.start();
+    eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
+    eventually("the daemon is a subscriber of the agent", || subscribers(&agent), |all| *all == [1, 1, 1]);
+    let mut probe = fixture.probe();
+    fixture.daemon.take().expect("a daemon runs").kill();
+    agent.run_checked(&["lame-duck", ALL[0]]);
+    eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
+    agent.signal(Signal::KILL);
+    assert!(!is_chosen(&mut probe, "b1"), "a silent lame duck remains a lame duck");
+    eventually("the hold of the lame duck is over", || is_chosen(&mut probe, "b1"), |chosen| *chosen);
 }
