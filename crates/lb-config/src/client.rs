@@ -85,8 +85,7 @@ fn read_services<'s>(table: &Table<'_>, services: &'s DeclaredServices<'_>) -> V
         let Some(declared) = find(services.as_slice(), name) else {
             let known: Vec<_> = services.as_slice().iter().filter_map(|declared| declared.name).collect();
             let help = format!("{}services: {}", did_you_mean(name, &known), known.join(", "));
-            // `add_absent` drops this fault if any line could not be parsed, because the service's
-            // table may begin in that line.
+            // The table of the service may begin in a line that could not be parsed.
             item.absent(format!("no service is named {}", quote(name)), help);
             continue;
         };

@@ -1,6 +1,16 @@
 //! Enumerations whose values have names in files, commands and output.
 
-/// Defines an enumeration with `ALL`, its values in the order of their definition, and `name`.
+/// Defines an enumeration with `ALL`, its values in the order of their definition, and `name`:
+///
+/// ```ignore
+/// named! {
+///     /// What happens to a call for which there is no backend.
+///     pub enum NoBackend {
+///         Refuse = "refuse",
+///         Pass = "pass",
+///     }
+/// }
+/// ```
 #[macro_export]
 macro_rules! named {
     ($(#[$meta:meta])* $visibility:vis enum $type:ident {

@@ -164,7 +164,12 @@ pub fn markdown(sections: &[&Section]) -> String {
 
 /// Reads the fields of a structure from the keys of a table, and returns the structure. Reports all
 /// wrong values; if there are any, returns `None`. A field is `KEY`, `[KEY]` if its value is `None`
-/// without the key, or an expression in parentheses whose `None` is a value with a reported fault.
+/// without the key, or an expression in parentheses, whose `None` means that the field has no
+/// value. For example, this reads the keys `interval` and `port`, of which `port` may be absent:
+///
+/// ```ignore
+/// let rules = fill!(&table, Rules { interval: INTERVAL, port: [PORT], name: (name) })?;
+/// ```
 #[macro_export]
 macro_rules! fill {
     (@read $table:expr, [$key:expr]) => { $key.take_written($table) };
@@ -178,7 +183,8 @@ macro_rules! fill {
     };
 }
 
-/// Defines a module that has a constant for each key, and the [`Section`] of these keys.
+/// Defines a module that has a constant for each key, and the [`Section`] of these keys. The tables
+/// of lb-config's `keys.rs` are examples.
 #[macro_export]
 macro_rules! section {
     (

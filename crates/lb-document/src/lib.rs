@@ -91,7 +91,8 @@ impl<'t> Table<'t> {
         self.report.add(self.span(), message, help);
     }
 
-    /// Reports that something is absent from the table.
+    /// Reports that something is absent from the table. The fault is dropped if any line could not
+    /// be parsed, because this line may contain what is absent.
     pub fn absent(&self, message: impl Into<String>, help: impl Into<Option<String>>) {
         self.report.add_absent(self.span(), message, help);
     }
@@ -167,7 +168,7 @@ impl<'t> Item<'t> {
         self.report.add(self.span(), message, help);
     }
 
-    /// Reports that something is absent from the value.
+    /// Like [`Table::absent`], for a value.
     pub fn absent(&self, message: impl Into<String>, help: impl Into<Option<String>>) {
         self.report.add_absent(self.span(), message, help);
     }

@@ -19,6 +19,8 @@ pub struct EjectionSetting {
     pub ejection: Option<Ejection>,
 }
 
+/// Reads the value of the key `ejection`. Reports all wrong values; if there are any, returns
+/// `None`.
 pub fn read(item: &Item<'_>) -> Option<EjectionSetting> {
     match item.as_str() {
         Some(OFF) => return Some(EjectionSetting { ejection: None }),
@@ -30,8 +32,11 @@ pub fn read(item: &Item<'_>) -> Option<EjectionSetting> {
         None => {}
     }
     let keys = item.table(&SECTION)?;
-    let ejection = fill!(&keys, Ejection { failures: FAILURES, base: BASE, max: MAX, hangs: HANGS })?;
-    check_order(&keys, ejection.base, ejection.max);
+    let (base, max) = (BASE.take(&keys), MAX.take(&keys));
+    if let (Some(base), Some(max)) = (base, max) {
+        check_order(&keys, base, max);
+    }
+    let ejection = fill!(&keys, Ejection { failures: FAILURES, base: (base), max: (max), hangs: HANGS })?;
     Some(EjectionSetting { ejection: Some(ejection) })
 }
 
@@ -133,5 +138,6 @@ mod tests {
             check(&with_line(line), &[&expected]);
         }
         assert_eq!(faults(&with_line("ejection = { failures = 0, base = 'x' }")).len(), 2);
+        assert_eq!(faults(&with_line("ejection = { failures = 0, base = '10m', max = '5m' }")).len(), 2);
     }
 }

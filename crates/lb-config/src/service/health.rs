@@ -22,6 +22,12 @@ pub fn read(
         return Some((rules, None));
     };
     let keys = item.table(&SECTION)?;
+    let probe = probe::read(&keys, protocol, around);
+    let first_look = probe.as_ref().map(|probe| match probe.as_ref()?.kind {
+        ProbeKind::Connect { timeout, .. } => Some(timeout),
+        ProbeKind::Report { .. } => None,
+    });
+    let heeds_reports = probe.as_ref().map(|probe| probe.as_ref().is_some_and(ProbeConfig::is_by_report));
     let rules = fill!(
         &keys,
         HealthRules {
@@ -29,17 +35,11 @@ pub fn read(
             replace_after: REPLACE_AFTER,
             drain_fallback: DRAIN_FALLBACK,
             on_backend_loss: (on_backend_loss),
-            first_look: (Some(None)),
-            heeds_reports: (Some(false)),
+            first_look: (first_look),
+            heeds_reports: (heeds_reports),
         }
     );
-    let probe = probe::read(&keys, protocol, around)?;
-    let first_look = probe.as_ref().and_then(|probe| match probe.kind {
-        ProbeKind::Connect { timeout, .. } => Some(timeout),
-        ProbeKind::Report { .. } => None,
-    });
-    let heeds_reports = probe.as_ref().is_some_and(ProbeConfig::is_by_report);
-    Some((HealthRules { first_look, heeds_reports, ..rules? }, probe))
+    Some((rules?, probe?))
 }
 
 fn read_on_backend_loss(table: &Table<'_>, protocol: Option<Protocol>) -> Option<OnBackendLoss> {
