@@ -31,8 +31,6 @@ mod network;
 
 mod receivers;
 
-pub mod descriptors;
-
 mod memory;
 
 use std::sync::Arc;

@@ -96,14 +96,14 @@ mod tests {
             let connections = LISTENERS * (connections_limit(limit, clients) as u64 + 1);
             assert!(own(clients) + connections <= limit, "limit {limit}, {clients} clients");
         }
-        let limits = include_str!("../../../docs/reference/limits.md").replace(',', "");
+        let limits = include_str!("../../docs/reference/limits.md").replace(',', "");
         for (clients, row) in [(1, "together with one client"), (64, "together with 64 clients")] {
             let number = wanted(clients);
             assert!(limits.contains(&format!("| {row} | {number} |")), "{row}: {number}");
         }
         // The systemd unit allows enough descriptors for the maximum number of clients. The comment
         // in the unit states the same number.
-        let unit = include_str!("../../../packaging/systemd/socklb.service");
+        let unit = include_str!("../../packaging/systemd/socklb.service");
         let most = wanted(lb_common::abi::MAX_CLIENTS as u64);
         assert!(
             unit.contains(&format!("# With 64 clients the daemon uses up to {most} descriptors")),

@@ -19,6 +19,7 @@ pub mod config;
 pub mod controller;
 pub mod counts;
 pub mod daemon;
+pub mod descriptors;
 pub mod error;
 pub mod metrics;
 pub mod output;

@@ -13,7 +13,7 @@ use super::clock::unix_seconds;
 use super::{Controller, StoredFile, StoredOverrides};
 use crate::controller::client_task::{ClientTask, ServiceTask};
 use crate::counts::window::Lately;
-use crate::daemon::descriptors;
+use crate::descriptors;
 use crate::error::chain;
 use crate::output::facts::{ClientFacts, Facts, Reloads};
 

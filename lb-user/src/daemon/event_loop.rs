@@ -15,7 +15,6 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::descriptors;
 use super::file_io::{FileIo, Files, HostFiles, PATIENCE, beside};
 use super::lists::ListReader;
 use super::loader::Loader;
@@ -30,6 +29,7 @@ use crate::controller::{
     BackgroundWork, Clock, Controller, Effect, Environment, Event, NamespaceFound, Notice, Search, TICK,
     WorkResult,
 };
+use crate::descriptors;
 use crate::source::{MAX_THREADS, NoAnswer, Stamp, directory_of};
 use lb_host::notify::Notifier;
 use lb_host::watch::Watch;

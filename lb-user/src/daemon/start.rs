@@ -17,10 +17,10 @@ use tracing::warn;
 use lb_host::notify::Notifier;
 use lb_http::peer;
 
-use super::descriptors;
 use crate::api::{self, ControllerQuery};
 use crate::config::{Config, Metrics};
 use crate::controller::{Controller, Event};
+use crate::descriptors;
 use crate::metrics;
 
 /// Checks whether the host can run socklb, regardless of the configured clients: features of the

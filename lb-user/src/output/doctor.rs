@@ -24,7 +24,7 @@ pub use process::examine as examine_process;
 
 use crate::api::{self, Answer};
 use crate::config::{Config, Paths};
-use crate::daemon::descriptors;
+use crate::descriptors;
 use crate::source::check;
 use lb_view::source::CheckedSource;
 use lb_view::status::StatusDocument;

@@ -2,7 +2,7 @@
 //! other addresses.
 //!
 //! The reader of lists reports the names that a list contains. A name retains its last addresses,
-//! so a name that does not resolve removes no endpoint, even after a restart (`host_store`).
+//! so a name that does not resolve removes no endpoint, even after a restart (`stores/hosts`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
