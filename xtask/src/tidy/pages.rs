@@ -44,6 +44,14 @@ pub fn file(
         for target in links(line).filter(|target| !root.join(folder).join(target).exists()) {
             fault(format!("the target of the link {target} does not exist"));
         }
+        for path in source_files(line) {
+            let is_it = |file: &String| {
+                file.strip_suffix(path).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+            };
+            if !sources.keys().any(is_it) {
+                fault(format!("there is no file {path}"));
+            }
+        }
         let last_cell =
             line.strip_suffix('|').and_then(|row| row.rsplit_once('|')).map(|(_, cell)| cell.trim());
         let claims = last_cell.filter(|_| name == CLAIMS);
@@ -130,6 +138,17 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
         let target = rest.split([')', '#']).next()?;
         (!target.is_empty() && !target.contains("://")).then_some(target)
     })
+}
+
+/// The Rust files that a line names in backticks, by their path from the root folder or by the end
+/// of this path, which has at least one folder.
+fn source_files(line: &str) -> impl Iterator<Item = &str> {
+    let is_path = |word: &&str| word.chars().all(|c| c.is_ascii_alphanumeric() || "/-_.".contains(c));
+    line.split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|word| word.ends_with(".rs") && word.contains('/'))
+        .filter(is_path)
 }
 
 /// The name of a test, or of all unit tests of a module.
@@ -233,15 +252,16 @@ mod tests {
     #[test]
     fn missing_targets_are_reported_with_their_line() {
         let source = "fn a_test_that_is_not_there() {}\n#[test]\nfn a_test_that_is_really_there() {}";
-        let sources = BTreeMap::from([("a/m.rs".to_owned(), source.to_owned())]);
+        let sources = BTreeMap::from([("a/b/m.rs".to_owned(), source.to_owned())]);
         let text = "`m::a_test_that_is_really_there`\n`m::a_test_that_is_not_there`\n[a](no/such/page.md)\n\
-                    `n::a_test_that_is_really_there`\n";
+                    `n::a_test_that_is_really_there`\n`a/b/m.rs`, `b/m.rs`, `a/m.rs`, `m.rs`, a/c.rs, `a/*.rs`\n";
         let mut faults = Vec::new();
         file(Path::new("/"), "page.md", text, &sources, &mut faults);
         let expected = [
             "page.md:2: there is no test m::a_test_that_is_not_there",
             "page.md:3: the target of the link no/such/page.md does not exist",
             "page.md:4: there is no test n::a_test_that_is_really_there",
+            "page.md:5: there is no file a/m.rs",
         ];
         assert_eq!(faults, expected);
         faults.clear();
