@@ -24,8 +24,8 @@ pub struct HeldProgram {
 }
 
 /// The number of bytes that the program copies in one iteration of its loop. The verifier follows
-/// every iteration, so each iteration must take long.
-const COPIED: u32 = 8 << 20;
+/// every iteration, so each iteration must take long. Linux 5.10 allows at most 4 MiB.
+const COPIED: u32 = 3 << 20;
 /// The number of iterations of one run. The program calls itself 32 times or more.
 const ITERATIONS: i32 = 4000;
 /// The program ends after this time even if it was not released: after 20 s, the kernel would
