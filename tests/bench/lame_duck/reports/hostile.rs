@@ -174,9 +174,9 @@ impl Scene {
             back.push(lame, id, other).bytes().to_vec()
         });
         add("one bit of a push changed", "forged", 10_000, &mut || {
-            // A replay is detected before the MAC is checked. The number is higher than that of every
-            // accepted report, and the changed bit comes after the number, so only the MAC shows the
-            // change.
+            // A replay is detected before the MAC is checked. The number is higher than that of
+            // every accepted report, and the changed bit comes after the number, so only the MAC
+            // shows the change.
             let mut bytes = back.push(lame, id, key).bytes().to_vec();
             bytes[random.usize(32..BYTES)] ^= 1 << random.u8(0..8);
             bytes
