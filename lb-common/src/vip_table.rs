@@ -28,10 +28,10 @@ impl Destination {
     /// upper half into the lower half.)
     #[inline(always)]
     fn hash(self) -> u64 {
-        let [a, b, c, d] = self.address.words.map(|word| u64::from(word.to_network()));
+        let [ab, cd] = self.address.halves();
         let rest = u64::from(self.port.to_network()) | u64::from(self.protocol) << 16;
-        let mut hash = (a | b << 32).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        hash = (hash ^ hash >> 32 ^ (c | d << 32)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let mut hash = ab.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        hash = (hash ^ hash >> 32 ^ cd).wrapping_mul(0x94D0_49BB_1331_11EB);
         hash = (hash ^ hash >> 32 ^ rest).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         hash ^ hash >> 32
     }

@@ -100,19 +100,28 @@ pub fn address(slot: u32) -> Option<*const BackendAddress> {
 pub fn is_backend(slot: u32, (ip, port): (Address, Be16)) -> bool {
     match address(slot) {
         Some(backend) => {
-            let [a, b, c, d] = ip.words.map(|word| u64::from(word.to_network()));
-            // The address is compared in two words, which takes fewer instructions than four.
             // SAFETY: a live map value, with an aligned address; a slot retains its backend while
             // flows refer to it.
-            unsafe {
-                let address = (&raw const (*backend).address).cast::<u64>();
-                address.read_volatile() == a | b << 32
-                    && address.add(1).read_volatile() == c | d << 32
-                    && (*backend).port == port
-            }
+            unsafe { has_halves(&raw const (*backend).address, ip.halves()) && (*backend).port == port }
         }
         None => true,
     }
+}
+
+/// Whether an address has these [halves](Address::halves).
+///
+/// # Safety
+/// `address` must be in a live map value and aligned to eight bytes.
+#[inline(always)]
+pub unsafe fn has_halves(address: *const Address, [ab, cd]: [u64; 2]) -> bool {
+    const {
+        let of_service = offset_of!(Service, address);
+        let of_backend = offset_of!(Backend, endpoint) + offset_of!(BackendAddress, address);
+        assert!(of_service.is_multiple_of(8) && of_backend.is_multiple_of(8));
+    }
+    let halves = address.cast::<u64>();
+    // SAFETY: guaranteed by the caller.
+    unsafe { halves.read_volatile() == ab && halves.add(1).read_volatile() == cd }
 }
 
 /// Like [`is_backend`], but as a global function, for slow paths. Returns 1 or 0. The words of the

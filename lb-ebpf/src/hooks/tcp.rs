@@ -59,9 +59,9 @@ fn established<I: Instructions>(ops: &Ops) {
     // socket.
     let reaches_backend = || {
         let (peer, port) = ops.peer();
-        let [a, b, c, d] = peer.words.map(|word| u64::from(word.to_network()));
+        let [high, low] = peer.halves();
         u32::from(!ops.is_connected_to_itself())
-            & rows::has_address(slot, a | b << 32, c | d << 32, port.to_network().into())
+            & rows::has_address(slot, high, low, port.to_network().into())
     };
     ejection::report_established::<I>(cookie, slot, record.service(), record.why(), reaches_backend);
 }
