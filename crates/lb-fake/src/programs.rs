@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 use lb_common::abi::{
     Backend, Cursor, ENTRIES_PER_CELL, EjectionRules, EjectionState, Flow, Members, NO_MEMBERS, NO_SLOT,
-    NOT_A_SERVICE, NextTrial, Outcomes, Phase, Reason, RecentErrors, Rules, Service, SlotCounters, StateWord,
+    NOT_A_SERVICE, NextTrial, Outcomes, Phase, RecentErrors, Rules, Service, SlotCounters, StateWord,
     TableRef, VipCell,
 };
 use lb_common::ejection::steps::{self, Counted, EjectionStore, Unjudged};
@@ -361,13 +361,6 @@ impl<'m> FakePrograms<'m> {
 
     /// The record of the flow that begins with a decision.
     fn flow(&self, pick: Pick, sample: u32, process: u32, phase: Phase) -> Flow {
-        let reason = match pick.how {
-            How::Overflowed => Reason::Overflow,
-            How::Trial => Reason::Trial,
-            How::Fallback => Reason::Fallback,
-            How::Diverted => Reason::Diverted,
-            How::Picked | How::Limited | How::Refused | How::Broken => Reason::Picked,
-        };
         let small = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
         Flow {
             start_ns: self.now_ns,
@@ -379,7 +372,7 @@ impl<'m> FakePrograms<'m> {
             table_generation: self.table().generation,
             entries: small(Tables::entries(self, pick.slot)),
             service: small(self.index),
-            why: self.service().rules.policy | (reason as u8) << 4,
+            why: self.service().rules.policy | (pick.how as u8) << 4,
             phase: phase as u8,
         }
     }

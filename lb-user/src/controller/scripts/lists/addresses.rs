@@ -14,6 +14,16 @@ use crate::controller::scripts::stage::{BACKENDS, SERVICE, Stage, address};
 const LINES: &str = "backends = { static = [\"10.0.0.1:80\", \"10.0.0.2:80\", \"10.0.0.3:80\"] }\n\
                      [kubernetes]\nserver = \"http://10.0.0.9:8001\"";
 
+/// A daemon whose service has the first answer of the API server as its address.
+fn answered(lines: &str) -> Stage {
+    let mut stage = Stage::new(lines);
+    stage.look_up();
+    stage.start(&BACKENDS);
+    stage.answer_address(SERVICE);
+    stage.settle();
+    stage
+}
+
 impl Stage {
     /// Configures the service with an address from the API server.
     fn look_up(&mut self) {
@@ -71,11 +81,7 @@ fn a_service_is_balanced_once_its_address_is_known() {
 
 #[test]
 fn a_restart_begins_with_the_stored_address_and_a_failed_query_changes_nothing() {
-    let mut stage = Stage::new(LINES);
-    stage.look_up();
-    stage.start(&BACKENDS);
-    stage.answer_address(SERVICE);
-    stage.settle();
+    let mut stage = answered(LINES);
     stage.fail_query();
     stage.start(&BACKENDS);
     assert_eq!(stage.used_at(SERVICE), BACKENDS);
@@ -88,11 +94,7 @@ fn a_restart_begins_with_the_stored_address_and_a_failed_query_changes_nothing()
 
 #[test]
 fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
-    let mut stage = Stage::new(LINES);
-    stage.look_up();
-    stage.start(&BACKENDS);
-    stage.answer_address(SERVICE);
-    stage.settle();
+    let mut stage = answered(LINES);
     let text = stage.config_text();
     stage.write_text("[[service");
     stage.answer_address("10.96.0.11:80");
@@ -117,11 +119,7 @@ fn a_changed_address_is_a_reload_and_is_stored_only_once_it_is_in_force() {
 fn an_address_that_is_an_endpoint_changes_nothing() {
     let (_, without_list) = LINES.split_once('\n').expect("the list is the first line");
     for lines in [LINES, without_list] {
-        let mut stage = Stage::new(lines);
-        stage.look_up();
-        stage.start(&BACKENDS);
-        stage.answer_address(SERVICE);
-        stage.settle();
+        let mut stage = answered(lines);
         stage.answer_address("10.0.0.2:80");
         stage.settle();
         assert_eq!(stage.used_at(SERVICE), BACKENDS, "the earlier address stays");
@@ -181,11 +179,7 @@ fn a_first_address_that_is_an_endpoint_leaves_the_service_without_an_address() {
 #[test]
 fn an_address_takes_effect_once_the_list_does_not_contain_it_any_more() {
     let (_, without_list) = LINES.split_once('\n').expect("the list is the first line");
-    let mut stage = Stage::new(without_list);
-    stage.look_up();
-    stage.start(&BACKENDS);
-    stage.answer_address(SERVICE);
-    stage.settle();
+    let mut stage = answered(without_list);
     stage.answer_address("10.0.0.2:80");
     stage.settle();
     assert!(stage.address_fault().is_some());
