@@ -33,6 +33,8 @@
 //! - passes over the flow records (`flow_records`), and jobs that close connections (`close_jobs`);
 //! - the backends that are probed (`probe_targets`, through `network`), and the backends that
 //!   report (`register`);
+//! - decisions that threads of the shell request, and not the event loop: the exchange with agents
+//!   (`exchange`), and the receivers on network interfaces (`receivers`);
 //! - weights that follow load (`client_task/control`), and the overrides of operators
 //!   (`overrides`);
 //! - queries (`queries`), and the facts that answers are built from (`facts`).
