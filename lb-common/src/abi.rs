@@ -61,7 +61,7 @@ pub const DEFAULT_PINS: &str = "/sys/fs/bpf/socklb";
 
 /// The version of everything in this module except [`host`] and [`responder`]; a part of the pin
 /// path.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 // ---- limits, each with its reason ---------------------------------------------------------------
 
@@ -141,11 +141,9 @@ pub mod map {
     /// Each service has two lists, so that the daemon can write the list for a new table while
     /// programs read the list of the current table.
     pub const MEMBERS: &str = "members";
-    /// Per-CPU array: service index to [`Cursor`](super::Cursor).
-    pub const CURSORS: &str = "cursors";
     /// Per-CPU array: service index, or [`NOT_A_SERVICE`](super::NOT_A_SERVICE), to
-    /// [`Outcomes`](super::Outcomes).
-    pub const OUTCOMES: &str = "outcomes";
+    /// [`CpuService`](super::CpuService).
+    pub const CPU_SERVICES: &str = "cpu_services";
     /// Per-CPU array: slot to [`SlotCounters`](super::SlotCounters).
     pub const COUNTS: &str = "counts";
     /// Per-CPU array: slot to the number of flows that were sent to its backend. This map is
@@ -154,12 +152,9 @@ pub mod map {
     pub const CHOSEN: &str = "chosen";
     /// Array, memory-mapped: socket cookie modulo the array's length to
     /// [`FlowBucket`](super::FlowBucket).
-    pub const FLOW_BUCKETS: &str = "flow_buckets";
-    /// Array, memory-mapped: the index of a bucket in [`FLOW_BUCKETS`] to the [`Flow`](super::Flow)
-    /// of the socket whose cookie is in this bucket.
     pub const FLOWS: &str = "flows";
-    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose bucket in [`FLOW_BUCKETS`]
-    /// belongs to another socket.
+    /// Hash: socket cookie to [`Flow`](super::Flow), for sockets whose bucket in [`FLOWS`] belongs
+    /// to another socket.
     pub const FLOW_OVERFLOW: &str = "flow_overflow";
     /// Hash: socket cookie to [`Datagrams`](super::Datagrams), for datagram sockets that send to
     /// addresses without connecting.
@@ -174,17 +169,15 @@ pub mod map {
     pub const RETIRED: &str = "retired";
 
     /// The names of all maps, in the order of the constants above.
-    pub const ALL: [&str; 16] = [
+    pub const ALL: [&str; 14] = [
         VIP_TABLE,
         SERVICES,
         BACKENDS,
         SCHEDULE,
         MEMBERS,
-        CURSORS,
-        OUTCOMES,
+        CPU_SERVICES,
         COUNTS,
         CHOSEN,
-        FLOW_BUCKETS,
         FLOWS,
         FLOW_OVERFLOW,
         DATAGRAMS,

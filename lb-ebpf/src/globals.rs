@@ -44,7 +44,7 @@ impl<const PLACE: u32> Constant<u64, PLACE> {
     }
 }
 
-/// Length of `flow_buckets` and of `flows` minus one.
+/// Length of `flows` minus one.
 pub const FLOW_MASK: Constant<u32, { place_of("FLOW_MASK") }> = Constant::new();
 
 /// 1 if the programs may check whether a socket is a path of an MPTCP socket (Linux 6.0 and

@@ -7,9 +7,9 @@ use aya_ebpf::btf_maps::{Array, HashMap, PerCpuArray};
 use aya_ebpf::macros::btf_map;
 use lb_common::abi::host::{REPORT_IDS, Verdict};
 use lb_common::abi::{
-    Anomalies, Backend, BackendName, Cursor, Datagrams, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowBucket,
-    MAX_SERVICES, Members, Outcomes, RetiredCounters, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service,
-    SlotCounters, VIP_CELLS, VipCell,
+    Anomalies, Backend, BackendName, CpuService, Datagrams, ENTRIES_PER_CELL, FLOW_RECORDS, Flow, FlowBucket,
+    MAX_SERVICES, Members, RetiredCounters, SCHEDULE_ENTRIES, SLOTS, ScheduleCell, Service, SlotCounters,
+    VIP_CELLS, VipCell,
 };
 
 /// `BPF_F_MMAPABLE`: the daemon writes these arrays through a mapping, which takes microseconds for
@@ -39,11 +39,8 @@ pub static SCHEDULE: Array<ScheduleCell, { (2 * SCHEDULE_ENTRIES / ENTRIES_PER_C
 #[btf_map(name = "members")]
 pub static MEMBERS: Array<Members, { 2 * MAX_SERVICES as usize }, MAPPED> = Array::new();
 
-#[btf_map(name = "cursors")]
-pub static CURSORS: PerCpuArray<Cursor, { MAX_SERVICES as usize }> = PerCpuArray::new();
-
-#[btf_map(name = "outcomes")]
-pub static OUTCOMES: PerCpuArray<Outcomes, { MAX_SERVICES as usize + 1 }> = PerCpuArray::new();
+#[btf_map(name = "cpu_services")]
+pub static CPU_SERVICES: PerCpuArray<CpuService, { MAX_SERVICES as usize + 1 }> = PerCpuArray::new();
 
 #[btf_map(name = "counts")]
 pub static COUNTS: PerCpuArray<SlotCounters, { SLOTS as usize }> = PerCpuArray::new();
@@ -51,11 +48,8 @@ pub static COUNTS: PerCpuArray<SlotCounters, { SLOTS as usize }> = PerCpuArray::
 #[btf_map(name = "chosen")]
 pub static CHOSEN: PerCpuArray<u64, { SLOTS as usize }> = PerCpuArray::new();
 
-#[btf_map(name = "flow_buckets")]
-pub static FLOW_BUCKETS: Array<FlowBucket, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
-
 #[btf_map(name = "flows")]
-pub static FLOWS: Array<Flow, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
+pub static FLOWS: Array<FlowBucket, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
 
 #[btf_map(name = "flow_overflow")]
 pub static FLOW_OVERFLOW: HashMap<u64, Flow, { FLOW_RECORDS as usize }, ON_DEMAND> = HashMap::new();

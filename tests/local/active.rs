@@ -20,7 +20,7 @@ fn all_gone(fixture: &Fixture) {
 
 /// Number of records in the flow table and in the overflow table.
 fn records(fixture: &Fixture) -> (usize, usize) {
-    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
+    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOWS));
     assert!(buckets.len() >= 64, "the table has at least 64 buckets");
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
     let taken = buckets.iter().filter(|bucket| bucket.cookie != 0).count();

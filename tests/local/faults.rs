@@ -296,12 +296,12 @@ fn foreign_and_missing_pins_and_maps_of_another_shape_are_refused() {
     let output = start(&fixture.setup, &(text.clone() + "[limits]\nflow_records = 1024\n"));
     check(&output, 1, &["datagrams", "131072 entries", "1024 entries", "socklb detach web"]);
     // A map of another kind has the name of one of socklb's maps.
-    fs::remove_file(maps.join(map::CURSORS)).expect("remove the pin");
-    fs::rename(maps.join(map::OUTCOMES), maps.join(map::CURSORS)).expect("put another map in its place");
+    fs::remove_file(maps.join(map::CPU_SERVICES)).expect("remove the pin");
+    fs::rename(maps.join(map::CHOSEN), maps.join(map::CPU_SERVICES)).expect("put another map in its place");
     check(
         &start(&fixture.setup, &text),
         1,
-        &["maps/cursors", &format!("this socklb (ABI {ABI_VERSION}) needs")],
+        &["maps/cpu_services", &format!("this socklb (ABI {ABI_VERSION}) needs")],
     );
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "connects continue");
 }

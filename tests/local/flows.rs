@@ -234,11 +234,11 @@ fn each_of_a_hundred_thousand_flows_is_shown_once() {
     let mut fixture = Fixture::new();
     let many = if stage::in_a_guest() { 10_000 } else { 100_000 };
     fixture.stop();
-    let pins = [map::FLOW_BUCKETS, map::FLOWS].map(|name| fixture.setup.map("web", name));
-    let (mut buckets, mut records) = (values::<FlowBucket>(&pins[0]), values::<abi::Flow>(&pins[1]));
-    for (number, (bucket, flow)) in (1u32..).zip(buckets.iter_mut().zip(&mut records).take(many)) {
+    let pin = fixture.setup.map("web", map::FLOWS);
+    let mut buckets = values::<FlowBucket>(&pin);
+    for (number, bucket) in (1u32..).zip(buckets.iter_mut().take(many)) {
         bucket.cookie = (1 << 32) + u64::from(number);
-        *flow = abi::Flow {
+        bucket.flow = abi::Flow {
             start_ns: 1_000 * u64::from(number * 7919 % 1_000_003),
             slot: number % 3,
             generation: 0,
@@ -252,8 +252,7 @@ fn each_of_a_hundred_thousand_flows_is_shown_once() {
             ..bytemuck::Zeroable::zeroed()
         };
     }
-    set_all(&pins[1], &mut records);
-    set_all(&pins[0], &mut buckets);
+    set_all(&pin, &mut buckets);
     let shown = flows(&fixture, &[]);
     assert_eq!((shown.len(), cookies(&shown).len()), (many, many));
     assert!(shown.is_sorted_by(|older, younger| older.age_s >= younger.age_s));

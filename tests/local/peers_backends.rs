@@ -90,7 +90,7 @@ impl Crowd {
     /// `hide` false, restores the names.
     fn hide_records(&self, hide: bool) {
         for client in CLIENTS {
-            for name in [map::FLOW_BUCKETS, map::FLOWS, map::FLOW_OVERFLOW, map::DATAGRAMS] {
+            for name in [map::FLOWS, map::FLOW_OVERFLOW, map::DATAGRAMS] {
                 let shown = self.fixture.setup.map(client, name);
                 let hidden = shown.with_file_name(format!("hidden-{name}"));
                 let (from, to) = if hide { (shown, hidden) } else { (hidden, shown) };

@@ -103,11 +103,10 @@ impl Tables for Maps {
 
 /// The flows of open sockets, sorted by cookie. On one CPU, this is the order of their creation.
 fn recorded(fixture: &Fixture) -> Vec<Flow> {
-    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOW_BUCKETS));
-    let table = values::<Flow>(&fixture.setup.map("web", map::FLOWS));
+    let buckets = values::<FlowBucket>(&fixture.setup.map("web", map::FLOWS));
     let overflow = hash::<u64, Flow>(&fixture.setup.map("web", map::FLOW_OVERFLOW));
-    let mut flows: Vec<(u64, Flow)> =
-        buckets.iter().map(|bucket| bucket.cookie).zip(table).filter(|(cookie, _)| *cookie != 0).collect();
+    let taken = buckets.iter().filter(|bucket| bucket.cookie != 0);
+    let mut flows: Vec<(u64, Flow)> = taken.map(|bucket| (bucket.cookie, bucket.flow)).collect();
     flows.extend(overflow.iter().filter_map(Result::ok).map(|(cookie, flow)| (cookie.0, flow.0)));
     flows.sort_by_key(|(cookie, _)| *cookie);
     flows.into_iter().map(|(_, flow)| flow).collect()

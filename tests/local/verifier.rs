@@ -167,7 +167,6 @@ fn verified_of_client(
         (map::BACKENDS, slots),
         (map::CHOSEN, slots),
         (map::COUNTS, slots),
-        (map::FLOW_BUCKETS, flow_records),
         (map::FLOWS, flow_records),
         (map::FLOW_OVERFLOW, flow_records),
         (map::DATAGRAMS, flow_records),

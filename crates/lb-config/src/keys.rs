@@ -444,7 +444,7 @@ section! {
     SCHEDULE_ENTRIES "schedule_entries":
         PowerOfTwo(1 << abi::MIN_SCHEDULE_LOG2..=8 * abi::SCHEDULE_ENTRIES), Is(abi::SCHEDULE_ENTRIES),
         "number of entries in the schedules of all services together";
-    // The maximum needs 352 MiB of kernel memory (88 bytes for each record), even while the
+    // The maximum needs 384 MiB of kernel memory (96 bytes for each record), even while the
     // overflow table and the table of datagrams are empty.
     FLOW_RECORDS "flow_records": PowerOfTwo(64..=1 << 22), Is(abi::FLOW_RECORDS),
         "number of flow records. The overflow table has room for the same number of records, see \

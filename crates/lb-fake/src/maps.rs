@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 
 use lb_common::abi::host::{LastReport, MAX_LISTENERS, MAX_SENDERS, REPORT_IDS, Receptions, Verdict};
 use lb_common::abi::{
-    Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell, Service, SlotCounters, VipCell, map,
+    Anomalies, Backend, CpuService, Members, ScheduleCell, Service, SlotCounters, VipCell, map,
 };
 use lb_core::limits::Limits;
 use lb_kernel::{
@@ -57,8 +57,7 @@ pub struct ClientMaps {
     pub backends: Mapped<Backend>,
     pub schedule: Mapped<ScheduleCell>,
     pub members: Mapped<Members>,
-    pub cursors: Array,
-    pub outcomes: Array,
+    pub cpu_services: Array,
     pub counts: Array,
     pub chosen: Array,
     anomalies: Array,
@@ -85,8 +84,7 @@ impl ClientMaps {
             backends: Mapped::in_memory(length(map::BACKENDS))?,
             schedule: Mapped::in_memory(length(map::SCHEDULE))?,
             members: Mapped::in_memory(length(map::MEMBERS))?,
-            cursors: array(map::CURSORS, size_of::<Cursor>())?,
-            outcomes: array(map::OUTCOMES, size_of::<Outcomes>())?,
+            cpu_services: array(map::CPU_SERVICES, size_of::<CpuService>())?,
             counts: array(map::COUNTS, size_of::<SlotCounters>())?,
             chosen: array(map::CHOSEN, size_of::<u64>())?,
             anomalies: array(map::ANOMALIES, size_of::<Anomalies>())?,
@@ -119,8 +117,7 @@ impl ClientMaps {
             backends: self.backends.shared(),
             schedule: self.schedule.shared(),
             members: self.members.shared(),
-            cursors: per_cpu(&self.cursors),
-            outcomes: per_cpu(&self.outcomes),
+            cpu_services: per_cpu(&self.cpu_services),
             counts: Counters::over(per_cpu(&self.counts), per_cpu(&self.chosen)),
             anomalies: per_cpu(&self.anomalies),
             reclaimed: self.reclaimed.shared(),

@@ -9,8 +9,8 @@ use std::mem::offset_of;
 use std::net::SocketAddr;
 
 use lb_common::abi::{
-    Backend, Cursor, ENTRIES_PER_CELL, EjectionRules, EjectionState, Flow, Members, NO_MEMBERS, NO_SLOT,
-    NOT_A_SERVICE, NextTrial, Outcomes, Phase, RecentErrors, Rules, Service, SlotCounters, StateWord,
+    Backend, CpuService, Cursor, ENTRIES_PER_CELL, EjectionRules, EjectionState, Flow, Members, NO_MEMBERS,
+    NO_SLOT, NOT_A_SERVICE, NextTrial, Phase, RecentErrors, Rules, Service, SlotCounters, StateWord,
     TableRef, VipCell,
 };
 use lb_common::ejection::steps::{self, Counted, EjectionStore, Unjudged};
@@ -268,7 +268,7 @@ fn send(
     let rebind = programs.service().rules.rebind;
     let is_due = rebind != 0 && before.is_some_and(|flow| have_passed(rebind, flow.start_ns, host.now_ns));
     let reuse = |flow: &Flow| {
-        programs.outcome(offset_of!(Outcomes, reused));
+        programs.outcome(offset_of!(CpuService, outcomes.reused));
         Ok(Some(programs.address(flow.slot)))
     };
     if let Some(flow) = usable.filter(|flow| !is_due && !programs.is_lame(flow.slot)) {
@@ -335,24 +335,24 @@ impl<'m> FakePrograms<'m> {
         let port = Be16::from_host(to.port());
         let destination = Destination { address: Address::from(to.ip()), port, protocol };
         let Some(index) = find(&FakeVipTable(maps), destination) else {
-            maps.outcomes.add(NOT_A_SERVICE, offset_of!(Outcomes, not_a_service), 1);
+            maps.cpu_services.add(NOT_A_SERVICE, offset_of!(CpuService, outcomes.not_a_service), 1);
             return None;
         };
         Some(Self { maps, index, now_ns: host.now_ns })
     }
 
     fn outcome(&self, offset: usize) {
-        self.maps.outcomes.add(self.index, offset, 1);
+        self.maps.cpu_services.add(self.index, offset, 1);
     }
 
     /// Counts a call without a backend. Returns the errno with which the call fails; `None` if it
     /// proceeds unchanged.
     fn refuse(&self, how: How) -> Option<u16> {
         match how {
-            How::Limited => self.outcome(offset_of!(Outcomes, limited)),
-            How::Refused => self.outcome(offset_of!(Outcomes, no_backend)),
+            How::Limited => self.outcome(offset_of!(CpuService, outcomes.limited)),
+            How::Refused => self.outcome(offset_of!(CpuService, outcomes.no_backend)),
             How::Picked | How::Trial | How::Overflowed | How::Fallback | How::Diverted | How::Broken => {
-                self.outcome(offset_of!(Outcomes, passed));
+                self.outcome(offset_of!(CpuService, outcomes.passed));
                 return None;
             }
         }
@@ -380,11 +380,11 @@ impl<'m> FakePrograms<'m> {
     /// Counts a flow that begins with this decision. Its record exists already.
     fn begin(&self, pick: Pick) {
         match pick.how {
-            How::Trial => self.outcome(offset_of!(Outcomes, trial)),
-            How::Overflowed => self.outcome(offset_of!(Outcomes, overflowed)),
-            How::Fallback => self.outcome(offset_of!(Outcomes, fallback)),
+            How::Trial => self.outcome(offset_of!(CpuService, outcomes.trial)),
+            How::Overflowed => self.outcome(offset_of!(CpuService, outcomes.overflowed)),
+            How::Fallback => self.outcome(offset_of!(CpuService, outcomes.fallback)),
             How::Picked | How::Diverted | How::Limited | How::Refused | How::Broken => {
-                self.outcome(offset_of!(Outcomes, forwarded));
+                self.outcome(offset_of!(CpuService, outcomes.forwarded));
             }
         }
         self.maps.chosen.add(pick.slot, 0, 1);
@@ -431,7 +431,7 @@ impl<'m> FakePrograms<'m> {
     }
 
     fn cursor(&self) -> Cursor {
-        bytemuck::cast(self.maps.cursors.load(self.index, 0))
+        bytemuck::cast(self.maps.cpu_services.load(self.index, 0))
     }
 
     fn backend64(&self, slot: u32, offset: usize) -> u64 {
@@ -452,7 +452,7 @@ impl<'m> FakePrograms<'m> {
             NO_SLOT => {
                 let cursor = Cell::new(self.cursor());
                 let picked = pick::pick(self, &cursor, table, rules, now);
-                self.maps.cursors.store(self.index, 0, bytemuck::cast(cursor.get()));
+                self.maps.cpu_services.store(self.index, 0, bytemuck::cast(cursor.get()));
                 picked
             }
             slot => (Pick { how: How::Trial, slot }, 0),

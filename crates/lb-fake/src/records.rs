@@ -18,7 +18,6 @@ const BUCKETS: usize = 64;
 
 pub struct FlowRecords {
     buckets: Mapped<FlowBucket>,
-    flows: Mapped<Flow>,
     overflow: Hash,
     datagrams: Hash,
 }
@@ -28,7 +27,6 @@ impl FlowRecords {
     pub fn new(faults: &Arc<FaultInjection>) -> io::Result<Self> {
         Ok(Self {
             buckets: Mapped::in_memory(BUCKETS)?,
-            flows: Mapped::in_memory(BUCKETS)?,
             overflow: Hash::new(FLOW_RECORDS, faults),
             datagrams: Hash::new(FLOW_RECORDS, faults),
         })
@@ -36,7 +34,7 @@ impl FlowRecords {
 
     /// Handles of the table, the overflow and the datagrams.
     pub fn opened(&self) -> (FlowTable, Box<dyn Elements>, Box<dyn Elements>) {
-        let table = FlowTable { buckets: self.buckets.shared(), flows: self.flows.shared() };
+        let table = FlowTable { buckets: self.buckets.shared() };
         (table, Box::new(self.overflow.clone()), Box::new(self.datagrams.clone()))
     }
 
@@ -44,7 +42,7 @@ impl FlowRecords {
     pub fn begin(&self, cookie: u64, flow: &Flow) {
         let index = index(cookie);
         if self.buckets.replace64(index, offset_of!(FlowBucket, cookie), 0, cookie) {
-            self.flows.shared().set(index, flow);
+            self.buckets.shared().set_part(index, offset_of!(FlowBucket, flow), flow);
         } else {
             self.overflow.put(cookie, flow);
             self.note(cookie, FlowBucket::IN_OVERFLOW);
@@ -55,7 +53,7 @@ impl FlowRecords {
     pub fn flow(&self, cookie: u64) -> Option<Flow> {
         let index = index(cookie);
         let is_here = self.buckets.load64(index, offset_of!(FlowBucket, cookie)) == cookie;
-        if is_here { Some(self.flows.get(index)) } else { self.overflow.find(cookie) }
+        if is_here { Some(self.buckets.get(index).flow) } else { self.overflow.find(cookie) }
     }
 
     /// Changes the phase of a socket's flow.
@@ -64,7 +62,7 @@ impl FlowRecords {
         let flow = Flow { phase: phase as u8, ..flow };
         let index = index(cookie);
         if self.buckets.load64(index, offset_of!(FlowBucket, cookie)) == cookie {
-            self.flows.shared().set(index, &flow);
+            self.buckets.shared().set_part(index, offset_of!(FlowBucket, flow), &flow);
         } else {
             self.overflow.put(cookie, &flow);
         }

@@ -51,6 +51,18 @@ pub struct Outcomes {
 }
 const _: () = assert!(size_of::<Outcomes>() == 80);
 
+/// The state of a service on one CPU. The cursor and the most frequent outcome are in one cache
+/// line.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+pub struct CpuService {
+    /// The position in the service's schedule.
+    pub cursor: Cursor,
+    /// The outcomes of the calls to the service.
+    pub outcomes: Outcomes,
+}
+const _: () = assert!(size_of::<CpuService>() == 88);
+
 /// The outcome of one call. Each variant has a field of [`Outcomes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -154,48 +166,54 @@ impl Outcomes {
     }
 }
 
-/// The index of the element of [`map::OUTCOMES`](super::map::OUTCOMES) that counts calls to
+/// The index of the element of [`map::CPU_SERVICES`](super::map::CPU_SERVICES) that counts calls to
 /// addresses that are not services, and calls of the kernel's own sockets.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
-/// Length of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The last
-/// element is unused and always 0; the programs depend on this value.
+/// Length of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The elements
+/// after the last ending are unused.
 pub const ENDING_ROWS: usize = 16;
-const _: () = assert!(Ending::ALL.len() < ENDING_ROWS);
+const _: () = assert!(Ending::ALL.len() <= ENDING_ROWS);
 
 /// Counters of a slot's backend on one CPU. Written by the kernel programs. When a backend gets the
 /// slot, the daemon sets the counters so that their sums over CPUs are the backend's retired
 /// counters, or zero. The sum of `chosen` over CPUs equals the total of all endings,
 /// [`Backend::flows`](super::Backend::flows), the reclaimed flows
 /// ([`map::RECLAIMED`](super::map::RECLAIMED)) and `untracked`.
+///
+/// In the map, three fields have other values, so that a program needs fewer atomic instructions
+/// (see [`to_stored`](Self::to_stored)). The fields that most flows change are in neighbouring
+/// cache lines.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct SlotCounters {
+    /// Flows that were established. In the map, without the flows that `rtt` counts.
+    pub established: u64,
     /// Flows sent to the backend. In the map this field is 0: [`map::CHOSEN`](super::map::CHOSEN)
-    /// contains the number.
+    /// contains the number. The programs depend on the 0.
     pub chosen: u64,
-    /// Flows that were sent to the backend, but that [`Backend::flows`](super::Backend::flows) does
-    /// not count.
-    pub untracked: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,
-    /// Flows that were established.
-    pub established: u64,
-    /// Flows that went to another address, because another system's program rewrote the destination
-    /// after socklb's program.
-    pub diverted: u64,
-    /// Number of ended flows for each [`Ending`].
-    pub endings: [u64; ENDING_ROWS],
-    /// Histogram of the round-trip times of handshakes.
-    pub rtt: Histogram,
-    /// Histogram of the times from the choice until the flow was established.
-    pub connect: Histogram,
     /// Sum of the durations of ended flows, in nanoseconds.
     pub lifetime_ns: u64,
     /// Received bytes of flows that have ended.
     pub bytes_received: u64,
     /// Bytes that the peers of flows that have ended acknowledged.
     pub bytes_sent: u64,
+    /// Number of ended flows for each [`Ending`].
+    pub endings: [u64; ENDING_ROWS],
+    /// Histogram of the times from the choice until the flow was established. In the map, its
+    /// difference from `rtt`. The kernel copies a value in ascending order, so the difference
+    /// precedes `rtt`: a copy never contains a subtraction without the addition that preceded it.
+    pub connect: Histogram,
+    /// Histogram of the round-trip times of handshakes.
+    pub rtt: Histogram,
+    /// Flows that were sent to the backend, but that [`Backend::flows`](super::Backend::flows) does
+    /// not count.
+    pub untracked: u64,
+    /// Flows that went to another address, because another system's program rewrote the destination
+    /// after socklb's program.
+    pub diverted: u64,
     /// Retransmitted segments of flows that have ended.
     pub retransmits: u64,
     /// Ejections of the backend, including those after a failed trial.
@@ -208,6 +226,33 @@ pub struct SlotCounters {
     pub withheld: u64,
 }
 const _: () = assert!(size_of::<SlotCounters>() == 568);
+
+impl SlotCounters {
+    /// The counters in the form of the map. `established` and `connect` follow from `rtt` for
+    /// nearly every flow: a flow whose round-trip time is known is established, and if its first
+    /// SYN was answered, its connect took as long as the handshake.
+    #[must_use]
+    pub fn to_stored(&self) -> Self {
+        Self {
+            established: self.established.wrapping_sub(self.rtt.count()),
+            chosen: 0,
+            connect: self.connect.combined(&self.rtt, u64::wrapping_sub),
+            ..*self
+        }
+    }
+
+    /// The counters with these sums over CPUs of the map's values, and this number of flows sent to
+    /// the backend.
+    #[must_use]
+    pub fn from_stored(stored: &Self, chosen: u64) -> Self {
+        Self {
+            established: stored.established.wrapping_add(stored.rtt.count()),
+            chosen,
+            connect: stored.connect.combined(&stored.rtt, u64::wrapping_add),
+            ..*stored
+        }
+    }
+}
 
 /// Buckets of a [`Histogram`].
 pub const TIME_BUCKETS: usize = 20;
@@ -226,6 +271,21 @@ pub struct Histogram {
     pub buckets: [u64; TIME_BUCKETS],
 }
 const _: () = assert!(size_of::<Histogram>() == 168);
+
+impl Histogram {
+    /// The number of times in all buckets.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().fold(0, |sum, count| sum.wrapping_add(*count))
+    }
+
+    /// The result of `combine` for each pair of numbers of two histograms.
+    fn combined(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            sum_us: combine(self.sum_us, other.sum_us),
+            buckets: core::array::from_fn(|i| combine(self.buckets[i], other.buckets[i])),
+        }
+    }
+}
 
 /// The index of the histogram bucket for a time of `us` microseconds.
 #[inline(always)]
@@ -265,5 +325,26 @@ mod tests {
             assert_eq!(bucket(us), expected, "{us} us");
         }
         assert_eq!(bucket(u32::MAX), TIME_BUCKETS - 1);
+    }
+
+    #[test]
+    fn the_form_of_the_map_has_the_same_content() {
+        let histogram = |sum_us, at: usize| {
+            let mut buckets = [0; TIME_BUCKETS];
+            (buckets[at], buckets[19]) = (5, 2);
+            Histogram { sum_us, buckets }
+        };
+        let counters = SlotCounters {
+            established: 9,
+            chosen: 12,
+            connect: histogram(70, 3),
+            rtt: histogram(40, 1),
+            withheld: 1,
+            ..SlotCounters::default()
+        };
+        let stored = counters.to_stored();
+        let found = (stored.established, stored.chosen, stored.connect.sum_us, stored.connect.buckets[19]);
+        assert_eq!(found, (2, 0, 30, 0));
+        assert_eq!(SlotCounters::from_stored(&stored, 12), counters);
     }
 }

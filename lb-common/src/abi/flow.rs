@@ -137,12 +137,9 @@ impl Reason {
     }
 }
 
-/// A bucket of the flow table: the cookie of the socket that uses it. Written by the kernel
-/// programs; the daemon also frees a bucket, with the same compare-and-swap, if the socket is gone.
-/// The flow itself is in [`map::FLOWS`](super::map::FLOWS) at the same index. Sockets that were
-/// created in succession have consecutive cookies. Buckets are small and contiguous, so that the
-/// buckets of such sockets share a cache line. A connect to an address that is not a service reads
-/// only that line.
+/// A bucket of the flow table: the cookie of the socket that uses it, and the socket's flow. Written
+/// by the kernel programs; the daemon also frees a bucket, with the same compare-and-swap, if the
+/// socket is gone. A bucket is one cache line, so that finding a record loads no other line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowBucket {
@@ -157,8 +154,12 @@ pub struct FlowBucket {
     /// a socket with a flow in the overflow table finds this flow, even if the bucket has become
     /// free meanwhile.
     pub elsewhere: u64,
+    /// The flow of the socket. If the bucket is free, the last flow in the bucket.
+    pub flow: Flow,
+    /// Zero.
+    pub _reserved: u64,
 }
-const _: () = assert!(size_of::<FlowBucket>() == 16);
+const _: () = assert!(size_of::<FlowBucket>() == 64);
 
 impl FlowBucket {
     /// The amount that each flow in the overflow table adds to [`elsewhere`](Self::elsewhere).

@@ -2,31 +2,34 @@
 //! take about ten nanoseconds. The slow path is a global function, which the verifier follows once,
 //! for any arguments.
 
-use lb_common::abi::{Backend, NO_SLOT, Service, TableRef};
+use lb_common::abi::{Backend, CpuService, NO_SLOT, Service, TableRef};
 use lb_common::pick::{self, How, Pick, pick};
 
 use super::tables::{KernelCursor, KernelTables, first_rules, rules_of};
 use crate::kernel::atomic::Instructions;
 use crate::kernel::global_function::global_function;
-use crate::maps::CURSORS;
 use crate::rows;
 
 const BROKEN: Pick = Pick { how: How::Broken, slot: NO_SLOT };
 
-/// Chooses a backend of a service from `table`, at the tick `now`. Also returns the sample,
-/// and the backend's row of `BACKENDS`, or null if it must be looked up.
+/// Chooses a backend of a service from `table`, with this CPU's value of `CPU_SERVICES`, at the
+/// tick `now`. Also returns the sample, and the backend's row of `BACKENDS`, or null if it must be
+/// looked up.
 #[inline(always)]
 pub fn here<I: Instructions>(
     index: u32,
     service: *const Service,
+    on_cpu: Option<*mut CpuService>,
     table: TableRef,
     policy: u8,
     now: u32,
 ) -> (Pick, u32, *const Backend) {
-    let Some(cursor) = CURSORS.get_ptr_mut(index) else { return (BROKEN, 0, core::ptr::null()) };
+    let Some(on_cpu) = on_cpu else { return (BROKEN, 0, core::ptr::null()) };
+    // SAFETY: this CPU's map value.
+    let cursor = KernelCursor::<I>::new(unsafe { &raw mut (*on_cpu).cursor });
     let tables = KernelTables::<I>::new(index, service);
     let rules = first_rules(service, policy);
-    let (pick, sample) = pick(&tables, &KernelCursor::<I>::new(cursor), table, rules, now);
+    let (pick, sample) = pick(&tables, &cursor, table, rules, now);
     (pick, sample, tables.picked.get())
 }
 

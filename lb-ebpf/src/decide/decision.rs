@@ -1,7 +1,7 @@
 //! The decision about one call to a service. Each input that the flow's record or a counter depends
 //! on is read only once, so that the choice, the record and the counters agree.
 
-use lb_common::abi::{Backend, Flow, Phase, Service, TableRef};
+use lb_common::abi::{Backend, CpuService, Flow, Phase, Service, TableRef};
 use lb_common::pick::{self, How, Pick};
 use lb_common::ticks::tick;
 
@@ -15,6 +15,7 @@ use crate::globals::HAS_SET_RETVAL;
 use crate::kernel::atomic::Instructions;
 use crate::kernel::clock;
 use crate::kernel::context::Dial;
+use crate::maps::CPU_SERVICES;
 use crate::rows;
 
 /// The result of a decision. Every field is written on every path, because without CAP_PERFMON the
@@ -28,6 +29,8 @@ pub struct Decision {
     pub slot: u32,
     /// The slot's row of `BACKENDS`; null if no backend was chosen.
     backend: *const Backend,
+    /// The service's value of `CPU_SERVICES`; `None` if it must be looked up.
+    on_cpu: Option<*mut CpuService>,
     sample: u32,
     table_generation: u16,
     policy: u8,
@@ -38,14 +41,14 @@ pub struct Decision {
 
 impl Decision {
     /// Decides on a call. `may_try`: whether the call may be the trial of an ejected backend.
-    /// `keeps_row`: whether the backend's row that the policy has examined is used further. If not,
-    /// the row is looked up again, which takes more instructions of the call, but fewer of the
-    /// verifier if much code follows.
+    /// `on_cpu`: the service's value of `CPU_SERVICES`. If the caller has not looked it up, this
+    /// function looks up all map values again that the choice has used, which takes more
+    /// instructions of the call, but fewer of the verifier if much code follows.
     #[inline(always)]
     pub fn make<I: Instructions>(
         Dialled { index, row: service, .. }: Dialled,
+        on_cpu: Option<*mut CpuService>,
         may_try: bool,
-        keeps_row: bool,
     ) -> Self {
         let table = table_of(service);
         // The clock is read once for the choice and the flow.
@@ -60,12 +63,25 @@ impl Decision {
         let (pick, sample, picked) = if let Some(slot) = trial {
             (Pick { how: How::Trial, slot }, 0, core::ptr::null())
         } else {
-            choose::here::<I>(index, service, table, policy, now)
+            let on_cpu = if on_cpu.is_some() { on_cpu } else { CPU_SERVICES.get_ptr_mut(index) };
+            choose::here::<I>(index, service, on_cpu, table, policy, now)
         };
-        let picked = if keeps_row { picked } else { core::ptr::null() };
+        let picked = if on_cpu.is_some() { picked } else { core::ptr::null() };
         let (Pick { how, slot }, backend) = unless_lame(service, table, policy, pick, picked, sample, now_ns);
         let table_generation = table.generation;
-        Self { index, service, how, slot, backend, sample, table_generation, policy, syn_retries, now_ns }
+        Self {
+            index,
+            service,
+            how,
+            slot,
+            backend,
+            on_cpu,
+            sample,
+            table_generation,
+            policy,
+            syn_retries,
+            now_ns,
+        }
     }
 
     /// The chosen backend, if there is one.
@@ -112,9 +128,10 @@ impl Decision {
             How::Trial => tally::outcome(self.index, |outcomes| &raw mut outcomes.trial),
             How::Overflowed => tally::outcome(self.index, |outcomes| &raw mut outcomes.overflowed),
             How::Fallback => tally::outcome(self.index, |outcomes| &raw mut outcomes.fallback),
-            How::Picked | How::Diverted | How::Limited | How::Refused | How::Broken => {
-                tally::outcome(self.index, |outcomes| &raw mut outcomes.forwarded);
-            }
+            How::Picked | How::Diverted | How::Limited | How::Refused | How::Broken => match self.on_cpu {
+                Some(on_cpu) => tally::forwarded(on_cpu),
+                None => tally::outcome(self.index, |outcomes| &raw mut outcomes.forwarded),
+            },
         }
     }
 

@@ -16,7 +16,7 @@ use crate::ejection;
 use crate::globals::SCANS;
 use crate::kernel::atomic::{Instructions, Linux5_10};
 use crate::kernel::clock;
-use crate::maps::{CURSORS, MEMBERS, SCHEDULE};
+use crate::maps::{CPU_SERVICES, MEMBERS, SCHEDULE};
 use crate::rows;
 
 /// The tables of one service.
@@ -51,9 +51,9 @@ pub fn table_of(service: *const Service) -> TableRef {
 /// A pseudo-random number from the position of this CPU's cursor over the service's schedule.
 #[inline(always)]
 pub fn cursor_number(index: u32) -> u32 {
-    match CURSORS.get_ptr(index) {
+    match CPU_SERVICES.get_ptr(index) {
         // SAFETY: this CPU's map value.
-        Some(cursor) => pick::scattered(unsafe { cursor.read_volatile() }),
+        Some(service) => pick::scattered(unsafe { (&raw const (*service).cursor).read_volatile() }),
         None => 0,
     }
 }

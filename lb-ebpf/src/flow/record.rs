@@ -17,7 +17,7 @@ use crate::globals::{FLOW_MASK, FULL_ACCOUNTING};
 use crate::kernel::atomic::{self, Instructions};
 use crate::kernel::clock;
 use crate::kernel::global_function::global_function;
-use crate::maps::{ANOMALIES, FLOW_BUCKETS, FLOW_OVERFLOW, FLOWS, NO_FLOW};
+use crate::maps::{ANOMALIES, FLOW_OVERFLOW, FLOWS, NO_FLOW};
 use crate::rows;
 
 /// `BPF_NOEXIST`.
@@ -109,8 +109,7 @@ fn find(bucket: *mut FlowBucket, cookie: u64) -> Option<RecordRef> {
     // restores a claimed record.
     unsafe {
         if (&raw const (*bucket).cookie).read_volatile() == cookie {
-            let flow = FLOWS.get_ptr_mut(index(cookie))?;
-            return Some(RecordRef { bucket, flow, is_in_table: true });
+            return Some(RecordRef { bucket, flow: &raw mut (*bucket).flow, is_in_table: true });
         }
         if FlowBucket::in_overflow((&raw const (*bucket).elsewhere).read_volatile()) != 0 {
             let flow = FLOW_OVERFLOW.get_ptr_mut(cookie)?;
@@ -126,7 +125,7 @@ pub fn of(cookie: u64) -> Option<RecordRef> {
     if cookie == 0 {
         return None;
     }
-    find(FLOW_BUCKETS.get_ptr_mut(index(cookie))?, cookie)
+    find(FLOWS.get_ptr_mut(index(cookie))?, cookie)
 }
 
 /// Whether any socket has the same bucket as this socket and an entry in `datagrams`. Without this
@@ -135,7 +134,7 @@ pub fn of(cookie: u64) -> Option<RecordRef> {
 #[inline(always)]
 pub fn may_have_datagrams(cookie: u64) -> bool {
     // SAFETY: a live map value, to which other programs may add.
-    FLOW_BUCKETS.get_ptr(index(cookie)).is_some_and(|bucket| unsafe {
+    FLOWS.get_ptr(index(cookie)).is_some_and(|bucket| unsafe {
         FlowBucket::in_datagrams((&raw const (*bucket).elsewhere).read_volatile()) != 0
     })
 }
@@ -144,7 +143,7 @@ pub fn may_have_datagrams(cookie: u64) -> bool {
 /// minus [`FlowBucket::IN_DATAGRAMS`].
 #[inline(always)]
 pub fn note_datagrams(cookie: u64, change: u64) {
-    if let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) {
+    if let Some(bucket) = FLOWS.get_ptr_mut(index(cookie)) {
         // SAFETY: a live map value.
         unsafe { atomic::add(&raw mut (*bucket).elsewhere, change) };
     }
@@ -192,26 +191,26 @@ impl Place {
 /// Finds or claims the memory for the record of a socket that is being directed to a backend.
 #[inline(always)]
 pub fn begin<I: Instructions>(cookie: u64) -> Place {
-    let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return Place::NOWHERE };
+    let Some(bucket) = FLOWS.get_ptr_mut(index(cookie)) else { return Place::NOWHERE };
     if let Some(record) = find(bucket, cookie) {
         return Place { flow: record.flow, is_taken: true };
     }
     // SAFETY: `bucket` is a live map value; the swap decides between sockets that claim it at the
     // same time.
-    let flow = if unsafe { I::replace(&raw mut (*bucket).cookie, 0, cookie) } {
-        FLOWS.get_ptr_mut(index(cookie))
-    } else {
-        claim_overflow(cookie);
-        FLOW_OVERFLOW.get_ptr_mut(cookie)
-    };
-    Place { flow: flow.unwrap_or(core::ptr::null_mut()), is_taken: false }
+    unsafe {
+        if I::replace(&raw mut (*bucket).cookie, 0, cookie) {
+            return Place { flow: &raw mut (*bucket).flow, is_taken: false };
+        }
+    }
+    claim_overflow(cookie);
+    Place { flow: FLOW_OVERFLOW.get_ptr_mut(cookie).unwrap_or(core::ptr::null_mut()), is_taken: false }
 }
 
 /// Creates an empty record in the overflow table, if there is room. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn claim_overflow(cookie: u64) -> u32 {
-    let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return 0 };
+    let Some(bucket) = FLOWS.get_ptr_mut(index(cookie)) else { return 0 };
     let empty: &Flow = &NO_FLOW;
     if FLOW_OVERFLOW.insert(cookie, empty, NEW).is_ok() {
         // SAFETY: a live map value.
@@ -363,7 +362,7 @@ fn take_out<I: Instructions>(cookie: u64, record: RecordRef) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn leave_overflow(cookie: u64) -> u32 {
-    let Some(bucket) = FLOW_BUCKETS.get_ptr_mut(index(cookie)) else { return 0 };
+    let Some(bucket) = FLOWS.get_ptr_mut(index(cookie)) else { return 0 };
     if !is_removed(|| FLOW_OVERFLOW.remove(cookie)) {
         return 0;
     }

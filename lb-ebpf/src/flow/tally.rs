@@ -4,13 +4,13 @@
 //! the decrease the slot may get another backend with its own counters.
 
 use lb_common::abi::{
-    Backend, ENDING_ROWS, Histogram, Outcomes, RecentErrors, SlotCounters, TIME_BUCKETS, bucket,
+    Backend, CpuService, ENDING_ROWS, Histogram, Outcomes, RecentErrors, SlotCounters, TIME_BUCKETS, bucket,
 };
 use lb_common::load::{self, HalfLife};
 
 use crate::kernel::atomic;
 use crate::kernel::clock;
-use crate::maps::{BACKENDS, CHOSEN, COUNTS, OUTCOMES, SERVICES};
+use crate::maps::{BACKENDS, CHOSEN, COUNTS, CPU_SERVICES, SERVICES};
 
 /// The traffic of a connection.
 #[derive(Clone, Copy)]
@@ -29,10 +29,17 @@ impl TrafficTotals {
 /// ([`NOT_A_SERVICE`](lb_common::abi::NOT_A_SERVICE)).
 #[inline(always)]
 pub fn outcome(index: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
-    if let Some(outcomes) = OUTCOMES.get_ptr_mut(index) {
+    if let Some(service) = CPU_SERVICES.get_ptr_mut(index) {
         // SAFETY: this CPU's map value; the closure only takes a field's address.
-        unsafe { atomic::add(field(&mut *outcomes), 1) };
+        unsafe { atomic::add(field(&mut (*service).outcomes), 1) };
     }
+}
+
+/// Counts a call that is sent to the backend that the policy picked.
+#[inline(always)]
+pub fn forwarded(service: *mut CpuService) {
+    // SAFETY: this CPU's map value.
+    unsafe { atomic::add(&raw mut (*service).outcomes.forwarded, 1) };
 }
 
 /// Increments one field of a slot's counters on this CPU.
@@ -53,46 +60,61 @@ pub fn chosen(slot: u32) {
 }
 
 /// Returns `number` as a value that is unknown to the verifier: without CAP_PERFMON the verifier
-/// rejects arithmetic with offsets that differ by path. The last element of `endings` is unused and
-/// always 0, but the verifier assumes that a value from a map can be any number.
+/// rejects arithmetic with offsets that differ by path. In the map, `chosen` is always 0, but the
+/// verifier assumes that a value from a map can be any number.
 ///
 /// # Safety
 /// `counts` must be a live map value.
 #[inline(always)]
 unsafe fn opaque_to_verifier(counts: *const SlotCounters, number: usize) -> usize {
     // SAFETY: guaranteed by the caller.
-    let nothing = unsafe { (&raw const (*counts).endings[ENDING_ROWS - 1]).read_volatile() };
+    let nothing = unsafe { (&raw const (*counts).chosen).read_volatile() };
     (number as u64).wrapping_add(nothing) as usize
 }
 
-/// Counts an established flow, the round-trip time of its handshake, and the time of its connect.
-/// The times are nearly always equal, and then both are in the same bucket.
+/// Counts an established flow by the round-trip time of its handshake. The time of its connect is
+/// nearly always the same, and is counted only if it differs.
 #[inline(always)]
 pub fn established(slot: u32, rtt: u32, connect: u32) {
     let Some(counts) = COUNTS.get_ptr_mut(slot) else { return };
-    // SAFETY: this CPU's map value; `add_time` checks the bucket.
+    // SAFETY: this CPU's map value; `add_times` checks the bucket.
     unsafe {
-        atomic::add(&raw mut (*counts).established, 1);
         let rtt_bucket = opaque_to_verifier(counts, bucket(rtt));
-        let connect_bucket =
-            if connect == rtt { rtt_bucket } else { opaque_to_verifier(counts, bucket(connect)) };
-        add_time(&raw mut (*counts).rtt, rtt, rtt_bucket);
-        add_time(&raw mut (*counts).connect, connect, connect_bucket);
+        add_times(&raw mut (*counts).rtt, rtt_bucket, 1, u64::from(rtt));
+        if connect != rtt {
+            let connect_bucket = opaque_to_verifier(counts, bucket(connect));
+            let longer = u64::from(connect).wrapping_sub(u64::from(rtt));
+            add_times(&raw mut (*counts).connect, connect_bucket, 1, longer);
+            add_times(&raw mut (*counts).connect, rtt_bucket, u64::MAX, 0);
+        }
     }
 }
 
-/// Adds a time to a histogram.
+/// Adds to the numbers of a histogram: `count` to a bucket, and `us` to the sum.
 ///
 /// # Safety
 /// `times` must be part of a live map value.
 #[inline(always)]
-unsafe fn add_time(times: *mut Histogram, us: u32, bucket: usize) {
+unsafe fn add_times(times: *mut Histogram, bucket: usize, count: u64, us: u64) {
     if bucket < TIME_BUCKETS {
         // SAFETY: guaranteed by the caller; within the array by the comparison.
         unsafe {
-            atomic::add((&raw mut (*times).buckets).cast::<u64>().add(bucket), 1);
-            atomic::add(&raw mut (*times).sum_us, u64::from(us));
+            atomic::add((&raw mut (*times).buckets).cast::<u64>().add(bucket), count);
+            add_if_any(&raw mut (*times).sum_us, us);
         }
+    }
+}
+
+/// Adds to a counter a number that is often 0. An atomic instruction takes longer than the
+/// comparison.
+///
+/// # Safety
+/// `counter` must be part of a live map value.
+#[inline(always)]
+unsafe fn add_if_any(counter: *mut u64, number: u64) {
+    if number != 0 {
+        // SAFETY: guaranteed by the caller.
+        unsafe { atomic::add(counter, number) };
     }
 }
 
@@ -122,10 +144,10 @@ pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
         unsafe {
             let row = opaque_to_verifier(counts, ending as usize) & (ENDING_ROWS - 1);
             atomic::add((&raw mut (*counts).endings).cast::<u64>().add(row), 1);
-            atomic::add(&raw mut (*counts).lifetime_ns, now.wrapping_sub(start_ns));
-            atomic::add(&raw mut (*counts).bytes_received, totals.bytes_received);
-            atomic::add(&raw mut (*counts).bytes_sent, totals.bytes_sent);
-            atomic::add(&raw mut (*counts).retransmits, u64::from(totals.retransmits));
+            add_if_any(&raw mut (*counts).lifetime_ns, now.wrapping_sub(start_ns));
+            add_if_any(&raw mut (*counts).bytes_received, totals.bytes_received);
+            add_if_any(&raw mut (*counts).bytes_sent, totals.bytes_sent);
+            add_if_any(&raw mut (*counts).retransmits, u64::from(totals.retransmits));
         }
     }
     closed(slot);

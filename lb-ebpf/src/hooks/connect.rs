@@ -15,6 +15,7 @@ use crate::flow::record::{self, Place};
 use crate::flow::tally;
 use crate::kernel::atomic::Instructions;
 use crate::kernel::context::{Dial, Opener};
+use crate::maps::CPU_SERVICES;
 use crate::rows;
 
 #[inline(always)]
@@ -47,8 +48,9 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         tally::outcome(NOT_A_SERVICE, |outcomes| &raw mut outcomes.not_a_service);
         return Verdict::Proceed;
     }
+    let Some(on_cpu) = CPU_SERVICES.get_ptr_mut(service.index) else { return Verdict::Proceed };
     // An untracked flow cannot report the result of a trial, so such a flow must not be a trial.
-    let decision = Decision::make::<I>(service, opener != Opener::Mptcp, true);
+    let decision = Decision::make::<I>(service, Some(on_cpu), opener != Opener::Mptcp);
     let Some(backend) = decision.backend() else {
         // A datagram socket whose connect is refused remains connected to its previous peer, so it
         // retains its record.

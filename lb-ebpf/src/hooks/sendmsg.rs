@@ -59,7 +59,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         }
     }
     // Datagrams never eject a backend, so no datagram is a trial.
-    let decision = Decision::make::<I>(service, false, false);
+    let decision = Decision::make::<I>(service, None, false);
     let Some(backend) = decision.backend() else {
         // The record of an existing flow remains, because answers may be in flight. If the flow's
         // backend is usable and only `rebind` required the choice, the flow continues.

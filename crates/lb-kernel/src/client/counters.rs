@@ -42,7 +42,7 @@ impl Counters {
         // `chosen` is read last, because programs increase it before they count the flow's end. So
         // no flow is counted as ended but not as chosen.
         let counts = self.counts.get(slot.number())?;
-        Ok(SlotCounters { chosen: self.chosen.get(slot.number())?, ..counts })
+        Ok(SlotCounters::from_stored(&counts, self.chosen.get(slot.number())?))
     }
 
     /// Calls `each` with the counts of each slot, summed over all CPUs. The slots must be in
@@ -61,7 +61,7 @@ impl Counters {
             // `slots` must be the last iterator, because `zip` advances its first iterator once
             // more when the second one is exhausted.
             for ((counts, chosen), slot) in counts.into_iter().zip(chosen).zip(slots.by_ref()) {
-                each(*slot, SlotCounters { chosen, ..counts });
+                each(*slot, SlotCounters::from_stored(&counts, chosen));
             }
         }
         Ok(())
@@ -82,7 +82,7 @@ impl Counters {
     /// # Errors
     /// If the kernel refuses.
     pub fn set(&self, slot: Slot, counts: &SlotCounters) -> io::Result<()> {
-        self.counts.set(slot.number(), SlotCounters { chosen: 0, ..*counts })?;
+        self.counts.set(slot.number(), counts.to_stored())?;
         self.chosen.set(slot.number(), counts.chosen)
     }
 }

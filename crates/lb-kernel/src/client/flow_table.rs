@@ -10,10 +10,8 @@ use crate::error::DatapathError;
 use crate::host::pins::Pins;
 use crate::sys::mapped::Mapped;
 
-/// The arrays of the flow table.
 pub struct FlowTable {
     pub buckets: Mapped<FlowBucket>,
-    pub flows: Mapped<Flow>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,15 +26,12 @@ const COOKIE: usize = offset_of!(FlowBucket, cookie);
 const ELSEWHERE: usize = offset_of!(FlowBucket, elsewhere);
 
 impl FlowTable {
-    /// Maps both arrays of the table.
+    /// Maps the array of the table.
     ///
     /// # Errors
-    /// If an array is missing, or this process may not open it.
+    /// If the array is missing, or this process may not open it.
     pub fn open(pins: &Pins, writable: bool) -> Result<Self, DatapathError> {
-        Ok(Self {
-            buckets: Mapped::open(&pins.maps().join(map::FLOW_BUCKETS), writable)?,
-            flows: Mapped::open(&pins.maps().join(map::FLOWS), false)?,
-        })
+        Ok(Self { buckets: Mapped::open(&pins.maps().join(map::FLOWS), writable)? })
     }
 
     /// Number of buckets; a power of two.
@@ -62,7 +57,7 @@ impl FlowTable {
 
     /// The flow in a bucket. If the bucket is free, the result is the bucket's last flow.
     pub fn flow(&self, index: usize) -> Flow {
-        self.flows.get(index)
+        self.buckets.get(index).flow
     }
 
     /// The processes that have begun flows since `since_ns` (`CLOCK_MONOTONIC`), each with its last

@@ -4,7 +4,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use lb_common::abi::{Anomalies, Backend, Cursor, Members, Outcomes, ScheduleCell, Service, VipCell, map};
+use lb_common::abi::{Anomalies, Backend, CpuService, Members, ScheduleCell, Service, VipCell, map};
 
 use super::counters::Counters;
 use super::retired::RetiredBackends;
@@ -41,8 +41,7 @@ pub struct Maps {
     pub backends: Mapped<Backend>,
     pub schedule: Mapped<ScheduleCell>,
     pub members: Mapped<Members>,
-    pub cursors: PerCpuArray<Cursor>,
-    pub outcomes: PerCpuArray<Outcomes>,
+    pub cpu_services: PerCpuArray<CpuService>,
     pub counts: Counters,
     pub anomalies: PerCpuArray<Anomalies>,
     /// Number of reclaimed flows of each slot.
@@ -63,8 +62,7 @@ impl Maps {
             backends: Mapped::open(&path(map::BACKENDS), writable)?,
             schedule: Mapped::open(&path(map::SCHEDULE), writable)?,
             members: Mapped::open(&path(map::MEMBERS), writable)?,
-            cursors: PerCpuArray::open(&path(map::CURSORS))?,
-            outcomes: PerCpuArray::open(&path(map::OUTCOMES))?,
+            cpu_services: PerCpuArray::open(&path(map::CPU_SERVICES))?,
             counts: Counters::open(dir)?,
             anomalies: PerCpuArray::open(&path(map::ANOMALIES))?,
             reclaimed: Mapped::open(&path(map::RECLAIMED), writable)?,

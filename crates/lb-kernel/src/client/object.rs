@@ -35,14 +35,13 @@ pub struct Purpose {
 }
 
 /// The capacities that the configured limits determine, each with its map's name.
-pub fn capacities(limits: &Limits) -> [(&'static str, u32); 10] {
+pub fn capacities(limits: &Limits) -> [(&'static str, u32); 9] {
     [
         // Twice the limit, because a new table is written beside the table that it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, limits.slots),
         (map::CHOSEN, limits.slots),
         (map::COUNTS, limits.slots),
-        (map::FLOW_BUCKETS, limits.flow_records),
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
         (map::DATAGRAMS, limits.flow_records),
@@ -239,8 +238,7 @@ mod tests {
             (map::SERVICES, sizes(4, size_of::<abi::Service>(), abi::MAX_SERVICES)),
             (map::BACKENDS, sizes(4, size_of::<abi::Backend>(), abi::SLOTS)),
             (map::SCHEDULE, sizes(4, size_of::<abi::ScheduleCell>(), abi::SCHEDULE_ENTRIES / 2)),
-            (map::CURSORS, sizes(4, size_of::<abi::Cursor>(), abi::MAX_SERVICES)),
-            (map::OUTCOMES, sizes(4, size_of::<abi::Outcomes>(), abi::MAX_SERVICES + 1)),
+            (map::CPU_SERVICES, sizes(4, size_of::<abi::CpuService>(), abi::MAX_SERVICES + 1)),
             (map::MEMBERS, sizes(4, size_of::<abi::Members>(), 2 * abi::MAX_SERVICES)),
             (map::COUNTS, sizes(4, size_of::<abi::SlotCounters>(), abi::SLOTS)),
             (map::ANOMALIES, sizes(4, size_of::<abi::Anomalies>(), 1)),
@@ -251,8 +249,7 @@ mod tests {
                 map::RETIRED,
                 sizes(size_of::<abi::BackendName>(), size_of::<abi::RetiredCounters>(), abi::SLOTS),
             ),
-            (map::FLOW_BUCKETS, sizes(4, size_of::<abi::FlowBucket>(), abi::FLOW_RECORDS)),
-            (map::FLOWS, sizes(4, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
+            (map::FLOWS, sizes(4, size_of::<abi::FlowBucket>(), abi::FLOW_RECORDS)),
             (map::FLOW_OVERFLOW, sizes(8, size_of::<abi::Flow>(), abi::FLOW_RECORDS)),
         ];
         for (name, (key, value, entries)) in expected {

@@ -1,7 +1,7 @@
 //! The services of a client task in its maps: this module reads them into views, and writes them
 //! step by step.
 //!
-//! When a service's row is written, its counters and cursors, which are in other maps, are reset.
+//! When a service's row is written, its counters and cursors, which are in another map, are reset.
 //! The kernel programs read the row at any moment, so each of its words must be valid independently
 //! of the others.
 
@@ -9,8 +9,8 @@ use std::mem::offset_of;
 use std::net::SocketAddr;
 
 use lb_common::abi::{
-    Cursor, EjectionRules, NOT_A_SERVICE, NextTrial, Outcomes, Rules, SERVICE_FREE, SERVICE_LEAVING,
-    SERVICE_LIVE, Service, TableRef, map,
+    CpuService, Cursor, EjectionRules, NOT_A_SERVICE, NextTrial, Outcomes, Rules, SERVICE_FREE,
+    SERVICE_LEAVING, SERVICE_LIVE, Service, TableRef, map,
 };
 use lb_common::net::{Address, Be16, socket_addr};
 use lb_core::cursor;
@@ -90,7 +90,9 @@ impl Tables {
     /// If the kernel refuses a look-up.
     pub fn outcomes_of(&self, indexes: &[ServiceIndex]) -> Result<Vec<Outcomes>, DatapathError> {
         let rows: Vec<u32> = indexes.iter().map(|index| index.number()).collect();
-        self.maps.outcomes.get_some(&rows).map_err(|error| self.fail_io(map::OUTCOMES, "read", error))
+        let found = self.maps.cpu_services.get_some(&rows);
+        let found = found.map_err(|error| self.fail_io(map::CPU_SERVICES, "read", error))?;
+        Ok(found.into_iter().map(|service| service.outcomes).collect())
     }
 
     /// The number of calls to addresses that are not services, and of calls of the kernel's own
@@ -103,7 +105,8 @@ impl Tables {
     }
 
     fn outcome_row(&self, row: u32) -> Result<Outcomes, DatapathError> {
-        self.maps.outcomes.get(row).map_err(|error| self.fail_io(map::OUTCOMES, "read", error))
+        let found = self.maps.cpu_services.get(row);
+        Ok(found.map_err(|error| self.fail_io(map::CPU_SERVICES, "read", error))?.outcomes)
     }
 
     /// Writes a service that is not open, without a table.
@@ -128,15 +131,16 @@ impl Tables {
         let name = service.name.as_bytes();
         assert!(name.len() < row.name.len(), "the configuration limits the length of names");
         row.name[..name.len()].copy_from_slice(name);
-        // These writes reset the counters and cursors of the previous service with this index.
-        let start = |cpu| Cursor {
-            phase: 0,
-            start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
+        // This write resets the counters and cursors of the previous service with this index.
+        let on_cpu = |cpu| CpuService {
+            cursor: Cursor {
+                phase: 0,
+                start: cursor::start(&cursor_seed.task, &service.name, cpu, cursor_seed.cpus),
+            },
+            outcomes: Outcomes::default(),
         };
-        let set = self.maps.cursors.set_each(index.number(), start);
-        set.map_err(|error| self.fail_io(map::CURSORS, "write", error))?;
-        let zero = self.maps.outcomes.set(index.number(), Outcomes::default());
-        zero.map_err(|error| self.fail_io(map::OUTCOMES, "write", error))?;
+        let set = self.maps.cpu_services.set_each(index.number(), on_cpu);
+        set.map_err(|error| self.fail_io(map::CPU_SERVICES, "write", error))?;
         // The row is written last, so that after an error there is no row that the stored plan does
         // not contain.
         self.maps.services.set(index.index(), &row);
