@@ -30,7 +30,7 @@ fn connecting(ops: &Ops) {
     record.set_phase(Phase::Connecting);
     let slot = record.slot();
     tally::count(slot, |counts| &raw mut counts.connecting);
-    if !rows::is_backend(slot, ops.peer()) {
+    if !ops.goes_to(slot) {
         tally::count(slot, |counts| &raw mut counts.diverted);
     }
     ops.request_states();

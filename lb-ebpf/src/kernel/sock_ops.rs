@@ -16,6 +16,7 @@ use crate::globals::{
 use crate::kernel::cast::{cast, field};
 use crate::kernel::context::cookie_if_any;
 use crate::kernel::socket::{is_ordinary, is_ordinary_at, queued_error, read_at};
+use crate::rows;
 
 /// `AF_INET`
 const INET: u32 = 2;
@@ -278,6 +279,23 @@ impl Ops {
             let v6 = Address { words: [word(0), word(1), word(2), word(3)] };
             let is_v4 = (&raw const (*self.ctx).family).read_volatile() == INET;
             (if is_v4 { Address::mapped(v4) } else { v6 }, port)
+        }
+    }
+
+    /// Like [`rows::is_backend`] for the socket's destination. An IPv4 socket has an IPv4 backend,
+    /// so the comparison of one word is enough.
+    #[inline(always)]
+    pub fn goes_to(&self, slot: u32) -> bool {
+        // SAFETY: the context is valid while the program runs, and a live map value.
+        unsafe {
+            if (&raw const (*self.ctx).family).read_volatile() != INET {
+                return rows::is_backend(slot, self.peer());
+            }
+            let Some(backend) = rows::address(slot) else { return true };
+            let [_, _, _, v4] = (*backend).address.words;
+            let port = (&raw const (*self.ctx).remote_port).read_volatile() >> 16;
+            v4 == Be32::from_network((&raw const (*self.ctx).remote_ip4).read_volatile())
+                && (*backend).port == Be16::from_network(port as u16)
         }
     }
 
