@@ -35,7 +35,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         return Verdict::Proceed;
     }
     let index = service.index;
-    let cookie = dial.cookie();
+    let cookie = dial.known_cookie();
     // A connected socket receives only from its peer. So if the process sends to the service of the
     // connected flow, only that flow's backend can answer, regardless of the backend's state.
     if dial.is_connected()

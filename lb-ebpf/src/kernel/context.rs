@@ -111,14 +111,21 @@ impl Dial {
     /// never 0.
     #[inline(always)]
     pub fn cookie(&self) -> u64 {
+        // SAFETY: the helper takes this context.
+        unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+    }
+
+    /// The same as [`Dial::cookie`], for sockets that usually have a cookie: loading it takes less
+    /// time than the call.
+    #[inline(always)]
+    pub fn known_cookie(&self) -> u64 {
         if can_cast() {
             let cookie = self.cookie_if_any();
             if cookie != 0 {
                 return cookie;
             }
         }
-        // SAFETY: the helper takes this context.
-        unsafe { helper::bpf_get_socket_cookie(self.ctx.cast()) }
+        self.cookie()
     }
 
     /// The socket's cookie; 0 if no cookie has been requested yet, in which case the socket has no
