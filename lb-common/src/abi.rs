@@ -146,10 +146,6 @@ pub mod map {
     pub const CPU_SERVICES: &str = "cpu_services";
     /// Per-CPU array: slot to [`SlotCounters`](super::SlotCounters).
     pub const COUNTS: &str = "counts";
-    /// Per-CPU array: slot to the number of flows that were sent to its backend. This map is
-    /// separate from [`COUNTS`] because a choice increments only this counter, and eight of these
-    /// counters share one cache line.
-    pub const CHOSEN: &str = "chosen";
     /// Array, memory-mapped: socket cookie modulo the array's length to
     /// [`FlowBucket`](super::FlowBucket).
     pub const FLOWS: &str = "flows";
@@ -169,7 +165,7 @@ pub mod map {
     pub const RETIRED: &str = "retired";
 
     /// The names of all maps, in the order of the constants above.
-    pub const ALL: [&str; 14] = [
+    pub const ALL: [&str; 13] = [
         VIP_TABLE,
         SERVICES,
         BACKENDS,
@@ -177,7 +173,6 @@ pub mod map {
         MEMBERS,
         CPU_SERVICES,
         COUNTS,
-        CHOSEN,
         FLOWS,
         FLOW_OVERFLOW,
         DATAGRAMS,

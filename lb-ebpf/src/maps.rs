@@ -45,9 +45,6 @@ pub static CPU_SERVICES: PerCpuArray<CpuService, { MAX_SERVICES as usize + 1 }> 
 #[btf_map(name = "counts")]
 pub static COUNTS: PerCpuArray<SlotCounters, { SLOTS as usize }> = PerCpuArray::new();
 
-#[btf_map(name = "chosen")]
-pub static CHOSEN: PerCpuArray<u64, { SLOTS as usize }> = PerCpuArray::new();
-
 #[btf_map(name = "flows")]
 pub static FLOWS: Array<FlowBucket, { FLOW_RECORDS as usize }, MAPPED> = Array::new();
 

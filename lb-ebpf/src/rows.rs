@@ -69,10 +69,10 @@ pub fn state(backend: *const Backend) -> StateWord {
 pub fn is_lame(backend: *const Backend, now_ns: u64) -> bool {
     // SAFETY: a live map value.
     let report = unsafe { (&raw const (*backend).endpoint.report).read_volatile() };
-    if report == NO_REPORT {
+    if u32::from(report) == NO_REPORT {
         return false;
     }
-    let verdict: Option<*const Verdict> = VERDICTS.get_ptr(report);
+    let verdict: Option<*const Verdict> = VERDICTS.get_ptr(u32::from(report));
     match verdict {
         // SAFETY: a live map value; one word.
         Some(verdict) => unsafe { verdict.read_volatile() }.is_lame(now_ns),

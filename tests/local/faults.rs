@@ -297,7 +297,8 @@ fn foreign_and_missing_pins_and_maps_of_another_shape_are_refused() {
     check(&output, 1, &["datagrams", "131072 entries", "1024 entries", "socklb detach web"]);
     // A map of another kind has the name of one of socklb's maps.
     fs::remove_file(maps.join(map::CPU_SERVICES)).expect("remove the pin");
-    fs::rename(maps.join(map::CHOSEN), maps.join(map::CPU_SERVICES)).expect("put another map in its place");
+    fs::rename(maps.join(map::ANOMALIES), maps.join(map::CPU_SERVICES))
+        .expect("put another map in its place");
     check(
         &start(&fixture.setup, &text),
         1,

@@ -46,7 +46,7 @@ pub fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
     for slot in 0..64 {
         let Raw(mut row) = backends.get(&slot, 0).expect("read the row of the slot");
         if (row.endpoint.address, row.endpoint.port) == (ip, port) {
-            row.endpoint.report = id;
+            row.endpoint.report = u16::try_from(id).expect("report ids have 16 bits");
             backends.set(slot, Raw(row), 0).expect("store the row");
             found += 1;
         }

@@ -165,7 +165,6 @@ fn verified_of_client(
     let capacities = [
         (map::SCHEDULE, 2 * schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, slots),
-        (map::CHOSEN, slots),
         (map::COUNTS, slots),
         (map::FLOWS, flow_records),
         (map::FLOW_OVERFLOW, flow_records),

@@ -387,7 +387,9 @@ impl<'m> FakePrograms<'m> {
                 self.outcome(offset_of!(CpuService, outcomes.forwarded));
             }
         }
-        self.maps.chosen.add(pick.slot, 0, 1);
+        let mut backends = self.maps.backends.shared();
+        let (row, chosen) = (pick.slot as usize, offset_of!(Backend, chosen));
+        backends.store32(row, chosen, backends.load32(row, chosen).wrapping_add(1));
         self.maps.backends.add64(pick.slot as usize, offset_of!(Backend, flows), 1);
     }
 
@@ -439,7 +441,8 @@ impl<'m> FakePrograms<'m> {
     }
 
     fn is_lame(&self, slot: u32) -> bool {
-        let report = self.maps.backends.get(slot as usize).endpoint.report as usize;
+        let report = self.maps.backends.get(slot as usize).endpoint.report;
+        let report = usize::from(report);
         report < self.maps.verdicts.length() && self.maps.verdicts.get(report).is_lame(self.now_ns)
     }
 

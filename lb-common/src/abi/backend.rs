@@ -2,6 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::host::REPORT_IDS;
 use crate::net::{Address, Be16};
 
 /// Whether connects may choose a backend, and if not, the reason: one word, which a program reads
@@ -277,14 +278,14 @@ pub struct BackendAddress {
     pub service: u16,
     /// The backend's report id, which is the index of its [`Verdict`](super::host::Verdict);
     /// [`NO_REPORT`](super::host::NO_REPORT) if the daemon receives no reports of it.
-    pub report: u32,
+    pub report: u16,
+    /// The backend's structural weight (its capacity). Only the daemon and the commands read it.
+    pub weight: u16,
     /// Number of earlier backends in this slot, modulo 2^32. In a free slot: the generation of the
     /// next backend.
     pub generation: u32,
-    /// The backend's structural weight (its capacity). Only the daemon and the commands read it.
-    pub weight: u32,
 }
-const _: () = assert!(size_of::<BackendAddress>() == 32);
+const _: () = assert!(size_of::<BackendAddress>() == 28 && REPORT_IDS <= 1 << u16::BITS);
 
 /// A backend in its slot: all data that a choice reads and changes, in one cache line.
 #[repr(C, align(8))]
@@ -310,6 +311,13 @@ pub struct Backend {
     pub ejection: EjectionState,
     /// The identity of the backend.
     pub endpoint: BackendAddress,
+    /// The number of flows that were sent to the backend, modulo 2^32. Written by the kernel
+    /// programs, with atomic adds before they change `flows`, and by the daemon when it writes the
+    /// backend. The number is in this row because a connect has its cache line anyway. The daemon
+    /// extends it to 64 bits: it differs from the number of flows that are open or have ended only
+    /// by flows that begin or end while the daemon reads
+    /// ([`SlotCounters::chosen`](super::SlotCounters::chosen)).
+    pub chosen: u32,
 }
 const _: () = assert!(size_of::<Backend>() == 64);
 

@@ -177,7 +177,7 @@ const _: () = assert!(Ending::ALL.len() <= ENDING_ROWS);
 
 /// Counters of a slot's backend on one CPU. Written by the kernel programs. When a backend gets the
 /// slot, the daemon sets the counters so that their sums over CPUs are the backend's retired
-/// counters, or zero. The sum of `chosen` over CPUs equals the total of all endings,
+/// counters, or zero. `chosen` equals the total over all CPUs of all endings,
 /// [`Backend::flows`](super::Backend::flows), the reclaimed flows
 /// ([`map::RECLAIMED`](super::map::RECLAIMED)) and `untracked`.
 ///
@@ -189,8 +189,9 @@ const _: () = assert!(Ending::ALL.len() <= ENDING_ROWS);
 pub struct SlotCounters {
     /// Flows that were established. In the map, without the flows that `rtt` counts.
     pub established: u64,
-    /// Flows sent to the backend. In the map this field is 0: [`map::CHOSEN`](super::map::CHOSEN)
-    /// contains the number. The programs depend on the 0.
+    /// Flows sent to the backend. In the map this field is 0:
+    /// [`Backend::chosen`](super::Backend::chosen) contains the number. The programs depend on the
+    /// 0.
     pub chosen: u64,
     /// Flows whose first SYN was sent.
     pub connecting: u64,
@@ -241,13 +242,11 @@ impl SlotCounters {
         }
     }
 
-    /// The counters with these sums over CPUs of the map's values, and this number of flows sent to
-    /// the backend.
+    /// The counters with these sums over CPUs of the map's values, without `chosen`.
     #[must_use]
-    pub fn from_stored(stored: &Self, chosen: u64) -> Self {
+    pub fn from_stored(stored: &Self) -> Self {
         Self {
             established: stored.established.wrapping_add(stored.rtt.count()),
-            chosen,
             connect: stored.connect.combined(&stored.rtt, u64::wrapping_add),
             ..*stored
         }
@@ -345,6 +344,6 @@ mod tests {
         let stored = counters.to_stored();
         let found = (stored.established, stored.chosen, stored.connect.sum_us, stored.connect.buckets[19]);
         assert_eq!(found, (2, 0, 30, 0));
-        assert_eq!(SlotCounters::from_stored(&stored, 12), counters);
+        assert_eq!(SlotCounters::from_stored(&stored), SlotCounters { chosen: 0, ..counters });
     }
 }

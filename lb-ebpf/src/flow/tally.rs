@@ -10,7 +10,7 @@ use lb_common::load::{self, HalfLife};
 
 use crate::kernel::atomic;
 use crate::kernel::clock;
-use crate::maps::{BACKENDS, CHOSEN, COUNTS, CPU_SERVICES, SERVICES};
+use crate::maps::{BACKENDS, COUNTS, CPU_SERVICES, SERVICES};
 
 /// The traffic of a connection.
 #[derive(Clone, Copy)]
@@ -51,12 +51,11 @@ pub fn count(slot: u32, field: impl FnOnce(&mut SlotCounters) -> *mut u64) {
     }
 }
 
+/// Counts a flow that is sent to a backend.
 #[inline(always)]
-pub fn chosen(slot: u32) {
-    if let Some(chosen) = CHOSEN.get_ptr_mut(slot) {
-        // SAFETY: this CPU's map value.
-        unsafe { atomic::add(chosen, 1) };
-    }
+pub fn chosen(backend: *const Backend) {
+    // SAFETY: a live map value.
+    unsafe { atomic::increment((&raw const (*backend).chosen).cast_mut()) };
 }
 
 /// Returns `number` as a value that is unknown to the verifier: without CAP_PERFMON the verifier

@@ -62,12 +62,12 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
     if is_tcp {
         dial.set_syn_retries(decision.syn_retries);
     }
-    // The choice is counted before the flow is open, so that there are never more open flows than
-    // choices.
-    tally::chosen(decision.slot);
     // The flow is untracked if the flow tables are full, or if no program could detect the flow's
     // end.
     let place = if opener == Opener::Mptcp { Place::NOWHERE } else { record::begin::<I>(dial.cookie()) };
+    // The choice is counted before the flow is open, so that there are never more open flows than
+    // choices.
+    tally::chosen(backend);
     decision.count(place.is_there());
     let phase = if is_tcp { Phase::Chosen } else { Phase::Datagrams };
     place.open::<I>(backend, || decision.flow(dial, backend, dial.namespace(), phase));

@@ -78,7 +78,7 @@ fn balance<I: Instructions>(dial: &Dial, service: Dialled) -> Verdict {
         tally::outcome(index, |outcomes| &raw mut outcomes.reused);
         return Verdict::Forward(rows::address_of(backend));
     }
-    tally::chosen(decision.slot);
+    tally::chosen(backend);
     let tracked =
         datagrams::begin(cookie, backend, &decision.flow(dial, backend, dial.namespace(), Phase::Datagrams));
     decision.count(tracked);

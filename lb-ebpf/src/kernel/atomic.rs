@@ -113,6 +113,18 @@ impl Instructions for Linux5_10 {
     }
 }
 
+/// Like [`add`], adds 1 to a counter of 32 bits.
+///
+/// # Safety
+/// `counter` must point into a map value and be aligned.
+#[inline(always)]
+pub unsafe fn increment(counter: *mut u32) {
+    // SAFETY: the caller's pointer points to an aligned word of a map value.
+    unsafe {
+        atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(counter, 1);
+    }
+}
+
 /// Adds to a counter to which other CPUs, or a run of this program that this run has preempted, may
 /// add at the same time.
 ///

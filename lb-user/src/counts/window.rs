@@ -223,10 +223,10 @@ impl<T: Copy + Sub<Output = Duration>> Window<T> {
     }
 
     /// Whether the counts of a backend without open flows are the same as in the last sample.
-    /// `chosen` is the total number of flows sent to the backend.
-    pub fn is_settled(&self, backend: BackendRef, chosen: u64) -> bool {
+    /// `chosen` is the number of flows sent to the backend, modulo 2^32.
+    pub fn is_settled(&self, backend: BackendRef, chosen: u32) -> bool {
         let last = self.samples.back().and_then(|(_, last)| find(last, backend));
-        last.is_some_and(|last| last.is_settled && last.chosen == low(chosen))
+        last.is_some_and(|last| last.is_settled && last.chosen == chosen)
     }
 
     /// The low 32 bits of the number of connections established to a backend, according to the

@@ -259,7 +259,7 @@ fn backend(slot: &SlotView, rules: EjectionRules, counts: &Counts, recent: Optio
         unavailable_s: None,
         probe: None,
         usable: slot.may_be_chosen(),
-        weight: slot.weight,
+        weight: slot.weight.into(),
         weight_percent: None,
         share_wanted: 0.0,
         share_60s: None,

@@ -12,9 +12,9 @@ use super::ReceivedReport;
 /// The reported errors of one backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReportedErrors {
-    /// The number of flows started to the backend until the last tick; `None` before the first
-    /// tick.
-    chosen: Option<u64>,
+    /// The number of flows started to the backend until the last tick, modulo 2^32; `None` before
+    /// the first tick.
+    chosen: Option<u32>,
     /// The fraction of an error that has not been added yet.
     rest: f64,
 }
@@ -28,13 +28,12 @@ impl ReportedErrors {
     }
 
     /// The number of recent errors to add. `chosen`: the number of flows started to the backend
-    /// until now. `share`: see [`ReportedErrors::share`].
-    pub fn tick(&mut self, chosen: u64, share: f64) -> u32 {
+    /// until now, modulo 2^32. `share`: see [`ReportedErrors::share`].
+    pub fn tick(&mut self, chosen: u32, share: f64) -> u32 {
         let flows = self.chosen.replace(chosen).map_or(0, |before| chosen.wrapping_sub(before));
         // The number is limited to a million: no other backend has as many open flows, so a larger
         // number would change no choice.
-        let flows = u32::try_from(flows).unwrap_or(u32::MAX).min(1 << 20);
-        self.rest += f64::from(flows) * share;
+        self.rest += f64::from(flows.min(1 << 20)) * share;
         let whole = self.rest.floor();
         self.rest -= whole;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 2^20 + 1")]
@@ -75,7 +74,7 @@ mod tests {
         let mut errors = ReportedErrors::default();
         let ticks = [(100, 0.3), (101, 0.3), (102, 0.3), (103, 0.3), (104, 0.3), (114, 0.3)];
         assert_eq!(ticks.map(|(chosen, share)| errors.tick(chosen, share)), [0, 0, 0, 0, 1, 3]);
-        assert_eq!(errors.tick(u64::MAX, 1.0), 1 << 20, "the number of errors is limited");
+        assert_eq!(errors.tick(u32::MAX, 1.0), 1 << 20, "the number of errors is limited");
     }
 
     #[test]
@@ -93,8 +92,7 @@ mod tests {
                 sum += if second >= first { weighs } else { 0 };
             }
             let mean = f64::from(sum) / f64::from(last - first);
-            #[expect(clippy::cast_precision_loss, reason = "small")]
-            let expected = rate as f64 * share * f64::from(half_life) / std::f64::consts::LN_2;
+            let expected = f64::from(rate) * share * f64::from(half_life) / std::f64::consts::LN_2;
             // Errors halve in steps, so the mean is 1.5 x rate x half-life instead of 1.44.
             assert!((mean / expected - 1.0).abs() < 0.15, "mean {mean}, expected {expected}");
         }

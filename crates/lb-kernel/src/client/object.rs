@@ -35,12 +35,11 @@ pub struct Purpose {
 }
 
 /// The capacities that the configured limits determine, each with its map's name.
-pub fn capacities(limits: &Limits) -> [(&'static str, u32); 9] {
+pub fn capacities(limits: &Limits) -> [(&'static str, u32); 8] {
     [
         // Twice the limit, because a new table is written beside the table that it replaces.
         (map::SCHEDULE, 2 * limits.schedule_entries / ENTRIES_PER_CELL),
         (map::BACKENDS, limits.slots),
-        (map::CHOSEN, limits.slots),
         (map::COUNTS, limits.slots),
         (map::FLOWS, limits.flow_records),
         (map::FLOW_OVERFLOW, limits.flow_records),
@@ -243,7 +242,6 @@ mod tests {
             (map::COUNTS, sizes(4, size_of::<abi::SlotCounters>(), abi::SLOTS)),
             (map::ANOMALIES, sizes(4, size_of::<abi::Anomalies>(), 1)),
             (map::DATAGRAMS, sizes(8, size_of::<abi::Datagrams>(), abi::FLOW_RECORDS)),
-            (map::CHOSEN, sizes(4, size_of::<u64>(), abi::SLOTS)),
             (map::RECLAIMED, sizes(4, size_of::<u64>(), abi::SLOTS)),
             (
                 map::RETIRED,

@@ -83,7 +83,7 @@ impl Tables {
                     service: view.service,
                     address: view.address,
                     generation: view.at.generation,
-                    weight: u16::try_from(view.weight).unwrap_or(u16::MAX),
+                    weight: view.weight,
                     state: view.state,
                     usable: view.usable,
                     reason: view.reason,

@@ -38,12 +38,11 @@ impl ClientTask {
         let at = |slot: Slot| BackendRef { slot, generation: backends[&slot].generation };
         // The chosen flows are read before the open flows, because the programs count a flow in
         // this order.
-        let chosen = tables.chosen(&slots)?;
-        let has_changed = |(slot, chosen): &(&Slot, u64)| {
-            tables.active(**slot) != 0 || !self.window.is_settled(at(**slot), *chosen)
+        let has_changed = |slot: &Slot| {
+            let is_settled = self.window.is_settled(at(*slot), tables.chosen(*slot));
+            tables.active(*slot) != 0 || !is_settled
         };
-        let changed: Vec<Slot> =
-            slots.iter().zip(chosen).filter(has_changed).map(|(slot, _)| *slot).collect();
+        let changed: Vec<Slot> = slots.iter().copied().filter(has_changed).collect();
         let has_begun = !changed.is_empty();
         let mut counted = Vec::with_capacity(changed.len());
         tables.visit_counts(&changed, |slot, counts| {

@@ -144,13 +144,10 @@ impl ClientTask {
                 }
             }
         }
-        let slots: Vec<Slot> = shares.keys().copied().collect();
-        // If the read fails, the next tick reads again; `sample` logs the error.
-        let Ok(chosen) = self.datapath.tables().chosen(&slots) else { return };
         let mut before = std::mem::take(&mut self.reported_errors);
-        for ((at, share), chosen) in shares.into_values().zip(chosen) {
+        for (at, share) in shares.into_values() {
             let mut errors = before.remove(&at).unwrap_or_default();
-            match errors.tick(chosen, share) {
+            match errors.tick(self.datapath.tables().chosen(at.slot), share) {
                 0 => {}
                 more => self.datapath.add_errors(at.slot, more),
             }

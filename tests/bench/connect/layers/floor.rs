@@ -43,8 +43,8 @@ pub fn floor(object: &Path, cgroup: &Cgroup, backend: SocketAddr) -> Result<Atta
         port: Be16::from_host(backend.port()),
         service: 0,
         report: 0,
-        generation: 0,
         weight: 1,
+        generation: 0,
     };
     backends.set(0, Raw(backend), 0)?;
     attach(ebpf, "floor4", cgroup)

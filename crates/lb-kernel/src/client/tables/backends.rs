@@ -23,6 +23,7 @@ use lb_core::control::error_load::MemberLoad;
 use lb_core::ids::{BackendRef, Generation, ServiceIndex, Slot};
 use lb_core::plan::BackendPlan;
 
+use super::counts::low_half;
 use super::services::name_of;
 use super::{Counts, Tables};
 use crate::client::retired;
@@ -33,7 +34,7 @@ pub struct SlotView {
     pub at: BackendRef,
     pub service: ServiceIndex,
     pub address: SocketAddr,
-    pub weight: u32,
+    pub weight: u16,
     /// The use of the slot.
     pub state: BackendState,
     /// The backend's health according to the daemon, and its reason.
@@ -56,6 +57,10 @@ pub struct SlotView {
     /// The time until which the backend is a lame duck according to its own report, in nanoseconds
     /// of `CLOCK_MONOTONIC`; 0 if the backend is not a lame duck.
     pub lame_until_ns: u64,
+}
+
+fn report_id(number: u32) -> u16 {
+    u16::try_from(number).expect("report ids have 16 bits")
 }
 
 impl SlotView {
@@ -98,8 +103,8 @@ impl Tables {
             is_withheld: state.ejected == 0 && is_enough,
             ejection,
             entries,
-            report: endpoint.report,
-            lame_until_ns: self.verdicts.lame_until_ns(endpoint.report),
+            report: u32::from(endpoint.report),
+            lame_until_ns: self.verdicts.lame_until_ns(u32::from(endpoint.report)),
         })
     }
 
@@ -278,13 +283,14 @@ impl Tables {
                 address: Address::from(backend.address.ip()),
                 port: Be16::from_host(backend.address.port()),
                 service: backend.service.0,
-                report: backend.report,
+                report: report_id(backend.report),
+                weight: backend.weight,
                 generation: backend.generation.0,
-                weight: u32::from(backend.weight),
             },
         );
         // No flow is open, so no program writes these words.
         self.maps.backends.store64(slot.index(), offset_of!(Backend, errors), 0);
+        self.maps.backends.store32(slot.index(), offset_of!(Backend, chosen), low_half(counts.chosen));
         self.maps.reclaimed.store64(slot.index(), 0, reclaimed);
         self.set_entries(slot, 0);
         self.readmit(slot);
@@ -327,13 +333,14 @@ impl Tables {
 
     pub(crate) fn set_weight(&mut self, slot: Slot, weight: u16) {
         let at = offset_of!(Backend, endpoint.weight);
-        self.maps.backends.store32(slot.index(), at, u32::from(weight));
+        self.maps.backends.store16(slot.index(), at, weight);
     }
 
     /// Stores a backend's report id. The next connect that chooses the backend already reads the
     /// verdict of this id.
     pub(crate) fn set_report(&mut self, slot: Slot, report: u32) {
-        self.maps.backends.store32(slot.index(), offset_of!(Backend, endpoint.report), report);
+        let at = offset_of!(Backend, endpoint.report);
+        self.maps.backends.store16(slot.index(), at, report_id(report));
     }
 
     /// Stores the daemon's half of a slot's state word. The kernel programs write the other half.

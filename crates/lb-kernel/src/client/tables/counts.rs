@@ -32,6 +32,17 @@ impl Counts {
     }
 }
 
+/// The lower half of a count.
+#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+pub(super) fn low_half(count: u64) -> u32 {
+    count as u32
+}
+
+/// The count with this lower half that is nearest to `near`.
+fn extended(low: u32, near: u64) -> u64 {
+    near.wrapping_add_signed(i64::from(low.wrapping_sub(low_half(near)).cast_signed()))
+}
+
 impl Tables {
     /// The counts of a slot's backend.
     ///
@@ -55,21 +66,21 @@ impl Tables {
         self.maps.counts.visit(slots, each).map_err(|error| self.fail_io(map::COUNTS, "read", error))
     }
 
-    /// For each of these slots, the number of flows sent to its backend. The slots must be in
-    /// ascending order.
-    ///
-    /// # Errors
-    /// If the kernel refuses a look-up.
-    pub fn chosen(&self, slots: &[Slot]) -> Result<Vec<u64>, DatapathError> {
-        self.maps.counts.chosen(slots).map_err(|error| self.fail_io(map::CHOSEN, "read", error))
+    /// The number of flows sent to a slot's backend, modulo 2^32.
+    pub fn chosen(&self, slot: Slot) -> u32 {
+        self.maps.backends.load32(slot.index(), offset_of!(Backend, chosen))
     }
 
     fn with_active(&self, slot: Slot, sums: abi::SlotCounters) -> Counts {
-        // The active count is read last, because a flow's end is counted before the active count
+        // Flows are counted as chosen before they end, so `chosen` is read after the endings. The
+        // active count is read last, because a flow's end is counted before the active count
         // decreases.
+        let chosen = self.chosen(slot);
         let reclaimed = self.maps.reclaimed.load64(slot.index(), 0);
         let active = self.maps.backends.load64(slot.index(), offset_of!(Backend, flows));
-        Counts { sums, active, reclaimed }
+        let mut counts = Counts { sums, active, reclaimed };
+        counts.sums.chosen = extended(chosen, counts.over().wrapping_add(active));
+        counts
     }
 
     /// The number of a slot's started flows minus the sum of its ended, untracked and open flows.
@@ -103,5 +114,26 @@ impl Tables {
             std::thread::yield_now();
         }
         Ok(off)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lower_half_is_extended_to_the_nearest_count() {
+        const HALF: u64 = 1 << 32;
+        let cases = [
+            (7, 7, 7),
+            (9, 7, 9),
+            (5, 7, 5),
+            (1, HALF - 2, HALF + 1),
+            (u32::MAX, 3 * HALF + 1, 3 * HALF - 1),
+            (0, 2 * HALF, 2 * HALF),
+        ];
+        for (low, near, expected) in cases {
+            assert_eq!(extended(low, near), expected, "{low} near {near}");
+        }
     }
 }
