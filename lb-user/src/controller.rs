@@ -83,6 +83,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Result;
 use lb_config::discovery::DnsSettings;
 use lb_core::feed::{Progress, Version};
+use lb_core::membership::Consumer;
 use lb_discovery::{DiscoveryRequest, HostName, HostTable, Latest};
 use lb_kernel::{DatapathError, Features, Kernel, Pass, ReclaimTarget, Suspects};
 use lb_view::close_result::CloseAnswer;
@@ -121,7 +122,6 @@ pub use self::stores::loads::StoredLoads;
 use crate::api::ControllerQuery;
 use crate::close_jobs::{CloseJob, CloseOrder, CloseRequester};
 use crate::config::Config;
-use crate::source::assignments::Consumer;
 use crate::source::{Contents, ListSource, NoAnswer, SourceError, Stamp};
 
 /// The interval at which the controller checks files and cgroups and frees idle slots, even if no

@@ -18,7 +18,7 @@ use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use lb_config::discovery::{self, RemoteRules};
@@ -26,6 +26,7 @@ use lb_config::endpoints::{self, ListContext, MAX_HOSTS, NO_HOSTS, Parsed};
 use lb_config::{EndpointSource, ListFile, NamedList, RemoteSource};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::feed::{List, ReadFailure, Version};
+use lb_core::membership::{Assignments, Consumer};
 use lb_core::service::Service;
 use lb_core::subset::Algorithm;
 use lb_discovery::{DiscoveryRequest, Failure, Finding, HostName, HostTable, Latest, render_list};
@@ -33,7 +34,6 @@ use lb_host::regular_file;
 use lb_kernel::trust::Untrusted;
 use thiserror::Error;
 
-use self::assignments::{Assignments, Consumer};
 pub use self::shrink::{Guard, PendingRemovals};
 use lb_document::diagnostic::Diagnostics;
 
@@ -586,7 +586,7 @@ impl Contents {
         if let Some(before) = before {
             self.assignments.follow(before);
         }
-        self.assignments.complete(consumers);
+        complete_assignments(&mut self.assignments, consumers);
         self
     }
 
@@ -597,6 +597,21 @@ impl Contents {
         self.assignments = Assignments::new(joined);
         self.text = [].into();
         self.pending = Some(pending);
+    }
+}
+
+/// Computes the missing memberships of these tasks, and drops the memberships of all other tasks.
+/// May take seconds for the largest jobs.
+pub fn complete_assignments(assignments: &mut Assignments, consumers: &[Consumer]) {
+    /// Only one large job is computed at a time, with all threads: each large job may need 200 MB
+    /// of memory and a whole CPU.
+    static TURN: Mutex<()> = Mutex::new(());
+    for job in assignments.missing(consumers) {
+        // A job with only one task needs no subsets of other tasks. It is computed quickly, and
+        // does not wait for other jobs.
+        let is_large = job.iter().any(|consumer| consumer.task.count > 1);
+        let _turn = is_large.then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        assignments.compute(job);
     }
 }
 

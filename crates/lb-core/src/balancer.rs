@@ -27,7 +27,7 @@ use crate::health::loss::Presence;
 use crate::health::{self, BackendEvidence, Health, ReportedVerdict, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
-use crate::members::membership::Membership;
+use crate::members::membership::{Assignment, Membership};
 use crate::plan::{BackendPlan, Plan, ServicePlan};
 use crate::reports::Name;
 use crate::service::{HealthRules, Service};
@@ -55,7 +55,7 @@ pub type ReportIdMap = Arc<BTreeMap<Name, u32>>;
 pub enum Fact {
     /// A source has a new list for the service at this position in the configuration. The
     /// membership must be the result of [`Membership::of`] for the service, the task and the list.
-    Endpoints(usize, Arc<EndpointList>, Arc<Membership>),
+    Endpoints(usize, Assignment),
     /// The kernel programs' verdict on each slot with failures. Slots that are not in the map have
     /// no failures.
     Kernel(BTreeMap<Slot, KernelVerdict>),
@@ -234,9 +234,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     /// If no service has the position in the fact.
     pub fn handle(&mut self, now: T, fact: Fact) -> Result<bool, UnusableList> {
         match fact {
-            Fact::Endpoints(position, endpoints, membership) => {
-                self.take(now, position, endpoints, membership)
-            }
+            Fact::Endpoints(position, assignment) => self.take(now, position, assignment),
             Fact::Kernel(verdicts) => {
                 let concerned = self.apply_kernel_verdicts(verdicts, now);
                 Ok(self.arrange_all(now, |state, _| concerned.contains(&state.index)))
@@ -282,8 +280,7 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         &mut self,
         now: T,
         position: usize,
-        endpoints: Arc<EndpointList>,
-        membership: Arc<Membership>,
+        Assignment { list: endpoints, membership }: Assignment,
     ) -> Result<bool, UnusableList> {
         let state = &self.services[position];
         if state.list.as_ref().is_some_and(|in_use| in_use.matches(&endpoints, &membership)) {

@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::ejection::{Evidence, FailureSource, NO_JITTER};
@@ -17,7 +16,7 @@ use lb_core::health::tiers::Tier;
 use lb_core::health::{BackendEvidence, Health, Who, Why};
 use lb_core::ids::{BackendRef, Slot};
 use lb_core::limits::Limits;
-use lb_core::membership::Membership;
+use lb_core::membership::Assignment;
 use lb_core::plan::{BackendPlan, Plan};
 use lb_core::rules;
 use lb_core::service::{Ejection, Service, Size, Subset, Task};
@@ -123,8 +122,7 @@ impl Host {
             agent: None,
         });
         let list = EndpointList::new(endpoints.collect(), self.service.address, &[]).expect("the list fits");
-        let membership = Membership::of(&self.service, TASK, &list);
-        self.apply(Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
+        self.apply(Fact::Endpoints(0, Assignment::of(&self.service, TASK, list)));
         self.publish();
     }
 

@@ -11,7 +11,7 @@ use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::health::tiers::Tier;
 use lb_core::health::{Health, Who, Why};
 use lb_core::limits::Limits;
-use lb_core::membership::Membership;
+use lb_core::membership::{Assignment, Membership};
 use lb_core::plan::Plan;
 use lb_core::service::{Service, Size, Subset, Task};
 use lb_core::subset::Algorithm;
@@ -40,12 +40,12 @@ fn balancer() -> (Balancer, Arc<Membership>) {
         agent: None,
     });
     let list = EndpointList::new(endpoints.collect(), vip, &[]).expect("the list fits");
-    let membership = Arc::new(Membership::of(&service, Task { index: 3, count: 10 }, &list));
+    let assignment = Assignment::of(&service, Task { index: 3, count: 10 }, list);
+    let membership = Arc::clone(&assignment.membership);
     let limits = Limits { schedule_entries: 8192, flow_records: 64, slots: 64 };
     let mut balancer =
         Balancer::new(vec![service], limits, Adopted::default(), at(0)).expect("the plan fits");
-    let delivered = Fact::Endpoints(0, Arc::new(list), Arc::clone(&membership));
-    balancer.handle(at(0), delivered).expect("the plan fits");
+    balancer.handle(at(0), Fact::Endpoints(0, assignment)).expect("the plan fits");
     (balancer, membership)
 }
 

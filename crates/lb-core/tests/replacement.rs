@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::{BackendState, HealthReason, Usable};
@@ -13,7 +12,7 @@ use lb_core::health::tiers::Tier;
 use lb_core::health::{Health, Who, Why};
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
-use lb_core::membership::Membership;
+use lb_core::membership::Assignment;
 use lb_core::plan::{BackendPlan, Plan, diff};
 use lb_core::service::{Ejection, HealthRules, Service, Size, Subset, Task};
 use lb_core::subset::Algorithm;
@@ -47,9 +46,7 @@ fn list(pattern: &str) -> EndpointList {
 }
 
 fn delivered(size: u32, pattern: &str) -> Fact {
-    let list = list(pattern);
-    let membership = Membership::of(&service(size), TASK, &list);
-    Fact::Endpoints(0, Arc::new(list), Arc::new(membership))
+    Fact::Endpoints(0, Assignment::of(&service(size), TASK, list(pattern)))
 }
 
 fn balancer(size: u32, pattern: &str) -> Balancer {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use lb_core::balancer::{self, Adopted, Fact};
 use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::limits::Limits;
-use lb_core::membership::Membership;
+use lb_core::membership::Assignment;
 use lb_core::plan::{Plan, Step, diff};
 use lb_core::reports::Name;
 use lb_core::service::{Protocol, Service, Subset, Task};
@@ -43,8 +43,7 @@ fn delivered(position: usize, backends: &[u8]) -> Fact {
     });
     let service = &services()[position];
     let list = EndpointList::new(endpoints.collect(), service.address, &[]).expect("the list fits");
-    let membership = Membership::of(service, Task { index: 0, count: 1 }, &list);
-    Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
+    Fact::Endpoints(position, Assignment::of(service, Task { index: 0, count: 1 }, list))
 }
 
 /// Passes these ids to each of the services. Returns whether any service changed.

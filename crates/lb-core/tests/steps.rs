@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use lb_common::abi::{
@@ -16,7 +15,7 @@ use lb_core::endpoint::{Endpoint, EndpointList, EndpointState};
 use lb_core::health::{Health, HealthVerdict, Who, Why};
 use lb_core::ids::{ServiceIndex, Slot};
 use lb_core::limits::Limits;
-use lb_core::membership::Membership;
+use lb_core::membership::Assignment;
 use lb_core::plan::{Plan, Step, diff};
 use lb_core::service::{Service, Subset, Task};
 use lb_core::slots::Identity;
@@ -44,8 +43,7 @@ fn adopt(plan: &Plan) -> Adopted {
 
 /// The fact of a new list for the service at this position, in a job with one task.
 fn delivered(services: &[Service], position: usize, list: EndpointList) -> Fact {
-    let membership = Membership::of(&services[position], Task { index: 0, count: 1 }, &list);
-    Fact::Endpoints(position, Arc::new(list), Arc::new(membership))
+    Fact::Endpoints(position, Assignment::of(&services[position], Task { index: 0, count: 1 }, list))
 }
 
 /// Endpoints of a service by their numbers: weight 1 to 3, or a lame duck.

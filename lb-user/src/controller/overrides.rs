@@ -662,7 +662,7 @@ impl Controller {
             Some(watched) => &watched.feed.newest()?.assignments,
             None => self.sources.statics.get(service)?,
         };
-        Some(assignments.shared_list())
+        Some(assignments.list().clone())
     }
 }
 

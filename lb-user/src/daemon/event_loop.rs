@@ -30,7 +30,7 @@ use crate::controller::{
     WorkResult,
 };
 use crate::descriptors;
-use crate::source::{MAX_THREADS, NoAnswer, Stamp, directory_of};
+use crate::source::{MAX_THREADS, NoAnswer, Stamp, complete_assignments, directory_of};
 use lb_host::notify::Notifier;
 use lb_host::watch::Watch;
 use lb_kernel::{ClientNamespace, Features, Kernel, Linux, RecordedProcesses};
@@ -285,7 +285,7 @@ impl Worker {
             }
             BackgroundWork::Compute { service, mut contents, consumers } => {
                 let compute = move || {
-                    contents.assignments.complete(&consumers);
+                    complete_assignments(&mut contents.assignments, &consumers);
                     WorkResult::Computed { service, contents }
                 };
                 beside(compute).await

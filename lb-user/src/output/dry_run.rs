@@ -7,15 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use lb_core::balancer::{Adopted, Balancer, UnusableList};
+use lb_core::balancer::{Adopted, Balancer, Fact, UnusableList};
 use lb_core::endpoint::EndpointList;
+use lb_core::membership::Assignments;
 use lb_core::service::Service;
 use thiserror::Error;
 
 use crate::config::{ClientConfig, Config, EndpointSource};
 use crate::error::CommandFailure;
-use crate::source::assignments::{self, Assignments, AssignmentsByService};
-use crate::source::{ListOrigin, ListSource};
+use crate::source::assignments::{self, AssignmentsByService};
+use crate::source::{ListOrigin, ListSource, complete_assignments};
 
 /// The sources of all lists. A list in the configuration itself has a source only if it contains
 /// host names. Services with the same address and source share one entry.
@@ -52,7 +53,7 @@ pub fn assignments(
                 Some(read) => stored(source).unwrap_or(read.assignments),
                 None => stored(source).unwrap_or_else(|| Assignments::new(EndpointList::default())),
             };
-            assignments.complete(&assignments::consumers(clients, name));
+            complete_assignments(&mut assignments, &assignments::consumers(clients, name));
             by_service.insert(name.clone(), assignments);
         }
     }
@@ -76,7 +77,7 @@ pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
             continue;
         }
         let list = match &configured.source {
-            EndpointSource::Static(list) => Some(list.clone()),
+            EndpointSource::Static(list) => Some(Arc::new(list.clone())),
             EndpointSource::Named(_) | EndpointSource::File(_) | EndpointSource::Remote(_) => {
                 let origin =
                     ListOrigin::of(&configured.source).expect("the list is not in the configuration");
@@ -85,7 +86,7 @@ pub fn stored_lists(config: &Config) -> BTreeMap<String, Arc<EndpointList>> {
                 contents.map(|contents| contents.assignments.list().clone())
             }
         };
-        lists.extend(list.map(|list| (service.name.clone(), Arc::new(list))));
+        lists.extend(list.map(|list| (service.name.clone(), list)));
     }
     lists
 }
@@ -114,8 +115,8 @@ pub fn balancer(
     for (position, configured) in client.services.iter().enumerate() {
         let assignments = by_service.get(&configured.service.name).context("a service has no list")?;
         let assignment = assignments.assignment(&configured.service, client.task);
-        let fact = assignment.context("the assignment of a client was not computed")?.fact(position);
-        let delivered = balancer.handle(Duration::ZERO, fact);
+        let assignment = assignment.context("the assignment of a client was not computed")?;
+        let delivered = balancer.handle(Duration::ZERO, Fact::Endpoints(position, assignment));
         delivered.map_err(|refused| DoesNotFit {
             client: client.name.clone(),
             service: configured.service.name.clone(),

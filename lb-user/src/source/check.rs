@@ -10,19 +10,20 @@ use anyhow::{Context as _, Result};
 use lb_config::discovery::{DnsSettings, IpFamily};
 use lb_config::endpoints::MAX_HOSTS;
 use lb_core::endpoint::EndpointList;
+use lb_core::membership::Assignments;
 use lb_discovery::{
     DiscoveryRequest, Finding, HostName, HostTable, Hosts, Latest, ProviderContext, date_of, spawn,
 };
 use lb_view::source::CheckedSource;
 use tokio::task::JoinSet;
 
-use super::assignments::{self, Assignments, AssignmentsByService};
+use super::assignments::{self, AssignmentsByService};
 use crate::config::addresses::{AddressSource, KnownAddresses, WithAddresses};
 use crate::config::{self, AddressLookup, ClusterIpOrigin, Config, HostEnvironment};
 use crate::controller;
 use crate::error::{CommandFailure, chain};
 use crate::output::dry_run::{self, DoesNotFit};
-use crate::source::{self, Contents, ListSource, SourceError, read_whole};
+use crate::source::{self, Contents, ListSource, SourceError, complete_assignments, read_whole};
 
 /// How long a command waits for a server's answer. The provider's own time limits are shorter.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -130,7 +131,7 @@ fn refuse_misfits(config: &Config, lists: &mut [CheckedList]) -> Result<()> {
             Some(contents) => contents.assignments.clone(),
             None => Assignments::new(EndpointList::default()),
         };
-        assignments.complete(&assignments::consumers(&config.clients, service));
+        complete_assignments(&mut assignments, &assignments::consumers(&config.clients, service));
         by_service.insert(service.clone(), assignments);
     }
     for client in &config.clients {

@@ -13,12 +13,18 @@
 
 mod pool;
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use lb_common::abi::MAX_SUBSET;
+
 use super::subset::{self, Algorithm, Position};
 use super::weights;
 use crate::endpoint::{Endpoint, EndpointList, EndpointState};
 use crate::service::{Service, Size, Subset, Task};
 
-use self::pool::{Job, Shares, Standby};
+pub use self::pool::{Evenness, Unused};
+use self::pool::{Job, Shares};
 
 named! {
     /// Whether an endpoint is a member of a client task's subset; if not, the reason.
@@ -53,30 +59,6 @@ pub struct Member {
     /// The load that the member would have if connects were divided in proportion to weight among
     /// all endpoints that may be members, including endpoints that no task uses.
     pub target: f64,
-}
-
-/// Endpoints that accept connections but that no task of a job uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unused {
-    /// The number of unused endpoints.
-    pub endpoints: u32,
-    /// The number of all endpoints that accept connections.
-    pub of: u32,
-    /// The smallest size at which every endpoint is used by some task; `None` if no size is large
-    /// enough.
-    pub size: Option<u32>,
-}
-
-/// How evenly the tasks of a job connect to the endpoints of a list without indexes: the mean
-/// number of tasks per endpoint divided by the largest number of tasks of one endpoint; 1 is even.
-/// Even if this ratio is below 1, structural weights make the loads even, unless the policy ignores
-/// weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Evenness {
-    /// The evenness with the indexes that are derived from the addresses.
-    pub by_address: f64,
-    /// The evenness with the indexes 0, 1, 2 and so on.
-    pub dense: f64,
 }
 
 /// The endpoints that a client task uses.
@@ -129,7 +111,7 @@ impl Membership {
             let target = f64::from(member.endpoint.weight) / capacities;
             Member { share, load: share, target, ..(*member).clone() }
         };
-        let next = reserve.iter().take(pool::most_next(members.len())).map(alone).collect();
+        let next = reserve.iter().take(most_next(members.len())).map(alone).collect();
         let members = members.iter().map(alone).collect();
         let reserve = reserve.iter().map(|member| (*member).clone()).collect();
         Self { members, next, reserve, size: Some(size), ..self.clone() }
@@ -225,6 +207,92 @@ impl<'a> CandidatePool<'a> {
             }
         };
         row.iter().zip(shares).map(member).collect()
+    }
+
+    /// The substitutes for these members, from this order. There are no substitutes if the members
+    /// fill the kernel's list, or if the members are not healthy.
+    ///
+    /// A substitute gets the mean weight of the members. In an arc, weights are overlap times
+    /// capacity, so a substitute gets the mean weight per unit of capacity, times its own capacity.
+    fn standby(&self, members: &[Member], order: impl IntoIterator<Item = u32>, is_arc: bool) -> Standby {
+        let mut standby = Standby::default();
+        let room = (MAX_SUBSET as usize).saturating_sub(members.len());
+        if members.is_empty() || room == 0 || !members[0].endpoint.is_wanted() {
+            return standby;
+        }
+        let taken: BTreeSet<u32> = members.iter().map(|member| member.endpoint.index).collect();
+        let mean = MeanWeight::of(members, is_arc);
+        let (most_next, most_lame_ducks) = (most_next(members.len()), members.len().min(room));
+        // Bound: the order is a permutation of the indexes.
+        for index in order {
+            if standby.next.len() == most_next && standby.lame_ducks.len() == most_lame_ducks {
+                break;
+            }
+            let Some((at, verdict)) = self.by_index[index as usize] else { continue };
+            let endpoint = &self.endpoints[at];
+            let (list, most) = match verdict {
+                MembershipVerdict::Member => (&mut standby.next, most_next),
+                MembershipVerdict::LameDuck => (&mut standby.lame_ducks, most_lame_ducks),
+                MembershipVerdict::Down | MembershipVerdict::Unweighted => continue,
+            };
+            if list.len() < most && !taken.contains(&index) {
+                list.push(mean.member(endpoint));
+            }
+        }
+        standby
+    }
+}
+
+/// The substitutes for members, best first.
+#[derive(Default)]
+struct Standby {
+    /// Endpoints that can replace one member each.
+    next: Vec<Member>,
+    /// Lame ducks, which serve if no member is available.
+    lame_ducks: Vec<Member>,
+}
+
+/// The number of substitutes in addition to one per member. They are needed because substitutes may
+/// be unavailable, too.
+const SPARE: usize = 8;
+
+/// The largest number of substitutes for `members` members.
+const fn most_next(members: usize) -> usize {
+    members + SPARE
+}
+
+/// The mean weight of a task's members, from which the weight of a substitute is computed. If
+/// `is_by_capacity`, it is the mean weight per unit of capacity.
+struct MeanWeight {
+    weight: f64,
+    share: f64,
+    is_by_capacity: bool,
+}
+
+impl MeanWeight {
+    #[expect(clippy::cast_precision_loss, reason = "weights are below 2^33")]
+    fn of(members: &[Member], is_by_capacity: bool) -> Self {
+        let unit =
+            |member: &Member| if is_by_capacity { f64::from(member.endpoint.weight.max(1)) } else { 1.0 };
+        let count = members.len() as f64;
+        let weight = members.iter().map(|member| member.weight as f64 / unit(member)).sum::<f64>() / count;
+        let share = members.iter().map(|member| member.share / unit(member)).sum::<f64>() / count;
+        Self { weight, share, is_by_capacity }
+    }
+
+    fn member(&self, endpoint: &Endpoint) -> Member {
+        let unit = if self.is_by_capacity { f64::from(endpoint.weight) } else { 1.0 };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a mean of whole numbers"
+        )]
+        let weight = (self.weight * unit).round() as u64;
+        let share = self.share * unit;
+        let endpoint = endpoint.clone();
+        // The sums over the job do not include the substitute, because other tasks do not know that
+        // this task uses it.
+        Member { endpoint, weight: weight.max(1), share, connections: 0, load: 0.0, target: 0.0 }
     }
 }
 
@@ -366,6 +434,136 @@ impl<'a> Memberships<'a> {
         let whole = subset::order(algorithm, position);
         let Standby { lame_ducks, .. } = self.pool.standby(&membership.members, whole, false);
         Membership { lame_ducks, ..membership }
+    }
+}
+
+/// A client task that dials a service. Its membership depends only on these fields and the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Consumer {
+    /// The task. This is the first field because it decides most comparisons of two consumers.
+    pub task: Task,
+    /// The service with the task's settings.
+    pub service: Service,
+}
+
+/// A list, and one task's members of this list. Cheap to clone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    /// The list.
+    pub list: Arc<EndpointList>,
+    /// The task's members.
+    pub membership: Arc<Membership>,
+}
+
+impl Assignment {
+    /// The assignment of `task` for `service` and this list. For several tasks, use
+    /// [`Assignments`].
+    pub fn of(service: &Service, task: Task, list: EndpointList) -> Self {
+        let membership = Arc::new(Membership::of(service, task, &list));
+        Self { list: Arc::new(list), membership }
+    }
+
+    /// The largest number of members that the subset may have, if its size follows load.
+    pub fn most(&self) -> usize {
+        self.membership.members.len() + self.membership.reserve.len()
+    }
+
+    /// This assignment, resized to `size` members if the size of its subset follows load.
+    #[must_use]
+    pub fn resized(&self, size: u32) -> Self {
+        Self { list: Arc::clone(&self.list), membership: Arc::new(self.membership.resized(size)) }
+    }
+}
+
+/// A list, and the memberships that were computed for tasks. Cheap to clone.
+///
+/// The shares of one task depend on the subsets of the whole job. For a large job, this computation
+/// may take seconds, so other threads than the event loop compute. A look-up needs the service and
+/// the task for which a membership was computed. A result that arrives after a reload can therefore
+/// not be applied to another configuration.
+#[derive(Clone, Debug)]
+pub struct Assignments {
+    list: Arc<EndpointList>,
+    memberships: Vec<(Consumer, Arc<Membership>)>,
+}
+
+impl Assignments {
+    /// Creates a value with the list and no memberships.
+    pub fn new(list: EndpointList) -> Self {
+        Self { list: Arc::new(list), memberships: Vec::new() }
+    }
+
+    /// The list.
+    pub fn list(&self) -> &Arc<EndpointList> {
+        &self.list
+    }
+
+    /// Whether both have the same list object, not only equal lists. They have the same object if
+    /// the list was read once for both, or after [`Self::follow`].
+    pub fn is_of_the_same_reading(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.list, &other.list)
+    }
+
+    /// The assignment of a task; `None` if it was not computed.
+    pub fn assignment(&self, service: &Service, task: Task) -> Option<Assignment> {
+        let mut memberships = self.memberships.iter();
+        let found = memberships.find(|(other, _)| other.task == task && other.service == *service);
+        found.map(|(_, membership)| Assignment { list: self.list.clone(), membership: membership.clone() })
+    }
+
+    /// The membership of a consumer; `None` if it was not computed.
+    pub fn membership(&self, consumer: &Consumer) -> Option<&Membership> {
+        let mut memberships = self.memberships.iter();
+        memberships.find(|(other, _)| other == consumer).map(|(_, membership)| &**membership)
+    }
+
+    /// If the earlier assignments have an equal list, reuses their list and memberships. Both then
+    /// share one list object (see [`Self::is_of_the_same_reading`]).
+    pub fn follow(&mut self, before: &Self) {
+        if self.list == before.list {
+            self.list = before.list.clone();
+            self.take_over(before);
+        }
+    }
+
+    /// Adds the memberships of other assignments, if the lists are equal.
+    pub fn take_over(&mut self, other: &Self) {
+        if Arc::ptr_eq(&self.list, &other.list) || self.list == other.list {
+            let unknown =
+                other.memberships.iter().filter(|(consumer, _)| self.membership(consumer).is_none());
+            let unknown: Vec<_> = unknown.cloned().collect();
+            self.memberships.extend(unknown);
+        }
+    }
+
+    /// Drops the memberships of all tasks except these. Returns the tasks without a membership,
+    /// grouped by job, for [`Self::compute`].
+    pub fn missing(&mut self, consumers: &[Consumer]) -> Vec<Vec<Consumer>> {
+        self.memberships.retain(|(consumer, _)| consumers.contains(consumer));
+        let mut jobs: Vec<Vec<Consumer>> = Vec::new();
+        for consumer in consumers.iter().filter(|consumer| self.membership(consumer).is_none()) {
+            let is_the_job = |job: &&mut Vec<Consumer>| {
+                job[0].service == consumer.service && job[0].task.count == consumer.task.count
+            };
+            match jobs.iter_mut().find(is_the_job) {
+                Some(job) if job.contains(consumer) => {}
+                Some(job) => job.push(consumer.clone()),
+                None => jobs.push(vec![consumer.clone()]),
+            }
+        }
+        jobs
+    }
+
+    /// Computes the memberships of tasks of one job. Results that the tasks share are computed
+    /// once.
+    pub fn compute(&mut self, job: Vec<Consumer>) {
+        let Some(Consumer { task, service }) = job.first() else { return };
+        let memberships = Memberships::new(service, task.count, &self.list);
+        let of = |consumer: Consumer| {
+            let membership = memberships.of(consumer.task.index);
+            (consumer, Arc::new(membership))
+        };
+        self.memberships.extend(job.into_iter().map(of));
     }
 }
 

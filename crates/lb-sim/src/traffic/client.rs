@@ -32,7 +32,7 @@ use lb_core::endpoint::EndpointList;
 use lb_core::health::{Health, Who, Why};
 use lb_core::ids::Slot;
 use lb_core::limits::Limits;
-use lb_core::membership::Membership;
+use lb_core::membership::{Assignment, Membership};
 use lb_core::plan::entries_by_slot;
 use lb_core::rules;
 use lb_core::service::Service;
@@ -222,7 +222,8 @@ impl SimulatedClient {
             self.ejector.iter_mut().for_each(|ejector| ejector.clear(slot.number()));
         }
         self.balancer.handle(now, Fact::Idle(idle)).expect("releasing slots cannot fail");
-        let fits = self.balancer.handle(now, Fact::Endpoints(0, Arc::new(list), Arc::new(membership)));
+        let assignment = Assignment { list: Arc::new(list), membership: Arc::new(membership) };
+        let fits = self.balancer.handle(now, Fact::Endpoints(0, assignment));
         fits.expect("there are slots for all backends, and entries for all members");
         self.publish();
         self.start_slowly(now);

@@ -5,16 +5,16 @@
 
 use std::time::Instant;
 
-use lb_core::balancer::UnusableList;
+use lb_core::balancer::{Fact, UnusableList};
 use lb_core::ids::ServiceIndex;
 use lb_core::load_band::{BandedSize, LoadBand};
+use lb_core::membership::Assignment;
 use lb_core::service::{Size, Subset};
 use lb_kernel::Datapath;
 use tracing::debug;
 
 use super::ClientTask;
 use crate::controller::Controller;
-use crate::source::assignments::Assignment;
 
 /// The size of one service's subset, and the assignment. The first members of the assignment are
 /// the subset.
@@ -84,7 +84,8 @@ impl ClientTask {
             if size.look(at, open, most) == before {
                 continue;
             }
-            match self.balancer.handle(now, assignment.resized(size.size()).fact(position)) {
+            let resized = assignment.resized(size.size());
+            match self.balancer.handle(now, Fact::Endpoints(position, resized)) {
                 Ok(true) => self.settled = None,
                 Ok(false) => {}
                 Err(refused) => {

@@ -16,6 +16,7 @@ use crate::config::ClientConfig;
 use crate::controller::lists::reads::ListInForce;
 use crate::controller::{BackgroundWork, ClientTask, ClientTaskError, Controller, Environment};
 use crate::source::assignments::{self, AssignmentsByService};
+use crate::source::complete_assignments;
 
 /// The result of another attempt to start clients.
 pub struct Tried {
@@ -68,7 +69,7 @@ impl OpenRequest {
     pub fn assignments(&mut self) -> AssignmentsByService {
         let mut by_service = assignments::statics(&self.clients, &self.statics);
         for (service, ListInForce { mut assignments, .. }) in std::mem::take(&mut self.in_force) {
-            assignments.complete(&assignments::consumers(&self.clients, &service));
+            complete_assignments(&mut assignments, &assignments::consumers(&self.clients, &service));
             by_service.entry(service).or_insert(assignments);
         }
         by_service

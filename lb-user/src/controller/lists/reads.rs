@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lb_config::discovery::{DnsSettings, RemoteRules};
 use lb_core::feed::Version;
+use lb_core::membership::{Assignments, Consumer};
 use lb_discovery::HostName;
 
 use crate::config::Config;
-use crate::source::assignments::{self, Assignments, Consumer};
-use crate::source::{Contents, Guard, ListSource, SourceError, Stamp, Suspension};
+use crate::source::assignments;
+use crate::source::{Contents, Guard, ListSource, SourceError, Stamp, Suspension, complete_assignments};
 
 /// The input for the computation of a list's assignments.
 pub struct ListPurpose {
@@ -124,7 +125,7 @@ impl ListPurpose {
         };
         let (result, instead, in_force) = match (read, stored) {
             (Ok(contents), Some(Ok(stored))) => {
-                let guard = Guard { base: stored.assignments.shared_list(), accepted: None };
+                let guard = Guard { base: stored.assignments.list().clone(), accepted: None };
                 (Ok(completed(contents, Some(&guard))), None, None)
             }
             (Ok(contents), Some(Err(_)) | None) => {
@@ -135,7 +136,7 @@ impl ListPurpose {
                 let stored = stored.filter(|stored| !stored.as_ref().is_err_and(SourceError::is_absent));
                 let instead = stored.map(|stored| Ok(completed(stored?, None)));
                 let in_force = self.before.map(|mut assignments| {
-                    assignments.complete(&self.consumers);
+                    complete_assignments(&mut assignments, &self.consumers);
                     assignments
                 });
                 (Err(error), instead, in_force)
@@ -176,7 +177,7 @@ mod tests {
     }
 
     fn guard(count: u8) -> Guard {
-        Guard { base: list(count, false).assignments.shared_list(), accepted: None }
+        Guard { base: list(count, false).assignments.list().clone(), accepted: None }
     }
 
     fn endpoints(contents: &Contents) -> usize {

@@ -245,7 +245,7 @@ impl WatchedSource {
         }
         let Some(shrink) = &self.remote.shrink else {
             let newest = self.feed.newest()?;
-            return Some(Guard { base: newest.assignments.shared_list(), accepted: None });
+            return Some(Guard { base: newest.assignments.list().clone(), accepted: None });
         };
         let accepted = shrink.is_repeated.then(|| Arc::clone(&shrink.pending.removed));
         Some(Guard { base: Arc::clone(&shrink.pending.base), accepted })

@@ -15,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use lb_core::balancer::UnusableList;
+use lb_core::balancer::{Fact, UnusableList};
 use lb_core::feed::{Delivered, Feed, FeedAction, ListDecision, Version};
+use lb_core::membership::Assignments;
 use lb_discovery::{HostName, HostTable};
 use lb_view::status::SourceStatus;
 use tracing::{info, warn};
@@ -29,7 +30,7 @@ use crate::controller::client_task::ClientTask;
 use crate::controller::reload::changes::list_changes;
 use crate::controller::stores::files::FilesToStore;
 use crate::controller::{BackgroundWork, Controller};
-use crate::source::assignments::{self, Assignments, AssignmentsByService};
+use crate::source::assignments::{self, AssignmentsByService};
 use crate::source::hosts::{lasting_in_brackets, unresolved};
 use crate::source::{Contents, ListOrigin, ListSource, NoAnswer, SourceError, Stamp, directory_of};
 
@@ -518,7 +519,7 @@ impl ClientTask {
             Some(followed) => followed.take(assignment),
             None => assignment,
         };
-        if self.balancer.handle(now, assignment.fact(position))? {
+        if self.balancer.handle(now, Fact::Endpoints(position, assignment))? {
             self.settled = None;
         }
         Ok(true)

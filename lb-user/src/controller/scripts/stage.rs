@@ -17,6 +17,7 @@ use lb_core::endpoint::EndpointList;
 use lb_core::feed::{ReadFailure, Version};
 use lb_core::health::{Health, Why};
 use lb_core::limits::Limits;
+use lb_core::membership::Assignments;
 use lb_core::service::Protocol;
 use lb_discovery::{
     DiscoveredList, DiscoveryRequest, Failure, Finding, HostName, HostTable, Latest, StoredAddresses,
@@ -46,7 +47,6 @@ use crate::daemon::{FileIo, Files, ListReader, Servers, Watches, Worker};
 use crate::output::status;
 use crate::probes::{ConnectTarget, Findings, ProbedHealth};
 use crate::reports::{ReportExchanger, SharedExchange};
-use crate::source::assignments::Assignments;
 use crate::source::{Contents, NoAnswer, SourceError, Stamp, last_good};
 
 /// The service that the client dials, and its backends at the start.

@@ -1,14 +1,37 @@
-//! Computations on the endpoints that may be members: the order of each task, the shares of the
-//! members (by weight, equal, or from the subsets of the whole job), and the substitutes.
+//! Numbers for the endpoints that may be members: the order of each task, the shares of the members
+//! (by weight, equal, or from the subsets of the whole job), and how the job uses the endpoints.
 
 use std::collections::BTreeSet;
 
 use lb_common::abi::MAX_SUBSET;
 
-use super::{CandidatePool, Evenness, Member, MembershipVerdict, Unused};
-use crate::endpoint::Endpoint;
+use super::{CandidatePool, MembershipVerdict};
 use crate::members::subset::{self, Algorithm, Position};
 use crate::members::weights::{self, Graph, Precision, Solution};
+
+/// Endpoints that accept connections but that no task of a job uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unused {
+    /// The number of unused endpoints.
+    pub endpoints: u32,
+    /// The number of all endpoints that accept connections.
+    pub of: u32,
+    /// The smallest size at which every endpoint is used by some task; `None` if no size is large
+    /// enough.
+    pub size: Option<u32>,
+}
+
+/// How evenly the tasks of a job connect to the endpoints of a list without indexes: the mean
+/// number of tasks per endpoint divided by the largest number of tasks of one endpoint; 1 is even.
+/// Even if this ratio is below 1, structural weights make the loads even, unless the policy ignores
+/// weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evenness {
+    /// The evenness with the indexes that are derived from the addresses.
+    pub by_address: f64,
+    /// The evenness with the indexes 0, 1, 2 and so on.
+    pub dense: f64,
+}
 
 /// How members' shares are computed.
 #[derive(Debug)]
@@ -194,39 +217,6 @@ impl CandidatePool<'_> {
         (row, shares)
     }
 
-    /// The substitutes for these members, from this order. There are no substitutes if the members
-    /// fill the kernel's list, or if the members are not healthy.
-    ///
-    /// A substitute gets the mean weight of the members. In an arc, weights are overlap times
-    /// capacity, so a substitute gets the mean weight per unit of capacity, times its own capacity.
-    pub fn standby(&self, members: &[Member], order: impl IntoIterator<Item = u32>, is_arc: bool) -> Standby {
-        let mut standby = Standby::default();
-        let room = (MAX_SUBSET as usize).saturating_sub(members.len());
-        if members.is_empty() || room == 0 || !members[0].endpoint.is_wanted() {
-            return standby;
-        }
-        let taken: BTreeSet<u32> = members.iter().map(|member| member.endpoint.index).collect();
-        let mean = MeanWeight::of(members, is_arc);
-        let (most_next, most_lame_ducks) = (most_next(members.len()), members.len().min(room));
-        // Bound: the order is a permutation of the indexes.
-        for index in order {
-            if standby.next.len() == most_next && standby.lame_ducks.len() == most_lame_ducks {
-                break;
-            }
-            let Some((at, verdict)) = self.by_index[index as usize] else { continue };
-            let endpoint = &self.endpoints[at];
-            let (list, most) = match verdict {
-                MembershipVerdict::Member => (&mut standby.next, most_next),
-                MembershipVerdict::LameDuck => (&mut standby.lame_ducks, most_lame_ducks),
-                MembershipVerdict::Down | MembershipVerdict::Unweighted => continue,
-            };
-            if list.len() < most && !taken.contains(&index) {
-                list.push(mean.member(endpoint));
-            }
-        }
-        standby
-    }
-
     /// The capacity of the endpoint at each index; 0 for an index that may not be a member.
     fn capacities(&self) -> Vec<u16> {
         let capacity = |found: &Option<(usize, MembershipVerdict)>| match found {
@@ -234,59 +224,6 @@ impl CandidatePool<'_> {
             _ => 0,
         };
         self.by_index.iter().map(capacity).collect()
-    }
-}
-
-/// The substitutes for members, best first.
-#[derive(Debug, Default)]
-pub struct Standby {
-    /// Endpoints that can replace one member each.
-    pub next: Vec<Member>,
-    /// Lame ducks, which serve if no member is available.
-    pub lame_ducks: Vec<Member>,
-}
-
-/// The number of substitutes in addition to one per member. They are needed because substitutes may
-/// be unavailable, too.
-const SPARE: usize = 8;
-
-/// The largest number of substitutes for `members` members.
-pub const fn most_next(members: usize) -> usize {
-    members + SPARE
-}
-
-/// The mean weight of a task's members, from which the weight of a substitute is computed. If
-/// `is_by_capacity`, it is the mean weight per unit of capacity.
-struct MeanWeight {
-    weight: f64,
-    share: f64,
-    is_by_capacity: bool,
-}
-
-impl MeanWeight {
-    #[expect(clippy::cast_precision_loss, reason = "weights are below 2^33")]
-    fn of(members: &[Member], is_by_capacity: bool) -> Self {
-        let unit =
-            |member: &Member| if is_by_capacity { f64::from(member.endpoint.weight.max(1)) } else { 1.0 };
-        let count = members.len() as f64;
-        let weight = members.iter().map(|member| member.weight as f64 / unit(member)).sum::<f64>() / count;
-        let share = members.iter().map(|member| member.share / unit(member)).sum::<f64>() / count;
-        Self { weight, share, is_by_capacity }
-    }
-
-    fn member(&self, endpoint: &Endpoint) -> Member {
-        let unit = if self.is_by_capacity { f64::from(endpoint.weight) } else { 1.0 };
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a mean of whole numbers"
-        )]
-        let weight = (self.weight * unit).round() as u64;
-        let share = self.share * unit;
-        let endpoint = endpoint.clone();
-        // The sums over the job do not include the substitute, because other tasks do not know that
-        // this task uses it.
-        Member { endpoint, weight: weight.max(1), share, connections: 0, load: 0.0, target: 0.0 }
     }
 }
 

@@ -214,7 +214,7 @@ fn unused_endpoints_are_counted_with_the_size_that_uses_all() {
             let subset = Subset::Sized { algorithm, size: Size::Fixed(size) };
             let memberships = Memberships::new(&service_by(policy, subset), 3, &list);
             let tasks: Vec<_> = (0..3).map(|index| memberships.of(index)).collect();
-            let used: std::collections::BTreeSet<u32> =
+            let used: BTreeSet<u32> =
                 tasks.iter().flat_map(|task| &task.members).map(|member| member.endpoint.index).collect();
             assert!(tasks.iter().all(|task| task.unused == tasks[0].unused));
             // The members' load is compared with a target over the whole list.
@@ -265,4 +265,65 @@ fn a_lost_member_is_replaced_by_the_next_of_the_order() {
             assert_eq!((after.len(), retained), (4, 3), "{pattern}");
         }
     }
+}
+
+fn consumer(index: u32, count: u32, seed: u64) -> Consumer {
+    let service = {
+        let subset = Subset::Sized { algorithm: Algorithm::Rocksteadier, size: Size::Fixed(3) };
+        Service::new("users", "10.96.0.10:80".parse().unwrap(), subset, seed)
+    };
+    Consumer { task: Task { index, count }, service }
+}
+
+/// Computes the missing memberships.
+fn complete(assignments: &mut Assignments, consumers: &[Consumer]) {
+    for job in assignments.missing(consumers) {
+        assignments.compute(job);
+    }
+}
+
+#[test]
+fn tasks_computed_together_get_the_same_memberships_as_alone() {
+    let consumers =
+        [consumer(0, 5, 7), consumer(4, 5, 7), consumer(4, 6, 7), consumer(4, 5, 8), consumer(0, 5, 7)];
+    let mut assignments = Assignments::new(endpoints("hhhhhhh"));
+    complete(&mut assignments, &consumers);
+    assert_eq!(assignments.memberships.len(), 4, "one membership for each distinct consumer");
+    for consumer in &consumers {
+        let alone = Membership::of(&consumer.service, consumer.task, assignments.list());
+        let assignment = assignments.assignment(&consumer.service, consumer.task).unwrap();
+        assert_eq!((&*assignment.membership, &assignment.list), (&alone, assignments.list()));
+    }
+}
+
+#[test]
+fn an_assignment_is_only_for_its_service_and_task() {
+    let mut assignments = Assignments::new(endpoints("hhhhhhh"));
+    complete(&mut assignments, &[consumer(0, 5, 7)]);
+    for other in [consumer(1, 5, 7), consumer(0, 6, 7), consumer(0, 5, 8)] {
+        assert_eq!(assignments.assignment(&other.service, other.task), None);
+    }
+    let mut resized = consumer(0, 5, 7);
+    resized.service.subset = Subset::All;
+    assert_eq!(assignments.assignment(&resized.service, resized.task), None);
+}
+
+#[test]
+fn known_memberships_are_reused_and_unused_ones_dropped() {
+    let mut before = Assignments::new(endpoints("hhhhhhh"));
+    complete(&mut before, &[consumer(0, 5, 7), consumer(1, 5, 7)]);
+    let mut after = Assignments::new(endpoints("hhhhhhh"));
+    assert!(!after.is_of_the_same_reading(&before) && before.clone().is_of_the_same_reading(&before));
+    after.follow(&before);
+    assert!(after.is_of_the_same_reading(&before), "both readings share one list object");
+    complete(&mut after, &[consumer(1, 5, 7), consumer(2, 5, 7)]);
+    let at = |assignments: &Assignments, index| {
+        assignments.memberships.iter().position(|(d, _)| d.task.index == index)
+    };
+    assert_eq!([0, 1, 2].map(|index| at(&after, index)), [None, Some(0), Some(1)]);
+    assert!(Arc::ptr_eq(&after.memberships[0].1, &before.memberships[1].1), "the membership is reused");
+    // Assignments with another list have no memberships yet.
+    let mut longer = Assignments::new(endpoints("hhhhhhhh"));
+    longer.take_over(&before);
+    assert!(longer.memberships.is_empty());
 }
