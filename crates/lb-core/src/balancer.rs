@@ -1,13 +1,17 @@
 //! The controller of one client task: [`Balancer::handle`] applies each [`Fact`], and
 //! [`Balancer::plan`] returns a complete plan.
 //!
+//! The membership of a list and the evidence on its backends determine the [`Row`], and the row
+//! determines the table. `evidence` applies the verdicts on backends.
+//!
 //! The balancer stores the list in force of every service, the slot of each backend, and the
 //! evidence on each backend. It reads no clock: the caller passes the time of each fact. The code
 //! that reads the maps reports slots to which nothing in the kernel refers any more
 //! ([`Fact::Idle`]).
 
-pub mod row;
+mod evidence;
 
+use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -16,27 +20,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lb_common::abi::host::NO_REPORT;
-use lb_common::abi::{BackendState, HealthReason, MAX_SERVICES, Usable};
-use lb_common::ejection::doubled_if;
+use lb_common::abi::{BackendState, HealthReason, MAX_SERVICES, MAX_SUBSET, Usable};
 use thiserror::Error;
 
 use crate::control::by_address::Next;
 use crate::control::factor::Factors;
 use crate::endpoint::EndpointList;
 use crate::health::loss::Presence;
+use crate::health::replacement::{InOrder, replacement};
+use crate::health::tiers::{self, Tier, TierCandidate};
 use crate::health::{self, BackendEvidence, Health, ReportedVerdict, Who, Why};
 use crate::ids::{BackendRef, ServiceIndex, Slot};
 use crate::limits::Limits;
-use crate::members::membership::{Assignment, Membership};
+use crate::members::membership::{Assignment, Member, Membership};
 use crate::plan::{BackendPlan, Plan, ServicePlan};
 use crate::reports::Name;
-use crate::service::{HealthRules, Service};
+use crate::service::Service;
 use crate::tables::rules;
 use crate::tables::schedule;
 use crate::tables::slots::{Identity, Slots, SlotsExhausted};
 
-use row::Circumstances;
-pub use row::Row;
+use evidence::adopted_standings;
 
 /// The kernel programs' verdict on a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,6 +122,71 @@ pub struct Adopted {
     /// For each free slot that was used before, the generation of its next backend: a slot must not
     /// reuse a generation that an earlier balancer has assigned to the slot.
     pub next_generations: Vec<BackendRef>,
+}
+
+/// The backends that a service uses now. `T` is a time of any clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row<T = Instant> {
+    /// The backends in the table, with their structural weights.
+    pub members: Vec<(SocketAddr, u64)>,
+    /// The replaced backends (members, and substitutes that failed), each with the time since which
+    /// it has been replaced.
+    pub replaced: BTreeMap<SocketAddr, T>,
+    /// For each backend in the table, each replaced backend, and the backup: whether a connect may
+    /// choose it, and its health.
+    pub usable: BTreeMap<SocketAddr, (Usable, Health)>,
+    /// The lame duck that connects use after the programs have ejected every member, until the
+    /// daemon reacts. The backup is in no table.
+    pub backup: Option<SocketAddr>,
+    /// The tier that serves: connects choose its backends.
+    pub tier: Tier,
+    /// The number of available backends and the number of all backends, among those that are in the
+    /// table or replaced. Drained backends are not counted: a drain is no failure, so it must not
+    /// lead to panic. Lame ducks that serve because no other backend is available are not counted
+    /// either.
+    pub available: (usize, usize),
+    /// Whether the available part is below `panic_threshold`.
+    pub is_below_threshold: bool,
+    /// Whether the service is in panic: the available part is below the threshold, and no recently
+    /// established connection shows that a backend serves. Connects may then choose every backend
+    /// that may accept connections.
+    pub is_panic: bool,
+    /// Whether the first probes of all backends are still running, so that all are treated alike.
+    is_fresh: bool,
+}
+
+impl<T> Row<T> {
+    /// Whether the row may change because time passes: a backend is unavailable or replaced, or the
+    /// first probes are still running.
+    pub fn is_unsettled(&self) -> bool {
+        let (available, tried) = self.available;
+        available < tried || self.drained() > 0 || !self.replaced.is_empty() || self.is_fresh
+    }
+
+    /// The number of drained backends that are in the table or replaced.
+    pub fn drained(&self) -> usize {
+        self.usable.values().filter(|(_, health)| *health == Health::Drained).count()
+    }
+
+    /// Removes the backup.
+    pub fn drop_backup(&mut self) {
+        if let Some(address) = self.backup.take() {
+            self.usable.remove(&address);
+        }
+    }
+
+    /// The backend that connects use if every backend that they examined was unusable. It is the
+    /// backup or, without a backup, the usable member with the best health. Of equally healthy
+    /// members, it is the member with the largest weight.
+    pub fn fallback(&self) -> Option<SocketAddr> {
+        let rank = |(at, (address, weight)): (usize, &(SocketAddr, u64))| {
+            let (usable, health) = self.usable[address];
+            // If members are equal, the first in the table is chosen.
+            usable.is_usable().then_some(((Reverse(health), *weight, Reverse(at)), *address))
+        };
+        let best = self.members.iter().enumerate().filter_map(rank).max_by_key(|(rank, _)| *rank);
+        self.backup.or(best.map(|(_, address)| address))
+    }
 }
 
 /// One service and the state of its endpoints.
@@ -286,7 +355,6 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         if state.list.as_ref().is_some_and(|in_use| in_use.matches(&endpoints, &membership)) {
             return Ok(false);
         }
-        let state = &self.services[position];
         let index = state.index;
         let evidence = self.evidence_with_list(index, &endpoints, now);
         let mut members = membership.members.iter().map(|member| member.endpoint.address);
@@ -299,34 +367,23 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             Some(_) => state.fresh_until,
             None => None,
         };
-        let circumstances = Circumstances {
-            is_fresh: fresh_until.is_some_and(|until| now < until),
-            ..self.circumstances(state, self.replaced(state, now), now)
+        let is_fresh = fresh_until.is_some_and(|until| now < until);
+        let row_of = |this: &Self, membership: &Membership, replaced: &BTreeMap<SocketAddr, T>| {
+            this.row_of(&this.services[position], membership, replaced, is_fresh, &evidence, now)
         };
-        let row_of = |this: &Self, membership: &Membership, circumstances: &Circumstances<T>| {
-            let standing = |address| newest(&evidence, &this.standings, Identity { service: index, address });
-            row::row(membership, circumstances, standing, now)
-        };
-        let mut row = row_of(self, &membership, &circumstances);
+        let mut row = row_of(self, &membership, &self.replaced(state, now));
         // If there is no room for substitutes, the row is built without them. If there is no room
         // for the members either, the list is refused.
-        let (row, built) = match self.build(position, &mut row) {
+        let (row, Built { schedule, fallback }) = match self.build(position, &mut row) {
             Ok(built) => (row, built),
             Err(_) => {
                 let plain = Membership { next: Vec::new(), lame_ducks: Vec::new(), ..(*membership).clone() };
-                let circumstances = Circumstances { replaced: BTreeMap::new(), ..circumstances };
-                let mut plain = row_of(self, &plain, &circumstances);
+                let mut plain = row_of(self, &plain, &BTreeMap::new());
                 let built = self.build(position, &mut plain)?;
                 (plain, built)
             }
         };
-        self.use_row(position, built, |schedule, fallback| ListInUse {
-            endpoints,
-            membership,
-            row,
-            schedule,
-            fallback,
-        });
+        self.services[position].list = Some(ListInUse { endpoints, membership, row, schedule, fallback });
         self.services[position].fresh_until = fresh_until;
         // From now on the list determines the plan, instead of the adopted contents of the maps.
         self.adopted.services.remove(&index);
@@ -335,43 +392,76 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         Ok(true)
     }
 
-    /// Forgets the probe results of backends that have left the list of a service. If such a
-    /// backend has no slot and is not drained by an operator, removes all evidence on it.
-    fn forget_unlisted(&mut self, position: usize) {
-        let Some(ServiceState { index, list: Some(in_use), .. }) = self.services.get(position) else {
-            return;
-        };
-        let (slots, index, endpoints) = (&self.slots, *index, &in_use.endpoints);
-        let mut forgotten = Vec::new();
-        for (known, standing) in self.standings.range_mut(Identity::all_of(index)) {
-            if endpoints.get(known.address).is_none() {
-                // Another backend may have this address later.
-                standing.unprove();
-                // A drain by an operator also applies to a backend that a later list contains
-                // again.
-                let is_needed = slots.get(*known).is_some() || standing.is_drained_by_operator();
-                forgotten.extend((!is_needed).then_some(*known));
-            }
-        }
-        for known in forgotten {
-            self.standings.remove(&known);
-        }
-    }
-
-    /// The inputs of a service's row. `replaced`: the replaced backends, each with the time since
-    /// which it has been replaced.
-    fn circumstances(
+    /// Computes the row of a service for a membership. `replaced`: the replaced backends of the
+    /// previous row, each with the time since which it has been replaced. `is_fresh`: whether the
+    /// first probes of all backends are still running. `evidence`: the evidence on backends that
+    /// takes precedence over the stored evidence.
+    fn row_of(
         &self,
         state: &ServiceState<T>,
-        replaced: BTreeMap<SocketAddr, T>,
+        membership: &Membership,
+        replaced: &BTreeMap<SocketAddr, T>,
+        is_fresh: bool,
+        evidence: &BTreeMap<Identity, BackendEvidence<T>>,
         now: T,
-    ) -> Circumstances<T> {
-        Circumstances {
-            rules: state.service.health,
-            replaced,
-            used: self.used(state),
-            is_serving: self.serving.contains(&state.index),
-            is_fresh: state.fresh_until.is_some_and(|until| now < until),
+    ) -> Row<T> {
+        let (rules, used_before) = (state.service.health, self.used(state));
+        let standing =
+            |address| newest(evidence, &self.standings, Identity { service: state.index, address });
+        let members = &membership.members;
+        let wants_proof = rules.first_look.is_some() && !is_fresh;
+        let candidate = |member: &Member| candidate(member, standing(member.endpoint.address), wants_proof);
+        let in_order: Vec<InOrder<T>> = members
+            .iter()
+            .chain(&membership.next)
+            .map(|member| {
+                let standing = standing(member.endpoint.address);
+                InOrder {
+                    unavailable_since: standing.and_then(BackendEvidence::unavailable_since),
+                    available_since: standing.and_then(BackendEvidence::available_since),
+                    replaced_since: replaced.get(&member.endpoint.address).copied(),
+                    is_unproven: rules.first_look.is_some()
+                        && !standing.is_some_and(BackendEvidence::is_proven),
+                    is_used: used_before.contains(&member.endpoint.address),
+                }
+            })
+            .collect();
+        let changed = replacement(&in_order, members.len(), rules.replace_after, now);
+        let is_replaced = |at: &usize| changed.replaced.contains(at);
+        let mut used: Vec<&Member> =
+            (0..members.len()).filter(|at| !is_replaced(at)).map(|at| &members[at]).collect();
+        used.extend(changed.substitutes.iter().map(|at| &membership.next[at - members.len()]));
+        let mut out: Vec<&Member> = changed.replaced.iter().map(|at| &members[*at]).collect();
+        out.extend(changed.failed.iter().map(|at| &membership.next[at - members.len()]));
+        let is_drained = |member: &&&Member| candidate(member).health == Health::Drained;
+        let tried = used.iter().chain(&out).filter(|member| !is_drained(member)).count();
+        let is_available = |member: &&&Member| candidate(member).health <= Health::Unproven;
+        let available = used.iter().chain(&out).filter(is_available).count();
+        let is_below_threshold = tiers::is_below_threshold(available, tried, rules.panic_threshold);
+        let is_panic = is_below_threshold && !self.serving.contains(&state.index);
+        if !used.iter().any(|member| is_available(&member)) {
+            let room = (MAX_SUBSET as usize).saturating_sub(used.len());
+            used.extend(membership.lame_ducks.iter().take(room));
+        }
+        let tier = tiers::tier(used.iter().map(|member| candidate(member)), is_panic, rules.drain_fallback);
+        let is_backup = |member: &&Member| candidate(member).health == Health::LameDuck;
+        let backup = membership.lame_ducks.iter().find(is_backup).filter(|_| tier < Tier::LameDucks);
+        let usable = used.iter().chain(&out).copied().chain(backup).map(|member| {
+            let address = member.endpoint.address;
+            let without = without_own_word(member, standing(address), wants_proof);
+            (address, (tiers::usable(without, tier), candidate(member).health))
+        });
+        let since = |address| replaced.get(&address).copied().unwrap_or(now);
+        Row {
+            tier,
+            usable: usable.collect(),
+            members: used.iter().map(|member| (member.endpoint.address, member.weight)).collect(),
+            backup: backup.map(|member| member.endpoint.address),
+            replaced: out.iter().map(|member| member.endpoint.address).map(|one| (one, since(one))).collect(),
+            available: (available, tried),
+            is_below_threshold,
+            is_panic,
+            is_fresh,
         }
     }
 
@@ -428,15 +518,6 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         Ok(Built { fallback, schedule: table(&weights, &slots[..row.members.len()], length) })
     }
 
-    fn use_row(
-        &mut self,
-        position: usize,
-        Built { schedule, fallback }: Built,
-        list: impl FnOnce(Arc<[Slot]>, Option<Slot>) -> ListInUse<T>,
-    ) {
-        self.services[position].list = Some(list(schedule, fallback));
-    }
-
     /// Recomputes the [`Row`]s of the services that `concerns` selects. Returns whether any row has
     /// changed.
     fn arrange_all(&mut self, now: T, concerns: impl Fn(&ServiceState<T>, &Row<T>) -> bool) -> bool {
@@ -453,9 +534,9 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     fn arrange(&mut self, position: usize, now: T) -> bool {
         let state = &self.services[position];
         let Some(in_use) = &state.list else { return false };
-        let standing = |address| self.standings.get(&Identity { service: state.index, address });
-        let circumstances = self.circumstances(state, in_use.row.replaced.clone(), now);
-        let mut row = row::row(&in_use.membership, &circumstances, standing, now);
+        let is_fresh = state.fresh_until.is_some_and(|until| now < until);
+        let (membership, replaced) = (&in_use.membership, &in_use.row.replaced);
+        let mut row = self.row_of(state, membership, replaced, is_fresh, &BTreeMap::new(), now);
         let has_room = |address| self.slots.has_room_for(Identity { service: state.index, address });
         if !row.backup.is_none_or(has_room) {
             row.drop_backup();
@@ -479,8 +560,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         }
         // If there is no room for the substitutes, the row does not change.
         let in_use = in_use.clone();
-        let Ok(built) = self.build(position, &mut row) else { return false };
-        self.use_row(position, built, |schedule, fallback| ListInUse { row, schedule, fallback, ..in_use });
+        let Ok(Built { schedule, fallback }) = self.build(position, &mut row) else { return false };
+        self.services[position].list = Some(ListInUse { row, schedule, fallback, ..in_use });
         self.apply_list_verdicts(position, now);
         true
     }
@@ -510,12 +591,6 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     /// The backends in the table of the service at a position, with their structural weights.
     pub fn weights(&self, position: usize) -> &[(SocketAddr, u64)] {
         self.services[position].list.as_ref().map_or(&[], |in_use| &in_use.row.members)
-    }
-
-    /// The backends of the service at a position that operators have drained.
-    pub fn drained_by_operator(&self, position: usize) -> impl Iterator<Item = SocketAddr> + '_ {
-        let known = self.standings.range(Identity::all_of(self.services[position].index));
-        known.filter(|(_, standing)| standing.is_drained_by_operator()).map(|(known, _)| known.address)
     }
 
     /// The factors that operators have set for members of the service at a position.
@@ -630,11 +705,6 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         Some(Presence { members, missing, is_panic: row.is_panic })
     }
 
-    /// The evidence on a backend.
-    pub fn standing(&self, identity: Identity) -> Option<&BackendEvidence<T>> {
-        self.standings.get(&identity)
-    }
-
     /// The daemon's decision whether a connect may choose a backend. The kernel programs decide
     /// about ejection.
     fn usable(
@@ -651,41 +721,6 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             Some(_) => adopted.map_or(Usable::No, |adopted| adopted.usable),
             None => Usable::No,
         }
-    }
-
-    /// The slots of replaced backends with a withheld ejection: they failed, but each was the last
-    /// available backend at that time. Connects no longer choose them. So only a trial can show
-    /// that they have recovered, and a trial requires an ejection.
-    pub fn replaced_without_ejection(&self) -> Vec<Slot> {
-        let is_withheld = |slot: &Slot| {
-            self.verdicts.get(slot).is_some_and(|verdict| !verdict.is_ejected && verdict.failures > 0)
-        };
-        let of_service = |state: &ServiceState<T>| {
-            let identity = |address: &SocketAddr| Identity { service: state.index, address: *address };
-            let replaced = state.list.iter().flat_map(|in_use| in_use.row.replaced.keys().map(identity));
-            let ejected =
-                replaced.filter(|one| self.standings.get(one).is_some_and(BackendEvidence::is_ejected));
-            ejected.filter_map(|one| Some(self.slots.get(one)?.slot)).filter(is_withheld).collect::<Vec<_>>()
-        };
-        self.services.iter().flat_map(of_service).collect()
-    }
-
-    /// Notes that backends of the service at this position have started again. If they are ejected,
-    /// [`Balancer::take_returned`] returns them.
-    pub fn note_returns(&mut self, position: usize, has_started: impl Fn(SocketAddr) -> bool) {
-        let service = self.services[position].index;
-        let ejected = self.standings.iter().filter(|(known, standing)| {
-            known.service == service && standing.is_ejected() && has_started(known.address)
-        });
-        self.returned.extend(ejected.map(|(known, _)| *known));
-    }
-
-    /// The slots of ejected backends that have returned since the last call: a witness has
-    /// withdrawn its verdict against the backend, or the backend has started again. The caller
-    /// makes the trial of each of these backends due at once.
-    pub fn take_returned(&mut self) -> Vec<Slot> {
-        let returned = std::mem::take(&mut self.returned);
-        returned.into_iter().filter_map(|identity| Some(self.slots.get(identity)?.slot)).collect()
     }
 
     /// Applies the list's verdicts to all backends of the service at this position that have slots.
@@ -720,121 +755,6 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
             (identity, standing)
         };
         self.slots.of(service).map(with_verdict).collect()
-    }
-
-    /// Applies the verdicts of one witness on a service's backends ([`Fact::Verdicts`]). Returns
-    /// whether anything changed.
-    fn apply_verdicts(
-        &mut self,
-        service: ServiceIndex,
-        who: Who,
-        reported: &BTreeMap<SocketAddr, (Health, Why)>,
-        now: T,
-    ) -> bool {
-        let mut is_news = false;
-        let identity = |address: &SocketAddr| Identity { service, address: *address };
-        for (address, (health, why)) in reported {
-            let standing =
-                self.standings.entry(identity(address)).or_insert_with(|| BackendEvidence::new(now));
-            let verdict = ReportedVerdict { health: *health, why: *why, until: None };
-            let is_well = *health == Health::Healthy;
-            let has_changed = standing.set_verdict(who, (!is_well).then_some(verdict), now);
-            if has_changed && is_well {
-                self.returned.extend(standing.is_ejected().then(|| identity(address)));
-            }
-            let is_first = who == Who::Probe && standing.prove();
-            is_news |= has_changed || is_first;
-        }
-        if who == Who::Probe {
-            self.end_freshness(service);
-        }
-        let slots = &self.slots;
-        self.standings.retain(|known, standing| {
-            if known.service == service && who != Who::Probe && !reported.contains_key(&known.address) {
-                let has_changed = standing.set_verdict(who, None, now);
-                self.returned.extend((has_changed && standing.is_ejected()).then_some(*known));
-                is_news |= has_changed;
-            }
-            known.service != service || slots.get(*known).is_some() || standing.is_known()
-        });
-        is_news
-    }
-
-    /// Ends the time in which a service treats all backends alike, if a probe of each member has
-    /// ended.
-    fn end_freshness(&mut self, service: ServiceIndex) {
-        let standings = &self.standings;
-        let is_proven = |address: SocketAddr| {
-            standings.get(&Identity { service, address }).is_some_and(BackendEvidence::is_proven)
-        };
-        for state in self.services.iter_mut().filter(|state| state.index == service) {
-            let members = state.list.iter().flat_map(|in_use| &in_use.membership.members);
-            if members.map(|member| member.endpoint.address).all(is_proven) {
-                state.fresh_until = None;
-            }
-        }
-    }
-
-    /// Applies the kernel programs' verdicts. Returns the services that have a backend with a
-    /// changed verdict.
-    fn apply_kernel_verdicts(
-        &mut self,
-        verdicts: BTreeMap<Slot, KernelVerdict>,
-        now: T,
-    ) -> BTreeSet<ServiceIndex> {
-        if verdicts == self.verdicts {
-            return BTreeSet::new();
-        }
-        let of =
-            |verdicts: &BTreeMap<Slot, KernelVerdict>, slot| verdicts.get(&slot).copied().unwrap_or_default();
-        let of_slot = self
-            .slots
-            .iter()
-            .map(|(identity, at)| (identity, of(&self.verdicts, at.slot), of(&verdicts, at.slot)));
-        let changed: Vec<_> = of_slot.filter(|(_, before, after)| before != after).collect();
-        let concerned: BTreeSet<ServiceIndex> =
-            changed.iter().map(|(identity, ..)| identity.service).collect();
-        let limit = |state: &ServiceState<T>| state.service.ejection.map_or(u8::MAX, |rules| rules.failures);
-        let services = self.services.iter().filter(|state| concerned.contains(&state.index));
-        let services: BTreeMap<ServiceIndex, (u8, BTreeSet<SocketAddr>)> =
-            services.map(|state| (state.index, (limit(state), self.available(state, &verdicts)))).collect();
-        for (identity, before, after) in changed {
-            let standing = self.standings.entry(identity).or_insert_with(|| BackendEvidence::new(now));
-            let verdict =
-                ReportedVerdict { health: Health::Ejected, why: Why::Failures(after.failures), until: None };
-            // A backend that has reached the limit of failures is treated as ejected even if its
-            // ejection is withheld because it is the last available backend. The programs double
-            // the limit for a backend that probes have found healthy, unless it is the last
-            // available backend.
-            let limit = services.get(&identity.service).map_or(u8::MAX, |(failures, available)| {
-                let has_others = available.iter().any(|address| *address != identity.address);
-                doubled_if(*failures, (standing.is_probed_healthy() && has_others).into())
-            });
-            let is_ejected = after.is_ejected || after.failures >= limit;
-            standing.set_verdict(Who::Kernel, is_ejected.then_some(verdict), now);
-            if after.failures > before.failures {
-                standing.note_failure(now);
-            }
-        }
-        self.verdicts = verdicts;
-        concerned
-    }
-
-    /// The backends of a service that are available after `verdicts`, and the backup.
-    fn available(
-        &self,
-        state: &ServiceState<T>,
-        verdicts: &BTreeMap<Slot, KernelVerdict>,
-    ) -> BTreeSet<SocketAddr> {
-        let Some(row) = state.list.as_ref().map(|in_use| &in_use.row) else { return BTreeSet::new() };
-        let is_ejected = |address: SocketAddr| {
-            let at = self.slots.get(Identity { service: state.index, address });
-            at.and_then(|at| verdicts.get(&at.slot)).is_some_and(|verdict| verdict.is_ejected)
-        };
-        let health = row.usable.iter().map(|(address, (_, health))| (*address, *health));
-        let available =
-            health.filter(|(address, health)| *health <= Health::Unproven && !is_ejected(*address));
-        available.map(|(address, _)| address).chain(row.backup).collect()
     }
 
     /// The complete desired contents of the maps.
@@ -982,6 +902,52 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
     }
 }
 
+/// The facts that determine a member's tier. With `wants_proof`, the member is unproven until its
+/// first probe has ended.
+fn candidate<T: Copy + Ord>(
+    member: &Member,
+    standing: Option<&BackendEvidence<T>>,
+    wants_proof: bool,
+) -> TierCandidate {
+    let found = standing.map(|standing| (standing.health(), standing.is_lame_duck()));
+    candidate_by(found, member, standing, wants_proof)
+}
+
+/// Like [`candidate`], but without the member's own report that it is a lame duck, because the
+/// state word must not depend on that report.
+fn without_own_word<T: Copy + Ord>(
+    member: &Member,
+    standing: Option<&BackendEvidence<T>>,
+    wants_proof: bool,
+) -> TierCandidate {
+    candidate_by(standing.map(BackendEvidence::without_own_word), member, standing, wants_proof)
+}
+
+/// Combines a member's list entry with other evidence. `found`: the health according to the other
+/// evidence, and whether this evidence shows a lame duck.
+fn candidate_by<T: Copy + Ord>(
+    found: Option<(Health, bool)>,
+    member: &Member,
+    standing: Option<&BackendEvidence<T>>,
+    wants_proof: bool,
+) -> TierCandidate {
+    let listed = listed(member, wants_proof && !standing.is_some_and(BackendEvidence::is_proven));
+    let (health, is_lame_duck) = found.unwrap_or((Health::Healthy, false));
+    TierCandidate {
+        health: health.max(listed.health),
+        is_lame_duck: is_lame_duck || listed.is_lame_duck,
+        accepts: listed.accepts && standing.is_none_or(BackendEvidence::accepts),
+    }
+}
+
+/// The facts of a member's list entry. These facts are needed because the evidence on a backend
+/// without a slot does not include the list's verdict.
+fn listed(member: &Member, is_unproven: bool) -> TierCandidate {
+    let least = if is_unproven { Health::Unproven } else { Health::Healthy };
+    let health = health::list_verdict::<()>(&member.endpoint).map_or(least, |verdict| verdict.health);
+    TierCandidate { health, is_lame_duck: health == Health::LameDuck, accepts: health != Health::Refusing }
+}
+
 /// The evidence on a backend: from `evidence`, which includes the verdicts of an incoming list; if
 /// `evidence` has no entry, from `before`.
 fn newest<'s, T>(
@@ -1047,47 +1013,6 @@ fn index_of(adopted: &Plan, service: &Service) -> Option<ServiceIndex> {
         plan.name == service.name && plan.address == service.address && plan.protocol == service.protocol
     };
     adopted.services.iter().find(|(_, plan)| same(plan)).map(|(index, _)| *index)
-}
-
-/// The evidence on the backends of adopted tables, from their state words. Each verdict is valid
-/// until its witness reports again. A state word that an older daemon wrote contains no reason:
-/// then the backend is treated as healthy if it was usable, and as refusing if it was not.
-fn adopted_standings<T: Copy + Ord>(
-    states: &[ServiceState<T>],
-    adopted: &Plan,
-    now: T,
-) -> BTreeMap<Identity, BackendEvidence<T>> {
-    let mut standings = BTreeMap::new();
-    for state in states {
-        let Some(table) = adopted.services.get(&state.index) else { continue };
-        // Verdicts of a witness that is no longer configured are not adopted, because the witness
-        // would never withdraw them.
-        let HealthRules { first_look, heeds_reports, .. } = state.service.health;
-        let is_probed = first_look.is_some();
-        let slots: BTreeSet<Slot> = table.schedule.iter().chain(&table.replaced).copied().collect();
-        for backend in slots.iter().filter_map(|slot| adopted.backends.get(slot)) {
-            let reason = health::stated_reason(backend.reason, backend.state, backend.usable);
-            let mut standing = BackendEvidence::new(now);
-            match (reason, health::meaning(reason)) {
-                (_, (health, Some((who @ Who::Probe, why)))) if is_probed => {
-                    standing.take_over();
-                    standing.set_verdict(who, Some(ReportedVerdict { health, why, until: None }), now);
-                }
-                (_, (health, Some((who @ Who::Report, why)))) if heeds_reports => {
-                    standing.set_verdict(who, Some(ReportedVerdict { health, why, until: None }), now);
-                }
-                // Until the operators' overrides are read, the drain remains in force.
-                (_, (health, Some((who @ Who::Operator, why)))) => {
-                    standing.set_verdict(who, Some(ReportedVerdict { health, why, until: None }), now);
-                }
-                (HealthReason::Healthy, _) if is_probed => standing.take_over(),
-                _ => continue,
-            }
-            let identity = Identity { service: state.index, address: backend.address };
-            standings.insert(identity, standing);
-        }
-    }
-    standings
 }
 
 fn free_index(taken: &BTreeSet<ServiceIndex>) -> Option<ServiceIndex> {

@@ -7,8 +7,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 use lb_common::abi::Usable;
-use lb_core::balancer::Balancer;
-use lb_core::balancer::row::Row;
+use lb_core::balancer::{Balancer, Row};
 use lb_core::endpoint::EndpointList;
 use lb_core::health::tiers::Tier;
 use lb_core::health::{BackendEvidence, Health, Who};
