@@ -170,8 +170,8 @@ impl Outcomes {
 /// addresses that are not services, and calls of the kernel's own sockets.
 pub const NOT_A_SERVICE: u32 = MAX_SERVICES;
 
-/// Length of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The elements
-/// after the last ending are unused.
+/// Length of [`SlotCounters::endings`]: a power of two, so that an index can be masked. The
+/// elements after the last ending are unused.
 pub const ENDING_ROWS: usize = 16;
 const _: () = assert!(Ending::ALL.len() <= ENDING_ROWS);
 

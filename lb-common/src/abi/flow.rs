@@ -137,9 +137,9 @@ impl Reason {
     }
 }
 
-/// A bucket of the flow table: the cookie of the socket that uses it, and the socket's flow. Written
-/// by the kernel programs; the daemon also frees a bucket, with the same compare-and-swap, if the
-/// socket is gone. A bucket is one cache line, so that finding a record loads no other line.
+/// A bucket of the flow table: the cookie of the socket that uses it, and the socket's flow.
+/// Written by the kernel programs; the daemon also frees a bucket, with the same compare-and-swap,
+/// if the socket is gone. A bucket is one cache line, so that finding a record loads no other line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowBucket {
