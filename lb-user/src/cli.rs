@@ -1,10 +1,9 @@
 //! The commands, one file each. They combine the other parts of this crate and decide the exit
-//! code.
+//! code. The commands `socklb agent` are those of [`lb_agent::cli`].
 //!
 //! This file calls the function of the selected command. It also reads the configuration, or only
 //! the configuration's `[paths]`, for the commands.
 
-mod agent;
 mod check;
 mod close;
 mod coverage;
@@ -27,6 +26,9 @@ use self::status::Shown;
 use crate::config::addresses::{AddressSource, WithAddresses};
 use crate::config::{self, Config, HostEnvironment, Paths, ProcessEnvironment};
 use crate::error::CommandFailure;
+use crate::output::print;
+use lb_agent::cli::Directories;
+use lb_agent::run::ProcessStatus;
 use lb_view::filter::Filter;
 pub use options::{Cli, Command, PathOptions};
 
@@ -67,7 +69,11 @@ pub fn run(cli: Cli) -> Result<ExitCode, CommandFailure> {
             load::show(&Filter { client, service, backend: None }, json, &files)
         }
         Command::Source(command) => source::run(command, &files),
-        Command::Agent(agent) => agent::run(agent, files),
+        Command::Agent(agent) => {
+            let ended = lb_agent::cli::run(agent, &Directories { run: files.run, state: files.state })?;
+            print::text(&ended.text)?;
+            Ok(ended.status.map_or(ExitCode::from(ended.code), ProcessStatus::end))
+        }
         Command::Close(options) => close::run(&options, &files),
         Command::Detach { client, all: _ } => detach::run(client.as_deref(), &files),
     }

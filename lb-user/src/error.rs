@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use lb_agent::config::ConfigError;
 use lb_kernel::DatapathError;
 
 use crate::config::ConfigFileError;
@@ -30,6 +31,11 @@ impl<E: Into<anyhow::Error>> From<E> for CommandFailure {
     fn from(error: E) -> Self {
         let error = match error.into().downcast::<ConfigFileError>() {
             Ok(ConfigFileError::Faulty(faults)) => return Self::Faults(faults),
+            Ok(error) => anyhow::Error::new(error),
+            Err(error) => error,
+        };
+        let error = match error.downcast::<ConfigError>() {
+            Ok(ConfigError::Faulty(faults)) => return Self::Faults(faults),
             Ok(error) => anyhow::Error::new(error),
             Err(error) => error,
         };
