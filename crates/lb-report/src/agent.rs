@@ -1,11 +1,11 @@
 //! The agent's side: the reports of its backends. The module uses no socket, clock or random
 //! number; datagrams, times and the secret are arguments.
 //!
-//! In reading order: the readiness of a backend from all its inputs ([`readiness`], [`streak`]) and
-//! its load ([`load`]); the clients that receive pushes (`subscribers`) and the times of pushes
-//! (`pushes`); one backend with all of these ([`entry`]); and the processing of datagrams (this
-//! file; [`crate::answer`] makes the answers). Only monotonic times are compared, so a jump of the
-//! host's clock changes nothing.
+//! In reading order: the health of a backend by its checks ([`streak`]) and its load ([`load`]);
+//! the clients that receive pushes (`subscribers`) and the times of pushes (`pushes`); one backend
+//! with all of these, and its readiness ([`entry`]); and the processing of datagrams (this file;
+//! [`crate::answer`] makes the answers). Only monotonic times are compared, so a jump of the host's
+//! clock changes nothing.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,8 +18,6 @@ use crate::keys::{BackendKey, Keys};
 use crate::wire::{self, Cookies, Datagram, Key, Kind, Malformed, Readiness};
 
 pub mod name;
-
-pub mod readiness;
 
 pub mod streak;
 

@@ -11,8 +11,7 @@ use lb_common::net::{Be16, Be32};
 use super::load::{Load, Loads};
 use super::name::Name;
 use super::pushes::Pushes;
-use super::readiness::{Health, ReadinessInputs};
-use super::streak::{Outcome, Streak};
+use super::streak::{Health, Outcome, Streak};
 use super::subscribers::{MAX_SUBSCRIBERS, Requester, Subscribers};
 use super::{ms16, ms32};
 use crate::keys::{BackendKey, Keys};
@@ -167,9 +166,7 @@ impl Entry {
         if self.stale_at().is_some_and(|at| at <= now) {
             let why = match self.streak.health() {
                 Health::Unknown(why) => why.clone(),
-                Health::Unchecked | Health::Up | Health::Down(_) => {
-                    "its health check did not complete in time".to_owned()
-                }
+                Health::Up | Health::Down(_) => "its health check did not complete in time".to_owned(),
             };
             self.streak.grow_old(why);
             self.refresh(now);
@@ -189,10 +186,8 @@ impl Entry {
     /// subscribers.
     fn refresh(&mut self, now: Instant) {
         self.version = self.version.saturating_add(1);
-        let health =
-            if self.rules.check.is_some() { self.streak.health().clone() } else { Health::Unchecked };
-        let inputs = ReadinessInputs { lame_duck: self.lame_duck, runner: self.runner, health };
-        let (readiness, why) = inputs.readiness();
+        let health = self.rules.check.map(|_| self.streak.health());
+        let (readiness, why) = readiness_from(self.lame_duck, self.runner, health);
         self.why = why;
         if readiness != self.readiness {
             self.readiness = readiness;
@@ -355,5 +350,60 @@ impl Entry {
         report.window = time(|load, _| load.window);
         report.age = time(|load, now| now.saturating_duration_since(load.measured));
         report
+    }
+}
+
+/// The readiness that follows from all inputs, and its reason. If the runner reports a readiness
+/// other than ready, the health check is ignored. If the runner reports ready, only a failing
+/// health check overrides the report. If the operator has made the backend a lame duck, this takes
+/// precedence over ready and unknown, but not over down. `health` is `None` without a health check.
+fn readiness_from(
+    lame_duck: bool,
+    runner: Option<Readiness>,
+    health: Option<&Health>,
+) -> (Readiness, String) {
+    use Readiness::{Down, LameDuck, Ready, Unknown};
+    let by_runner = "reported by the program that runs it";
+    let (readiness, why) = match (runner, health) {
+        // These reports of the runner take precedence over the health check, which may fail only
+        // because the program is starting or stopping.
+        (Some(reported @ (LameDuck | Down | Unknown)), _) => (reported, by_runner),
+        (Some(Ready) | None, Some(Health::Down(why))) => (Down, why.as_str()),
+        (Some(Ready), None | Some(Health::Unknown(_) | Health::Up)) => (Ready, by_runner),
+        (None, Some(Health::Up)) => (Ready, "its health check passes"),
+        (None, Some(Health::Unknown(why))) => (Unknown, why.as_str()),
+        (None, None) => (Unknown, "it has no health check, and no program that runs it is registered"),
+    };
+    let (readiness, why) =
+        if lame_duck && readiness != Down { (LameDuck, "set by the operator") } else { (readiness, why) };
+    (readiness, why.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_readiness_follows_the_precedence_of_its_inputs() {
+        use Readiness::{Down, LameDuck, Ready, Unknown};
+        let no = || "no".to_owned();
+        let healths = [None, Some(Health::Unknown(no())), Some(Health::Up), Some(Health::Down(no()))];
+        // Each row has a report of the runner, then the readiness for each health, and last the
+        // readiness for each health if the operator has made the backend a lame duck.
+        let table = [
+            (None, [Unknown, Unknown, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),
+            (Some(Ready), [Ready, Ready, Ready, Down], [LameDuck, LameDuck, LameDuck, Down]),
+            (Some(LameDuck), [LameDuck; 4], [LameDuck; 4]),
+            (Some(Down), [Down; 4], [Down; 4]),
+            (Some(Unknown), [Unknown; 4], [LameDuck; 4]),
+        ];
+        for (runner, without, with) in table {
+            for (health, (without, with)) in healths.iter().zip(without.into_iter().zip(with)) {
+                for (lame_duck, expected) in [(false, without), (true, with)] {
+                    let (readiness, why) = readiness_from(lame_duck, runner, health.as_ref());
+                    assert_eq!(readiness, expected, "{lame_duck} {runner:?} {health:?}: {why}");
+                }
+            }
+        }
     }
 }

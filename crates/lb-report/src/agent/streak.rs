@@ -5,7 +5,16 @@ use std::time::Instant;
 
 use lb_core::health::probed::Probed;
 
-use super::readiness::Health;
+/// The result of a health check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// No check has completed, or the last completed check is too old; the text is the reason.
+    Unknown(String),
+    /// The application is healthy.
+    Up,
+    /// The application is unhealthy; the text is the reason.
+    Down(String),
+}
 
 /// How one run of a health check ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +123,7 @@ mod tests {
                 match streak.health() {
                     Health::Up => '+',
                     Health::Down(_) => '-',
-                    Health::Unknown(_) | Health::Unchecked => '?',
+                    Health::Unknown(_) => '?',
                 }
             })
             .collect();
