@@ -1,31 +1,31 @@
-//! The sockets that receive requests for reports, and the HTTP ports with the same numbers.
+//! The sockets that receive requests for reports. They receive packets together with the address of
+//! this host at which they arrived, and send packets from a given address of this host.
+//!
+//! The standard library does not report that address. If an agent listens at all addresses, an
+//! answer must come from the address to which the request was sent. Connected client sockets,
+//! firewalls and NATs accept no other address.
 
 use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::ptr;
 use std::task::{Context as Waker, Poll};
 
-use anyhow::Result;
 use lb_report::agent::{Requester, Via};
 use lb_report::wire::Datagram;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with, sockopt};
+use libc::{
+    c_int, c_void, cmsghdr, in_pktinfo, in6_pktinfo, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6,
+    sockaddr_storage,
+};
 use tokio::io::Interest;
-use tokio::net::{TcpListener, UdpSocket};
+use tokio::net::UdpSocket;
 use tracing::info;
 
-use crate::config::PORT;
+mod bind;
 
-mod packets;
-
-use packets::{PacketBatch, enable_packet_info, send};
-
-/// Size of a socket's receive buffer in bytes, if the host allows it. A buffer of this size has
-/// room for several thousand requests.
-const BUFFER: usize = 4 << 20;
-
-/// Maximum number of connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+pub use bind::listen_at;
 
 pub struct BoundSockets {
     sockets: Vec<BoundSocket>,
@@ -41,100 +41,6 @@ struct BoundSocket {
     is_v6: bool,
     /// Whether the socket is bound to all addresses of this host.
     is_wildcard: bool,
-}
-
-/// Binds the sockets and the ports. If there are no addresses (`None`), binds to all addresses of
-/// both families.
-///
-/// # Errors
-/// If an address does not belong to this host, or its port is in use.
-pub fn listen_at(addresses: Option<&[SocketAddr]>) -> Result<(BoundSockets, Vec<TcpListener>)> {
-    let bound = match addresses {
-        Some(addresses) => bind_all(addresses)?,
-        None => {
-            let all = |ip: IpAddr| [SocketAddr::new(ip, PORT)];
-            match bind_all(&all(Ipv6Addr::UNSPECIFIED.into())) {
-                Err(error) if is_without_ipv6(&error) => bind_all(&all(Ipv4Addr::UNSPECIFIED.into()))?,
-                bound => bound?,
-            }
-        }
-    };
-    let (sockets, ports) = bound.into_iter().unzip();
-    Ok((BoundSockets { sockets, batch: PacketBatch::new(), next: 0, unsent: 0 }, ports))
-}
-
-fn is_without_ipv6(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
-    matches!(error, Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL))
-}
-
-fn bind_all(addresses: &[SocketAddr]) -> Result<Vec<(BoundSocket, TcpListener)>> {
-    addresses.iter().map(|address| bind_both(*address, addresses)).collect()
-}
-
-/// Binds the UDP socket and the TCP port of an address. If the kernel chooses the port, the port
-/// must be free for UDP and for TCP.
-fn bind_both(address: SocketAddr, all: &[SocketAddr]) -> Result<(BoundSocket, TcpListener)> {
-    const ATTEMPTS: usize = 16;
-    let is_taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
-    let is_split = all.iter().any(|other| other.is_ipv4() && other.port() == address.port());
-    let hint = "another agent or program uses the port: stop it, or name another port with `listen`";
-    let failed = |error: io::Error, what: &str, at: SocketAddr| {
-        let text = if is_taken(&error) {
-            format!("listen at {at} ({what}): {hint}")
-        } else {
-            format!("listen at {at} ({what})")
-        };
-        anyhow::Error::new(error).context(text)
-    };
-    for attempt in 1.. {
-        let udp =
-            bound(address, SocketType::DGRAM, is_split).map_err(|error| failed(error, "UDP", address))?;
-        let socket = BoundSocket::new(udp, address).map_err(|error| failed(error, "UDP", address))?;
-        let at = SocketAddr::new(address.ip(), socket.socket.local_addr()?.port());
-        match bound(at, SocketType::STREAM, is_split).and_then(port) {
-            Ok(port) => return Ok((socket, port)),
-            Err(error) if address.port() == 0 && is_taken(&error) && attempt < ATTEMPTS => {}
-            Err(error) => return Err(failed(error, "TCP", at)),
-        }
-    }
-    unreachable!("the last attempt returns")
-}
-
-fn bound(address: SocketAddr, kind: SocketType, is_split: bool) -> io::Result<OwnedFd> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let protocol = if kind == SocketType::DGRAM { ipproto::UDP } else { ipproto::TCP };
-    let socket = socket_with(family, kind, flags, Some(protocol))?;
-    if address.is_ipv6() {
-        // The option is set explicitly, so that the host's default has no effect.
-        sockopt::set_ipv6_v6only(&socket, is_split || !address.ip().is_unspecified())?;
-    }
-    if kind == SocketType::STREAM {
-        // Without this option, connections of an earlier agent that are already closed would block
-        // the port.
-        sockopt::set_socket_reuseaddr(&socket, true)?;
-    }
-    bind(&socket, &address)?;
-    Ok(socket)
-}
-
-fn port(socket: OwnedFd) -> io::Result<TcpListener> {
-    listen(&socket, BACKLOG)?;
-    TcpListener::from_std(socket.into())
-}
-
-impl BoundSocket {
-    fn new(socket: OwnedFd, address: SocketAddr) -> io::Result<Self> {
-        let is_wildcard = address.ip().is_unspecified();
-        if is_wildcard {
-            enable_packet_info(socket.as_fd(), address.is_ipv6())?;
-        }
-        // The host may limit the buffer to a smaller size.
-        let _ = sockopt::set_socket_recv_buffer_size(&socket, BUFFER);
-        let socket = UdpSocket::from_std(socket.into())?;
-        Ok(Self { socket, is_v6: address.is_ipv6(), is_wildcard })
-    }
 }
 
 impl BoundSockets {
@@ -198,7 +104,7 @@ impl BoundSockets {
                 let requester = Requester { address, via: Via { socket: number, local } };
                 let Some(datagram) = answer(packet.bytes, requester) else { continue };
                 let to = of_family(address, *is_v6);
-                self.unsent += u64::from(send(fd, datagram.bytes(), to, local).is_err());
+                self.unsent += u64::from(send_packet(fd, datagram.bytes(), to, local).is_err());
             }
             Ok(())
         });
@@ -216,7 +122,7 @@ impl BoundSockets {
     pub fn send(&mut self, to: Requester, datagram: &Datagram) {
         let Some(socket) = self.sockets.get(to.via.socket) else { return };
         let address = of_family(to.address, socket.is_v6);
-        let sent = send(socket.socket.as_fd(), datagram.bytes(), address, to.via.local);
+        let sent = send_packet(socket.socket.as_fd(), datagram.bytes(), address, to.via.local);
         self.unsent += u64::from(sent.is_err());
     }
 }
@@ -229,22 +135,303 @@ fn of_family(address: SocketAddr, is_v6: bool) -> SocketAddr {
     }
 }
 
+/// Maximum number of packets per call, which limits the work of one iteration of the loop.
+const BATCH: usize = 32;
+
+/// Number of bytes that are read from a packet. All valid datagrams are shorter, so a datagram that
+/// is too long is detected.
+const BYTES: usize = 128;
+
+/// Size of the buffer for ancillary data, in words. The data is one message of at most 40 bytes.
+const CONTROL_WORDS: usize = 16;
+
+/// The buffers for received packets.
+struct PacketBatch {
+    places: Vec<PacketSlot>,
+}
+
+#[derive(Clone)]
+struct PacketSlot {
+    bytes: [u8; BYTES],
+    length: usize,
+    from: Option<SocketAddr>,
+    to: Option<IpAddr>,
+}
+
+struct ReceivedPacket<'b> {
+    /// The content. If the packet is longer than [`BYTES`], only its first [`BYTES`] bytes.
+    bytes: &'b [u8],
+    from: SocketAddr,
+    /// The address of this host at which the packet arrived, if the socket reports it.
+    to: Option<IpAddr>,
+}
+
+impl PacketBatch {
+    fn new() -> Self {
+        Self { places: vec![PacketSlot { bytes: [0; BYTES], length: 0, from: None, to: None }; BATCH] }
+    }
+
+    /// Receives packets that have already arrived, at most [`BATCH`], and does not wait.
+    ///
+    /// # Errors
+    /// An error of the kind `WouldBlock` if no packet has arrived.
+    fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = ReceivedPacket<'_>>> {
+        let mut names = [const { MaybeUninit::<sockaddr_storage>::zeroed() }; BATCH];
+        let mut controls = [[0u64; CONTROL_WORDS]; BATCH];
+        let mut parts: Vec<iovec> = self
+            .places
+            .iter_mut()
+            .map(|place| iovec { iov_base: place.bytes.as_mut_ptr().cast(), iov_len: BYTES })
+            .collect();
+        let mut headers: Vec<mmsghdr> = Vec::with_capacity(BATCH);
+        for ((name, control), part) in names.iter_mut().zip(&mut controls).zip(&mut parts) {
+            let mut header = empty_header();
+            header.msg_name = name.as_mut_ptr().cast();
+            header.msg_namelen = socklen(size_of::<sockaddr_storage>());
+            header.msg_iov = part;
+            header.msg_iovlen = 1;
+            header.msg_control = control.as_mut_ptr().cast();
+            header.msg_controllen = size_of_val(control);
+            headers.push(mmsghdr { msg_hdr: header, msg_len: 0 });
+        }
+        // SAFETY: each header points to a name, a part and ancillary data, which outlive the call
+        // and have the lengths in the header.
+        let count = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                libc::c_uint::try_from(BATCH).unwrap_or(1),
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        for ((header, name), place) in headers.iter().zip(&names).zip(&mut self.places).take(count) {
+            place.length = usize::try_from(header.msg_len).unwrap_or(BYTES).min(BYTES);
+            // SAFETY: the storage was all zeros, which is a valid value, until the kernel wrote to
+            // it.
+            place.from = address(unsafe { name.assume_init_ref() });
+            place.to = destination(&header.msg_hdr);
+        }
+        let received = self.places.iter().take(count);
+        Ok(received.filter_map(|place| {
+            Some(ReceivedPacket { bytes: &place.bytes[..place.length], from: place.from?, to: place.to })
+        }))
+    }
+}
+
+/// Sends a packet, from the given address of this host if there is one, and does not wait.
+///
+/// # Errors
+/// If the kernel refuses the packet.
+fn send_packet(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Option<IpAddr>) -> io::Result<()> {
+    let mut control = [0u64; CONTROL_WORDS];
+    let mut part = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut header = empty_header();
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    let (mut v4, mut v6);
+    match to {
+        SocketAddr::V4(to) => {
+            v4 = sockaddr_in {
+                sin_family: family(libc::AF_INET),
+                sin_port: to.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            header.msg_name = (&raw mut v4).cast();
+            header.msg_namelen = socklen(size_of::<sockaddr_in>());
+        }
+        SocketAddr::V6(to) => {
+            v6 = sockaddr_in6 {
+                sin6_family: family(libc::AF_INET6),
+                sin6_port: to.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: to.ip().octets() },
+                sin6_scope_id: to.scope_id(),
+            };
+            header.msg_name = (&raw mut v6).cast();
+            header.msg_namelen = socklen(size_of::<sockaddr_in6>());
+        }
+    }
+    match (to, from.map(|from| from.to_canonical())) {
+        (_, None) => {}
+        (SocketAddr::V4(_), Some(IpAddr::V4(from))) => {
+            let s_addr = u32::from_ne_bytes(from.octets());
+            let any = libc::in_addr { s_addr: 0 };
+            let info = in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: libc::in_addr { s_addr }, ipi_addr: any };
+            attach(&mut header, &mut control, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+        }
+        // An IPv6 socket requires IPv4 addresses in mapped form, also in this message.
+        (_, Some(from)) => {
+            let octets = match from {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            };
+            let info = in6_pktinfo { ipi6_addr: libc::in6_addr { s6_addr: octets }, ipi6_ifindex: 0 };
+            attach(&mut header, &mut control, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+        }
+    }
+    // SAFETY: the header points to an address, a part and ancillary data, which outlive the call
+    // and have the lengths in the header.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Makes the socket report the address at which each packet arrived.
+///
+/// # Errors
+/// If the kernel refuses the option.
+fn enable_packet_info(socket: BorrowedFd<'_>, is_v6: bool) -> io::Result<()> {
+    let (level, option) = if is_v6 {
+        (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO)
+    };
+    let on: c_int = 1;
+    // SAFETY: the value is a number of the given size.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const on).cast::<c_void>(),
+            socklen(size_of::<c_int>()),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn empty_header() -> msghdr {
+    // SAFETY: all zeros are a valid value of this structure, which has only numbers and pointers.
+    unsafe { mem::zeroed() }
+}
+
+fn family(number: c_int) -> libc::sa_family_t {
+    libc::sa_family_t::try_from(number).expect("an address family is a small number")
+}
+
+fn socklen(bytes: usize) -> libc::socklen_t {
+    libc::socklen_t::try_from(bytes).expect("the length is a few bytes")
+}
+
+/// Puts one message into the ancillary data of a header.
+fn attach<T>(header: &mut msghdr, control: &mut [u64; CONTROL_WORDS], level: c_int, kind: c_int, value: T) {
+    let bytes = libc::c_uint::try_from(size_of::<T>()).expect("the value is a few bytes");
+    header.msg_control = control.as_mut_ptr().cast();
+    // SAFETY: these two functions only add numbers.
+    let (space, length) = unsafe { (libc::CMSG_SPACE(bytes), libc::CMSG_LEN(bytes)) };
+    header.msg_controllen = space as usize;
+    assert!(space as usize <= size_of_val(control), "the buffer has no room for one message");
+    // SAFETY: the header's ancillary data has room for one message with such a value, and words
+    // have the alignment that the message's header needs.
+    unsafe {
+        let message: *mut cmsghdr = libc::CMSG_FIRSTHDR(header);
+        (*message).cmsg_level = level;
+        (*message).cmsg_type = kind;
+        (*message).cmsg_len = length as usize;
+        ptr::write_unaligned(libc::CMSG_DATA(message).cast::<T>(), value);
+    }
+}
+
+/// The address of this host at which a packet arrived, from the packet's ancillary data.
+fn destination(header: &msghdr) -> Option<IpAddr> {
+    // SAFETY: the kernel has written the header's ancillary data and its length, and the macros do
+    // not read beyond that length. The value of a message of these kinds has the type that is read
+    // here.
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(header);
+        // Bound: the ancillary data has room for few messages.
+        while !message.is_null() {
+            match ((*message).cmsg_level, (*message).cmsg_type) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info: in_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(message).cast());
+                    // For a broadcast, this is the address of the interface, not the broadcast
+                    // address.
+                    return Some(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes()).into());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info: in6_pktinfo = ptr::read_unaligned(libc::CMSG_DATA(message).cast());
+                    return Some(IpAddr::from(info.ipi6_addr.s6_addr).to_canonical());
+                }
+                _ => message = libc::CMSG_NXTHDR(header, message),
+            }
+        }
+    }
+    None
+}
+
+fn address(storage: &sockaddr_storage) -> Option<SocketAddr> {
+    let pointer: *const sockaddr_storage = storage;
+    match c_int::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: for this family the storage has this type; it has room and alignment for all
+            // types.
+            let v4 = unsafe { &*pointer.cast::<sockaddr_in>() };
+            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: for this family the storage has this type; it has room and alignment for all
+            // types.
+            let v6 = unsafe { &*pointer.cast::<sockaddr_in6>() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id).into())
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+    use std::time::Duration;
+
     use super::*;
 
-    #[tokio::test]
-    async fn a_port_in_use_is_reported_with_a_remedy() {
-        let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let at = taken.local_addr().unwrap();
-        let error = listen_at(Some(&[at])).err().unwrap();
-        let expected = format!(
-            "listen at {at} (UDP): another agent or program uses the port: stop it, or name another port with `listen`"
-        );
-        assert_eq!(error.to_string(), expected);
-        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let error = listen_at(Some(&[taken.local_addr().unwrap()])).err().unwrap();
-        assert!(error.to_string().contains("(TCP): another agent or program"), "{error}");
+    /// Waits until a packet has arrived.
+    fn readable(socket: &UdpSocket) {
+        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        socket.peek_from(&mut [0]).unwrap();
+    }
+
+    #[test]
+    fn an_answer_comes_from_the_requested_address() {
+        for (listen, target) in [("0.0.0.0:0", "127.0.0.9"), ("[::]:0", "127.0.0.9"), ("[::]:0", "::1")] {
+            let Ok(socket) = UdpSocket::bind(listen) else { continue };
+            enable_packet_info(socket.as_fd(), listen.starts_with('[')).unwrap();
+            let target = SocketAddr::new(target.parse().unwrap(), socket.local_addr().unwrap().port());
+            let client = UdpSocket::bind(if target.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" }).unwrap();
+            // A connected socket accepts only packets from that address.
+            client.connect(target).unwrap();
+            client.send(b"request").unwrap();
+            readable(&socket);
+            let mut batch = PacketBatch::new();
+            let mut packets = batch.receive(socket.as_fd()).unwrap();
+            let packet = packets.next().unwrap();
+            assert_eq!((packet.bytes, packet.to), (&b"request"[..], Some(target.ip())), "{listen}");
+            send_packet(socket.as_fd(), b"answer", packet.from, packet.to).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let mut bytes = [0; 16];
+            assert_eq!(client.recv(&mut bytes).unwrap(), 6, "{listen}");
+        }
+    }
+
+    #[test]
+    fn one_call_receives_many_packets_and_a_long_packet_is_detected() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+        for length in [0, 80, 81, 1000] {
+            client.send_to(&[7; 1000][..length], socket.local_addr().unwrap()).unwrap();
+        }
+        readable(&socket);
+        let mut batch = PacketBatch::new();
+        let packets = batch.receive(socket.as_fd()).unwrap();
+        let lengths: Vec<_> = packets.map(|packet| (packet.bytes.len(), packet.from)).collect();
+        let from = client.local_addr().unwrap();
+        assert_eq!(lengths, [0, 80, 81, BYTES].map(|length| (length, from)));
+        let error = batch.receive(socket.as_fd()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 
     #[tokio::test]
@@ -261,12 +448,5 @@ mod tests {
         if let Ok((both, _)) = listen_at(Some(&["[::]:0".parse().unwrap()])) {
             assert_eq!(both.via(local), via(0, Some(local)));
         }
-    }
-
-    #[tokio::test]
-    async fn udp_and_tcp_share_a_port() {
-        let (sockets, ports) = listen_at(Some(&["127.0.0.1:0".parse().unwrap()])).unwrap();
-        let address = sockets.addresses().unwrap()[0];
-        assert_eq!(ports[0].local_addr().unwrap(), address);
     }
 }
