@@ -14,8 +14,8 @@ use lb_view::text::Style;
 use serde::Serialize;
 
 use crate::check::CheckMethod;
-use crate::client::Client;
 use crate::config::{self, AgentConfig, BackendConfig, DEFAULT_PATH, HealthCheck};
+use crate::control::Client;
 use crate::name;
 use crate::run::ProcessStatus;
 use crate::serve::list;

@@ -5,8 +5,8 @@
 //! In reading order: a backend's name as text ([`name`]), the keys that authenticate reports
 //! ([`keys`]), health checks ([`check`]) and the measurement of load ([`utilization`]); the
 //! configuration ([`config`]) and the number of this start ([`incarnation`]); the running agent
-//! ([`serve`]), its state ([`status`], [`metrics`]) and the client of its control socket
-//! ([`client`]).
+//! ([`serve`]), its state ([`status`], [`metrics`]) and both ends of its control socket
+//! ([`control`]).
 //!
 //! After these: how a program reports a backend's readiness ([`reporter`]), how a backend's command
 //! is run from its start to its end ([`run`]), and the commands ([`cli`]). The format of reports is
@@ -14,8 +14,8 @@
 
 pub mod check;
 pub mod cli;
-pub mod client;
 pub mod config;
+pub mod control;
 pub mod incarnation;
 pub mod keys;
 pub mod metrics;

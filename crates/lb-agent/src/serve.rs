@@ -5,7 +5,7 @@
 //! (`registrations`); the inputs (`checks`, `measurements`, `udp`); the kernel's answers in the
 //! agent's place (`responders`); the stored state (`lame_duck_store`); the loop (`event_loop`),
 //! which applies queries and a changed configuration (`reload`) and shows its status (`summary`);
-//! and HTTP (`pages`, `control`). Two callers start an agent here: the command `socklb agent
+//! and HTTP (`pages`, and [`control`]). Two callers start an agent here: the command `socklb agent
 //! serve`, and a program that runs a backend and has its own agent.
 
 use std::net::SocketAddr;
@@ -27,6 +27,7 @@ use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use crate::config::AgentConfig;
+use crate::control;
 use crate::incarnation;
 use crate::utilization::Measured;
 
@@ -41,7 +42,6 @@ mod udp;
 
 pub use event_loop::list;
 
-pub mod control;
 mod pages;
 mod reload;
 mod summary;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lb_agent::check::CheckMethod;
-use lb_agent::client::ClientError;
 use lb_agent::config::{self, BackendConfig, HealthCheck};
+use lb_agent::control::ClientError;
 use lb_agent::reporter::{CLAIM, LocalReporter, ReadinessReporter as _, RemoteReporter};
 use lb_agent::serve::{Role, start};
 use lb_report::wire::{Kind, Readiness};

@@ -13,8 +13,8 @@ use tokio::sync::Mutex;
 use tracing::{info, warn};
 
 use super::{Directories, client_directory, init_log};
-use crate::client::ClientError;
 use crate::config::{AgentConfig, BackendConfig, read_key_file};
+use crate::control::ClientError;
 use crate::reporter::{CLAIM, LocalReporter, ReadinessReporter, RemoteReporter};
 use crate::run::{self, ProcessStatus, Signals};
 use crate::serve::{Role, start};

@@ -5,8 +5,8 @@ use lb_report::wire::Readiness;
 use tokio::sync::mpsc;
 
 use super::ReadinessReporter;
+use crate::control::submit;
 use crate::serve::Agent;
-use crate::serve::control::submit;
 use crate::serve::query::{AcceptedReport, Query, Verb};
 use crate::serve::registrations::{Claim, Registrant, draw};
 use crate::utilization::own_cgroup;

@@ -19,8 +19,8 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::ReadinessReporter;
-use crate::client::{Client, ClientError};
 use crate::config::read_key_file;
+use crate::control::{Client, ClientError};
 use crate::keys;
 use crate::serve::query::AcceptedReport;
 use crate::serve::registrations::{LEASE, draw};

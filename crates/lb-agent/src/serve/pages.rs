@@ -11,8 +11,8 @@ use lb_http::parameters::Parameters;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
-use super::control::status;
 use super::query::Query;
+use crate::control::status;
 use crate::metrics;
 use crate::name;
 use crate::status::ServedBackendStatus;

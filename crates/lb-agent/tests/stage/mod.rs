@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use lb_agent::client::Client;
 use lb_agent::config::{AgentConfig, BackendConfig};
+use lb_agent::control::Client;
 use lb_agent::serve::{Agent, Role, start};
 use lb_agent::status::AgentStatus;
 use lb_common::net::Be16;
