@@ -3,10 +3,11 @@
 //! The thread stores each report at once in maps that the kernel programs read at connects,
 //! independently of the event loop. If the state of a backend has changed, the thread wakes the
 //! event loop, which then reads the change. [`Exchange`] decides which agents to poll, and which
-//! reports to accept and to store; this file has the socket, the clock and the thread.
+//! reports to accept and to store; the thread (`thread`) has the socket and the clock, and limits
+//! the rate of its turns (`pace`). This file has the event loop's access to the exchange.
 
-mod datagrams;
 mod pace;
+mod thread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, RandomState};
@@ -20,14 +21,11 @@ use lb_core::reports::Name;
 use lb_host::wake::Wake;
 use lb_report::client::reported::Base;
 use lb_report::client::senders::{Senders, Target};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::sync::Notify;
-use tracing::warn;
 
-use self::datagrams::ReceivedBatch;
-pub use self::datagrams::ReportSocket;
-use self::pace::{APART, TokenBucket};
-use crate::controller::exchange::{BATCH, Exchange, ExchangeCounts, ReportStore, Turn};
+pub use self::thread::ReportSocket;
+use self::thread::{ReportThread, now};
+use crate::controller::exchange::{Exchange, ExchangeCounts, ReportStore};
 
 /// The state that the reports thread and the event loop share. Both release the lock at the latest
 /// after one batch of datagrams.
@@ -143,121 +141,6 @@ impl Drop for ReportExchanger {
 
 fn lock(shared: &Mutex<SharedExchange>) -> MutexGuard<'_, SharedExchange> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The CLOCK_MONOTONIC time. The kernel programs use this clock, too.
-fn now() -> Duration {
-    Duration::from_nanos(lb_kernel::monotonic_ns())
-}
-
-struct ReportThread {
-    socket: ReportSocket,
-    shared: Arc<Mutex<SharedExchange>>,
-    wake: Wake,
-    news: Arc<Notify>,
-}
-
-impl ReportThread {
-    fn run(mut self) {
-        let mut received = ReceivedBatch::default();
-        let mut has_failed = false;
-        let mut pace = TokenBucket::new(now());
-        // Bound: the loop ends when the daemon stops.
-        loop {
-            let has_rested = self.rest(pace.turn(now()));
-            let Some(next) = self.poll_agents() else { return };
-            // If the thread has paused in `rest` and the next request is due soon, the rate of
-            // datagrams is so high that some have arrived during the pause. The thread reads them
-            // without a wait.
-            let is_busy = has_rested && next < APART && !has_failed;
-            let result = if is_busy { Ok(()) } else { self.wait(next, has_failed) };
-            let result = result.and_then(|()| self.take(&mut received));
-            if let Err(error) = &result
-                && !has_failed
-            {
-                warn!(%error, "cannot receive reports; retrying ten times a second");
-            }
-            has_failed = result.is_err();
-        }
-    }
-
-    /// Polls the agents that are due. Returns the time until the next agent is due; `None` if the
-    /// daemon is stopping.
-    fn poll_agents(&mut self) -> Option<Duration> {
-        let Turn { requests, next, is_news } = {
-            let mut shared = lock(&self.shared);
-            if shared.is_stopping {
-                return None;
-            }
-            shared.exchange.turn(now())
-        };
-        if is_news {
-            self.news.notify_one();
-        }
-        if !requests.is_empty() {
-            let sent = self.socket.send(&requests);
-            let counts = &mut lock(&self.shared).exchange.counts;
-            counts.requests += sent as u64;
-            counts.unsent += (requests.len() - sent) as u64;
-        }
-        Some(next)
-    }
-
-    /// Waits for `time`, while datagrams accumulate. The wait ends early if the event loop wakes
-    /// the thread. Returns `false` if `time` is zero.
-    fn rest(&self, time: Duration) -> bool {
-        if time.is_zero() {
-            return false;
-        }
-        let time = Timespec::try_from(time).ok();
-        // An error is ignored, because the next call of `wait` reports it.
-        if let Ok(1..) = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], time.as_ref()) {
-            self.wake.woken();
-        }
-        true
-    }
-
-    /// Waits until a datagram arrives, the loop wakes the thread, or `next` has passed.
-    fn wait(&self, next: Duration, has_failed: bool) -> io::Result<()> {
-        // After a read of the socket has failed, the socket is not polled, because poll(2) reports
-        // it as ready all the time.
-        let limit = if has_failed { next.min(Duration::from_millis(100)) } else { next };
-        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
-        let socket = if has_failed { PollFlags::empty() } else { PollFlags::IN };
-        let mut waiting = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, socket)];
-        match poll(&mut waiting, Some(&limit)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        self.wake.woken();
-        Ok(())
-    }
-
-    /// Handles the datagrams that have arrived.
-    fn take(&mut self, received: &mut ReceivedBatch) -> io::Result<()> {
-        // Bound: after this number of batches, the thread polls the agents that are due, even if
-        // more datagrams arrive.
-        for _ in 0..16 {
-            let count = self.socket.receive(received)?;
-            if count == 0 {
-                break;
-            }
-            let mut shared = lock(&self.shared);
-            let (exchange, now) = (&mut shared.exchange, now());
-            let mut is_news = false;
-            for at in 0..count {
-                is_news |= exchange.take(received.get(at), now);
-            }
-            drop(shared);
-            if is_news {
-                self.news.notify_one();
-            }
-            if count < BATCH {
-                break;
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

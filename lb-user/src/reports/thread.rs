@@ -1,15 +1,139 @@
-//! A UDP socket that receives and sends many datagrams per system call. At thousands of datagrams
-//! per second, one call per datagram would use a whole core.
+//! The thread of the exchange, with its UDP socket and its clock. The socket receives and sends
+//! many datagrams per system call: at thousands of datagrams per second, one call per datagram
+//! would use a whole core.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use lb_host::wake::Wake;
 use lb_report::wire::BYTES;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use tokio::sync::Notify;
+use tracing::warn;
 
-use crate::controller::exchange::BATCH;
+use super::pace::{APART, TokenBucket};
+use super::{SharedExchange, lock};
+use crate::controller::exchange::{BATCH, Turn};
+
+pub struct ReportThread {
+    pub socket: ReportSocket,
+    pub shared: Arc<Mutex<SharedExchange>>,
+    pub wake: Wake,
+    pub news: Arc<Notify>,
+}
+
+impl ReportThread {
+    pub fn run(mut self) {
+        let mut received = ReceivedBatch::default();
+        let mut has_failed = false;
+        let mut pace = TokenBucket::new(now());
+        // Bound: the loop ends when the daemon stops.
+        loop {
+            let has_rested = self.rest(pace.turn(now()));
+            let Some(next) = self.poll_agents() else { return };
+            // If the thread has paused in `rest` and the next request is due soon, the rate of
+            // datagrams is so high that some have arrived during the pause. The thread reads them
+            // without a wait.
+            let is_busy = has_rested && next < APART && !has_failed;
+            let result = if is_busy { Ok(()) } else { self.wait(next, has_failed) };
+            let result = result.and_then(|()| self.take(&mut received));
+            if let Err(error) = &result
+                && !has_failed
+            {
+                warn!(%error, "cannot receive reports; retrying ten times a second");
+            }
+            has_failed = result.is_err();
+        }
+    }
+
+    /// Polls the agents that are due. Returns the time until the next agent is due; `None` if the
+    /// daemon is stopping.
+    fn poll_agents(&mut self) -> Option<Duration> {
+        let Turn { requests, next, is_news } = {
+            let mut shared = lock(&self.shared);
+            if shared.is_stopping {
+                return None;
+            }
+            shared.exchange.turn(now())
+        };
+        if is_news {
+            self.news.notify_one();
+        }
+        if !requests.is_empty() {
+            let sent = self.socket.send(&requests);
+            let counts = &mut lock(&self.shared).exchange.counts;
+            counts.requests += sent as u64;
+            counts.unsent += (requests.len() - sent) as u64;
+        }
+        Some(next)
+    }
+
+    /// Waits for `time`, while datagrams accumulate. The wait ends early if the event loop wakes
+    /// the thread. Returns `false` if `time` is zero.
+    fn rest(&self, time: Duration) -> bool {
+        if time.is_zero() {
+            return false;
+        }
+        let time = Timespec::try_from(time).ok();
+        // An error is ignored, because the next call of `wait` reports it.
+        if let Ok(1..) = poll(&mut [PollFd::new(&self.wake, PollFlags::IN)], time.as_ref()) {
+            self.wake.woken();
+        }
+        true
+    }
+
+    /// Waits until a datagram arrives, the loop wakes the thread, or `next` has passed.
+    fn wait(&self, next: Duration, has_failed: bool) -> io::Result<()> {
+        // After a read of the socket has failed, the socket is not polled, because poll(2) reports
+        // it as ready all the time.
+        let limit = if has_failed { next.min(Duration::from_millis(100)) } else { next };
+        let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
+        let socket = if has_failed { PollFlags::empty() } else { PollFlags::IN };
+        let mut waiting = [PollFd::new(&self.wake, PollFlags::IN), PollFd::new(&self.socket, socket)];
+        match poll(&mut waiting, Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.wake.woken();
+        Ok(())
+    }
+
+    /// Handles the datagrams that have arrived.
+    fn take(&mut self, received: &mut ReceivedBatch) -> io::Result<()> {
+        // Bound: after this number of batches, the thread polls the agents that are due, even if
+        // more datagrams arrive.
+        for _ in 0..16 {
+            let count = self.socket.receive(received)?;
+            if count == 0 {
+                break;
+            }
+            let mut shared = lock(&self.shared);
+            let (exchange, now) = (&mut shared.exchange, now());
+            let mut is_news = false;
+            for at in 0..count {
+                is_news |= exchange.take(received.get(at), now);
+            }
+            drop(shared);
+            if is_news {
+                self.news.notify_one();
+            }
+            if count < BATCH {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The CLOCK_MONOTONIC time. The kernel programs use this clock, too.
+pub fn now() -> Duration {
+    Duration::from_nanos(lb_kernel::monotonic_ns())
+}
 
 /// The size of the buffer for one received datagram: one byte more than a valid datagram, so that a
 /// datagram that is too long is detected.
@@ -27,7 +151,7 @@ pub struct ReportSocket {
 }
 
 /// The datagrams that one system call received.
-pub struct ReceivedBatch {
+struct ReceivedBatch {
     bytes: Box<[[u8; ROOM]; BATCH]>,
     lengths: [usize; BATCH],
 }
@@ -67,7 +191,7 @@ impl ReportSocket {
     ///
     /// # Errors
     /// If the system call fails. If no datagram has arrived, the result is `Ok(0)`.
-    pub fn receive(&self, received: &mut ReceivedBatch) -> io::Result<usize> {
+    fn receive(&self, received: &mut ReceivedBatch) -> io::Result<usize> {
         let mut parts = received
             .bytes
             .each_mut()
@@ -104,7 +228,7 @@ impl ReportSocket {
 
     /// Sends datagrams without waiting. Returns the number of sent datagrams. A datagram that could
     /// not be sent needs no retry, because the next poll of the agent replaces it.
-    pub fn send(&self, datagrams: &[(SocketAddr, [u8; BYTES])]) -> usize {
+    fn send(&self, datagrams: &[(SocketAddr, [u8; BYTES])]) -> usize {
         datagrams.chunks(BATCH).map(|batch| self.send_batch(batch)).sum()
     }
 
@@ -151,7 +275,7 @@ impl AsFd for ReportSocket {
 impl ReceivedBatch {
     /// The bytes of the datagram at this index. If the datagram was too long, the result has only
     /// its first [`BYTES`] + 1 bytes.
-    pub fn get(&self, at: usize) -> &[u8] {
+    fn get(&self, at: usize) -> &[u8] {
         &self.bytes[at][..self.lengths[at].min(ROOM)]
     }
 }
@@ -243,7 +367,7 @@ mod tests {
 
     fn wait(socket: &ReportSocket) {
         let mut waiting = [PollFd::new(socket, PollFlags::IN)];
-        let limit = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
         assert_eq!(poll(&mut waiting, Some(&limit)).unwrap(), 1, "a datagram arrives");
     }
 
