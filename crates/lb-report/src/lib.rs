@@ -2,10 +2,10 @@
 //! programs between them. The crate uses no socket, file, clock or random number: datagrams and
 //! times are arguments and results.
 //!
-//! In reading order: the datagram and the rules by which it is accepted ([`wire`]); the programs of
-//! network interfaces, which find it in a frame ([`frame`]), process it before the daemon
-//! ([`receive`]), and answer it in place of the agent ([`answer`], [`respond`]). Kernel programs
-//! use only these modules, without `std`. The daemon and the agent also use the names of backends
+//! In reading order: the datagram ([`wire`]); how it is found in a frame ([`frame`]); the rules by
+//! which it is accepted, and the program that processes it before the daemon ([`receive`]); the
+//! program that answers it in place of the agent ([`answer`], [`respond`]). Kernel programs use
+//! only these modules, without `std`. The daemon and the agent also use the names of backends
 //! ([`name`]), keys ([`keys`]), report ids ([`ids`]), the client, which sends requests
 //! ([`client`]), and the agent's side, which answers requests ([`agent`]).
 #![cfg_attr(not(feature = "std"), no_std)]

@@ -9,7 +9,6 @@
 
 mod cookie;
 mod datagram;
-mod judgement;
 mod siphash;
 
 use core::time::Duration;
@@ -17,7 +16,6 @@ use core::time::Duration;
 pub use cookie::{Cookies, EPOCH_NS, RequestSource};
 pub(crate) use datagram::is_of_one_host;
 pub use datagram::{Datagram, Kind, Malformed, Readiness, UNKNOWN};
-pub use judgement::{Disbelieved, after, judge, lame_until_ns};
 pub use siphash::{Key, siphash};
 
 /// Size of a datagram in bytes, including its message authentication code (MAC).

@@ -108,9 +108,10 @@ pub struct ReportBase {
 one_word!(ReportBase, u64);
 
 /// The last accepted report and the last request of a backend; the next report is judged by
-/// comparison with them (`lb_report::wire::judge`). Each of the four words of the value is written
-/// with a single store. The daemon stores the nonce when it sends a request. The receiver of a
-/// report, which is the daemon or a kernel program, clears the nonce and writes the other words.
+/// comparison with them (`lb_report::receive::judge`). Each of the four words of the value is
+/// written with a single store. The daemon stores the nonce when it sends a request. The receiver
+/// of a report, which is the daemon or a kernel program, clears the nonce and writes the other
+/// words.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct LastReport {

@@ -10,8 +10,9 @@ use lb_core::health::{Health, ReportedVerdict, Why};
 use lb_core::reports::{Name, ReportedLoad};
 
 use crate::keys::{BackendKey, Keys};
-pub use crate::wire::Disbelieved;
-use crate::wire::{Datagram, Kind, Readiness, UNKNOWN, judge};
+pub use crate::receive::Disbelieved;
+use crate::receive::judge;
+use crate::wire::{Datagram, Kind, Readiness, UNKNOWN};
 
 /// The number of a report. A later report has a larger number; the incarnation is compared first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
