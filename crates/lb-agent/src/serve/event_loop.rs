@@ -134,16 +134,8 @@ impl Server {
     fn take(&mut self, event: AgentEvent, now: Instant) {
         match event {
             AgentEvent::Checked { name, number, outcome } => {
-                if self.checks.ended(name, number, &outcome, now)
-                    && let Some(entry) = self.reports.get_mut(name)
-                {
-                    let before = entry.readiness();
-                    entry.checked(outcome, now);
-                    let after = entry.readiness();
-                    if after != before {
-                        let why = entry.why();
-                        info!(backend = %name, readiness = word(after), why, "a backend's readiness has changed");
-                    }
+                if self.checks.ended(name, number, &outcome, now) {
+                    self.change_readiness(name, |entry| entry.checked(outcome, now));
                 }
             }
             AgentEvent::Measured(measured) => {
@@ -251,7 +243,7 @@ impl Server {
                     self.have(&wanted, now);
                 }
                 info!(%backend, user = who.user, process = who.process, readiness = word(readiness), "a program has registered a backend");
-                self.change_readiness(backend, |server| server.runner(backend, Some(readiness), now));
+                self.change_readiness(backend, |entry| entry.runner(Some(readiness), now));
                 self.measure(now);
                 Ok(self.about(&[backend], now))
             }
@@ -289,11 +281,7 @@ impl Server {
             } else {
                 self.lame_ducks.remove(name);
             }
-            self.change_readiness(*name, |server| {
-                if let Some(entry) = server.reports.get_mut(*name) {
-                    entry.operator(lame_duck, now);
-                }
-            });
+            self.change_readiness(*name, |entry| entry.operator(lame_duck, now));
             info!(backend = %name, lame_duck, user = who.user, process = who.process, "an operator's command was applied");
         }
         Ok(self.about(&names, now))
@@ -383,11 +371,9 @@ impl Server {
     /// still ran.
     pub fn by_check_alone(&mut self, name: Name, now: Instant) {
         self.checks.restart(name);
-        self.change_readiness(name, |server| {
-            if let Some(entry) = server.reports.get_mut(name) {
-                entry.restart_check(now);
-                entry.runner(None, now);
-            }
+        self.change_readiness(name, |entry| {
+            entry.restart_check(now);
+            entry.runner(None, now);
         });
     }
 
@@ -399,25 +385,17 @@ impl Server {
     ) -> Result<AcceptedReport, QueryRefusal> {
         let name = self.registrations.refresh(id, now).ok_or_else(no_registration)?;
         if let Some(readiness) = readiness {
-            self.change_readiness(name, |server| server.runner(name, Some(readiness), now));
+            self.change_readiness(name, |entry| entry.runner(Some(readiness), now));
         }
         Ok(self.about(&[name], now))
     }
 
-    fn runner(&mut self, name: Name, reported: Option<Readiness>, now: Instant) {
-        if let Some(entry) = self.reports.get_mut(name) {
-            entry.runner(reported, now);
-        }
-    }
-
-    /// Applies a change that may affect a backend's readiness, and logs the new readiness.
-    fn change_readiness(&mut self, name: Name, change: impl FnOnce(&mut Self)) {
-        let readiness = |server: &Self| server.reports.get(name).map(Entry::readiness);
-        let before = readiness(self);
-        change(self);
-        if let Some(entry) = self.reports.get(name)
-            && Some(entry.readiness()) != before
-        {
+    /// Applies an input to a backend's readiness, and logs the readiness if it has changed.
+    fn change_readiness(&mut self, name: Name, apply: impl FnOnce(&mut Entry)) {
+        let Some(entry) = self.reports.get_mut(name) else { return };
+        let before = entry.readiness();
+        apply(entry);
+        if entry.readiness() != before {
             let why = entry.why();
             info!(backend = %name, readiness = word(entry.readiness()), why, "a backend's readiness has changed");
         }
