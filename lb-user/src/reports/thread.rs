@@ -3,7 +3,7 @@
 //! would use a whole core.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use lb_host::wake::Wake;
 use lb_report::wire::BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrAny, SocketFlags, SocketType};
 use tokio::sync::Notify;
 use tracing::warn;
 
@@ -196,7 +196,7 @@ impl ReportSocket {
             .bytes
             .each_mut()
             .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: ROOM });
-        let mut headers = parts.each_mut().map(|part| header(part, &mut SocketName::None));
+        let mut headers = parts.each_mut().map(|part| header(part, None));
         // SAFETY: the headers point to parts, and the parts to buffers, all of which outlive the
         // call. No address is requested.
         let count = unsafe {
@@ -238,14 +238,14 @@ impl ReportSocket {
         let mut at = 0;
         while at < batch.len() {
             let rest = &batch[at..];
-            let mut names: Vec<SocketName> =
-                rest.iter().map(|(to, _)| SocketName::of(*to, self.is_v6)).collect();
+            let names: Vec<SocketAddrAny> =
+                rest.iter().map(|(to, _)| of_family(*to, self.is_v6).into()).collect();
             let mut parts: Vec<libc::iovec> = rest
                 .iter()
                 .map(|(_, bytes)| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: BYTES })
                 .collect();
             let mut headers: Vec<libc::mmsghdr> =
-                parts.iter_mut().zip(&mut names).map(|(part, name)| header(part, name)).collect();
+                parts.iter_mut().zip(&names).map(|(part, name)| header(part, Some(name))).collect();
             let length = libc::c_uint::try_from(headers.len()).expect("a batch has at most 64 parts");
             // SAFETY: the headers point to addresses, parts and bytes that outlive the call, which
             // only reads them.
@@ -301,61 +301,23 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(UdpSocket::from(socket))
 }
 
-/// An address in the form of the socket's family.
-enum SocketName {
-    /// No address is requested.
-    None,
-    V4(libc::sockaddr_in),
-    V6(libc::sockaddr_in6),
-}
-
-impl SocketName {
-    fn of(address: SocketAddr, is_v6: bool) -> Self {
-        match address {
-            SocketAddr::V4(v4) if is_v6 => {
-                Self::v6(SocketAddrV6::new(v4.ip().to_ipv6_mapped(), v4.port(), 0, 0))
-            }
-            SocketAddr::V4(v4) => Self::v4(v4),
-            SocketAddr::V6(v6) => Self::v6(v6),
-        }
-    }
-
-    fn v4(address: SocketAddrV4) -> Self {
-        Self::V4(libc::sockaddr_in {
-            sin_family: FAMILY_V4,
-            sin_port: address.port().to_be(),
-            sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
-            sin_zero: [0; 8],
-        })
-    }
-
-    fn v6(address: SocketAddrV6) -> Self {
-        Self::V6(libc::sockaddr_in6 {
-            sin6_family: FAMILY_V6,
-            sin6_port: address.port().to_be(),
-            sin6_flowinfo: 0,
-            sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
-            sin6_scope_id: address.scope_id(),
-        })
+/// The form of an address that a socket of this family accepts.
+fn of_family(address: SocketAddr, is_v6: bool) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(v4) if is_v6 => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V4(_) | IpAddr::V6(_) => address,
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "address families are small numbers")]
-const FAMILY_V4: libc::sa_family_t = libc::AF_INET as libc::sa_family_t;
-#[expect(clippy::cast_possible_truncation, reason = "address families are small numbers")]
-const FAMILY_V6: libc::sa_family_t = libc::AF_INET6 as libc::sa_family_t;
-
-fn header(part: &mut libc::iovec, name: &mut SocketName) -> libc::mmsghdr {
+/// The header of a datagram; with a name only if the datagram is sent.
+fn header(part: &mut libc::iovec, name: Option<&SocketAddrAny>) -> libc::mmsghdr {
     // SAFETY: all zero is a header without addresses, parts and control data.
     let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
     (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (part, 1);
-    let (address, length): (*mut libc::c_void, usize) = match name {
-        SocketName::None => (std::ptr::null_mut(), 0),
-        SocketName::V4(v4) => (std::ptr::from_mut(v4).cast(), size_of::<libc::sockaddr_in>()),
-        SocketName::V6(v6) => (std::ptr::from_mut(v6).cast(), size_of::<libc::sockaddr_in6>()),
-    };
-    header.msg_hdr.msg_name = address;
-    header.msg_hdr.msg_namelen = libc::socklen_t::try_from(length).expect("an address has a few bytes");
+    if let Some(name) = name {
+        header.msg_hdr.msg_name = name.as_ptr().cast_mut().cast();
+        header.msg_hdr.msg_namelen = name.addr_len();
+    }
     header
 }
 

@@ -8,17 +8,16 @@
 use std::future::poll_fn;
 use std::io;
 use std::mem::{self, MaybeUninit};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::ptr;
 use std::task::{Context as Waker, Poll};
 
 use lb_report::agent::{Requester, Via};
 use lb_report::wire::Datagram;
-use libc::{
-    c_int, c_void, cmsghdr, in_pktinfo, in6_pktinfo, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6,
-    sockaddr_storage,
-};
+use libc::{c_int, c_void, cmsghdr, in_pktinfo, in6_pktinfo, iovec, mmsghdr, msghdr};
+use rustix::net::SocketAddrAny;
+use rustix::net::addr::{SocketAddrLen, SocketAddrStorage};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tracing::info;
@@ -142,6 +141,10 @@ const BATCH: usize = 32;
 /// is too long is detected.
 const BYTES: usize = 128;
 
+/// Size of the buffer for an address, in bytes.
+#[expect(clippy::cast_possible_truncation, reason = "the size is 128")]
+const NAME_LENGTH: SocketAddrLen = size_of::<SocketAddrStorage>() as SocketAddrLen;
+
 /// Size of the buffer for ancillary data, in words. The data is one message of at most 40 bytes.
 const CONTROL_WORDS: usize = 16;
 
@@ -176,7 +179,7 @@ impl PacketBatch {
     /// # Errors
     /// An error of the kind `WouldBlock` if no packet has arrived.
     fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<impl Iterator<Item = ReceivedPacket<'_>>> {
-        let mut names = [const { MaybeUninit::<sockaddr_storage>::zeroed() }; BATCH];
+        let mut names = [const { MaybeUninit::<SocketAddrStorage>::zeroed() }; BATCH];
         let mut controls = [[0u64; CONTROL_WORDS]; BATCH];
         let mut parts: Vec<iovec> = self
             .places
@@ -187,7 +190,7 @@ impl PacketBatch {
         for ((name, control), part) in names.iter_mut().zip(&mut controls).zip(&mut parts) {
             let mut header = empty_header();
             header.msg_name = name.as_mut_ptr().cast();
-            header.msg_namelen = socklen(size_of::<sockaddr_storage>());
+            header.msg_namelen = NAME_LENGTH;
             header.msg_iov = part;
             header.msg_iovlen = 1;
             header.msg_control = control.as_mut_ptr().cast();
@@ -208,9 +211,9 @@ impl PacketBatch {
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         for ((header, name), place) in headers.iter().zip(&names).zip(&mut self.places).take(count) {
             place.length = usize::try_from(header.msg_len).unwrap_or(BYTES).min(BYTES);
-            // SAFETY: the storage was all zeros, which is a valid value, until the kernel wrote to
-            // it.
-            place.from = address(unsafe { name.assume_init_ref() });
+            // SAFETY: the storage was all zeros until the kernel wrote an address to it.
+            let name = unsafe { SocketAddrAny::new(*name, NAME_LENGTH) };
+            place.from = SocketAddr::try_from(name).ok();
             place.to = destination(&header.msg_hdr);
         }
         let received = self.places.iter().take(count);
@@ -230,30 +233,9 @@ fn send_packet(socket: BorrowedFd<'_>, bytes: &[u8], to: SocketAddr, from: Optio
     let mut header = empty_header();
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
-    let (mut v4, mut v6);
-    match to {
-        SocketAddr::V4(to) => {
-            v4 = sockaddr_in {
-                sin_family: family(libc::AF_INET),
-                sin_port: to.port().to_be(),
-                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(to.ip().octets()) },
-                sin_zero: [0; 8],
-            };
-            header.msg_name = (&raw mut v4).cast();
-            header.msg_namelen = socklen(size_of::<sockaddr_in>());
-        }
-        SocketAddr::V6(to) => {
-            v6 = sockaddr_in6 {
-                sin6_family: family(libc::AF_INET6),
-                sin6_port: to.port().to_be(),
-                sin6_flowinfo: 0,
-                sin6_addr: libc::in6_addr { s6_addr: to.ip().octets() },
-                sin6_scope_id: to.scope_id(),
-            };
-            header.msg_name = (&raw mut v6).cast();
-            header.msg_namelen = socklen(size_of::<sockaddr_in6>());
-        }
-    }
+    let name = SocketAddrAny::from(to);
+    header.msg_name = name.as_ptr().cast_mut().cast();
+    header.msg_namelen = name.addr_len();
     match (to, from.map(|from| from.to_canonical())) {
         (_, None) => {}
         (SocketAddr::V4(_), Some(IpAddr::V4(from))) => {
@@ -307,10 +289,6 @@ fn empty_header() -> msghdr {
     unsafe { mem::zeroed() }
 }
 
-fn family(number: c_int) -> libc::sa_family_t {
-    libc::sa_family_t::try_from(number).expect("an address family is a small number")
-}
-
 fn socklen(bytes: usize) -> libc::socklen_t {
     libc::socklen_t::try_from(bytes).expect("the length is a few bytes")
 }
@@ -359,27 +337,6 @@ fn destination(header: &msghdr) -> Option<IpAddr> {
         }
     }
     None
-}
-
-fn address(storage: &sockaddr_storage) -> Option<SocketAddr> {
-    let pointer: *const sockaddr_storage = storage;
-    match c_int::from(storage.ss_family) {
-        libc::AF_INET => {
-            // SAFETY: for this family the storage has this type; it has room and alignment for all
-            // types.
-            let v4 = unsafe { &*pointer.cast::<sockaddr_in>() };
-            let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
-            Some(SocketAddr::new(ip.into(), u16::from_be(v4.sin_port)))
-        }
-        libc::AF_INET6 => {
-            // SAFETY: for this family the storage has this type; it has room and alignment for all
-            // types.
-            let v6 = unsafe { &*pointer.cast::<sockaddr_in6>() };
-            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-            Some(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), 0, v6.sin6_scope_id).into())
-        }
-        _ => None,
-    }
 }
 
 #[cfg(test)]
