@@ -51,8 +51,8 @@ pub struct Outcomes {
 }
 const _: () = assert!(size_of::<Outcomes>() == 80);
 
-/// The state of a service on one CPU. The cursor and the most frequent outcome are in one cache
-/// line.
+/// The state of a service on one CPU. The cursor and the most frequent outcome are usually in
+/// one cache line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct CpuService {
@@ -203,11 +203,11 @@ pub struct SlotCounters {
     pub bytes_sent: u64,
     /// Number of ended flows for each [`Ending`].
     pub endings: [u64; ENDING_ROWS],
-    /// Histogram of the times from the choice until the flow was established. In the map, its
-    /// difference from `rtt`. The kernel copies a value in ascending order, so the difference
-    /// precedes `rtt`: a copy never contains a subtraction without the addition that preceded it.
+    /// Histogram of the times from the choice until the flow was established. In the map, without
+    /// the times that `rtt` counts.
     pub connect: Histogram,
-    /// Histogram of the round-trip times of handshakes.
+    /// Histogram of the round-trip times of handshakes without a retransmitted SYN. (After a
+    /// retransmission, the kernel does not always know the time: RFC 6298, section 3.)
     pub rtt: Histogram,
     /// Flows that were sent to the backend, but that [`Backend::flows`](super::Backend::flows) does
     /// not count.
@@ -229,9 +229,8 @@ pub struct SlotCounters {
 const _: () = assert!(size_of::<SlotCounters>() == 568);
 
 impl SlotCounters {
-    /// The counters in the form of the map. `established` and `connect` follow from `rtt` for
-    /// nearly every flow: a flow whose round-trip time is known is established, and if its first
-    /// SYN was answered, its connect took as long as the handshake.
+    /// The counters in the form of the map. For nearly every flow, `established` and `connect`
+    /// follow from `rtt`: if the first SYN was answered, the connect took as long as the handshake.
     #[must_use]
     pub fn to_stored(&self) -> Self {
         Self {

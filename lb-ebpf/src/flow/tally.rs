@@ -71,49 +71,42 @@ unsafe fn opaque_to_verifier(counts: *const SlotCounters, number: usize) -> usiz
     (number as u64).wrapping_add(nothing) as usize
 }
 
-/// Counts an established flow by the round-trip time of its handshake. The time of its connect is
-/// nearly always the same, and is counted only if it differs.
+/// Counts a flow that was established by the answer to its first SYN, and the round-trip time of its
+/// handshake, which is also the time of its connect.
 #[inline(always)]
-pub fn established(slot: u32, rtt: u32, connect: u32) {
-    let Some(counts) = COUNTS.get_ptr_mut(slot) else { return };
-    // SAFETY: this CPU's map value; `add_times` checks the bucket.
-    unsafe {
-        let rtt_bucket = opaque_to_verifier(counts, bucket(rtt));
-        add_times(&raw mut (*counts).rtt, rtt_bucket, 1, u64::from(rtt));
-        if connect != rtt {
-            let connect_bucket = opaque_to_verifier(counts, bucket(connect));
-            let longer = u64::from(connect).wrapping_sub(u64::from(rtt));
-            add_times(&raw mut (*counts).connect, connect_bucket, 1, longer);
-            add_times(&raw mut (*counts).connect, rtt_bucket, u64::MAX, 0);
-        }
+pub fn established_at_once(slot: u32, rtt: u32) {
+    if let Some(counts) = COUNTS.get_ptr_mut(slot) {
+        // SAFETY: this CPU's map value.
+        unsafe { add_time(counts, &raw mut (*counts).rtt, rtt) };
     }
 }
 
-/// Adds to the numbers of a histogram: `count` to a bucket, and `us` to the sum.
-///
-/// # Safety
-/// `times` must be part of a live map value.
+/// Counts a flow that was established after a retransmission of its SYN, and the time of its
+/// connect.
 #[inline(always)]
-unsafe fn add_times(times: *mut Histogram, bucket: usize, count: u64, us: u64) {
-    if bucket < TIME_BUCKETS {
-        // SAFETY: guaranteed by the caller; within the array by the comparison.
+pub fn established_late(slot: u32, connect: u32) {
+    if let Some(counts) = COUNTS.get_ptr_mut(slot) {
+        // SAFETY: this CPU's map value.
         unsafe {
-            atomic::add((&raw mut (*times).buckets).cast::<u64>().add(bucket), count);
-            add_if_any(&raw mut (*times).sum_us, us);
+            atomic::add(&raw mut (*counts).established, 1);
+            add_time(counts, &raw mut (*counts).connect, connect);
         }
     }
 }
 
-/// Adds to a counter a number that is often 0. An atomic instruction takes longer than the
-/// comparison.
+/// Adds a time to a histogram of `counts`.
 ///
 /// # Safety
-/// `counter` must be part of a live map value.
+/// `counts` must be a live map value, and `times` a part of it.
 #[inline(always)]
-unsafe fn add_if_any(counter: *mut u64, number: u64) {
-    if number != 0 {
-        // SAFETY: guaranteed by the caller.
-        unsafe { atomic::add(counter, number) };
+unsafe fn add_time(counts: *const SlotCounters, times: *mut Histogram, us: u32) {
+    // SAFETY: guaranteed by the caller; within the array by the comparison.
+    unsafe {
+        let bucket = opaque_to_verifier(counts, bucket(us));
+        if bucket < TIME_BUCKETS {
+            atomic::add((&raw mut (*times).buckets).cast::<u64>().add(bucket), 1);
+            atomic::add(&raw mut (*times).sum_us, u64::from(us));
+        }
     }
 }
 
@@ -143,10 +136,10 @@ pub fn ended(slot: u32, start_ns: u64, ending: u32, totals: TrafficTotals) {
         unsafe {
             let row = opaque_to_verifier(counts, ending as usize) & (ENDING_ROWS - 1);
             atomic::add((&raw mut (*counts).endings).cast::<u64>().add(row), 1);
-            add_if_any(&raw mut (*counts).lifetime_ns, now.wrapping_sub(start_ns));
-            add_if_any(&raw mut (*counts).bytes_received, totals.bytes_received);
-            add_if_any(&raw mut (*counts).bytes_sent, totals.bytes_sent);
-            add_if_any(&raw mut (*counts).retransmits, u64::from(totals.retransmits));
+            atomic::add(&raw mut (*counts).lifetime_ns, now.wrapping_sub(start_ns));
+            atomic::add(&raw mut (*counts).bytes_received, totals.bytes_received);
+            atomic::add(&raw mut (*counts).bytes_sent, totals.bytes_sent);
+            atomic::add(&raw mut (*counts).retransmits, u64::from(totals.retransmits));
         }
     }
     closed(slot);

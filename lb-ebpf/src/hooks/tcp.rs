@@ -50,10 +50,11 @@ fn established<I: Instructions>(ops: &Ops) {
     // If the first SYN was answered, the connect took as long as the handshake, which the kernel
     // has measured. If the SYN was retransmitted, the connect took seconds, for which the kernel's
     // ticks are precise enough.
-    let rtt = ops.smoothed_rtt_us();
-    let took =
-        if ops.retransmits() == 0 { rtt } else { micros(clock::now_ns().wrapping_sub(record.start_ns())) };
-    tally::established(slot, rtt, took);
+    if ops.retransmits() == 0 {
+        tally::established_at_once(slot, ops.smoothed_rtt_us());
+    } else {
+        tally::established_late(slot, micros(clock::now_ns().wrapping_sub(record.start_ns())));
+    }
     // The connection may lead to another peer than the backend: if no socket listens, a loopback
     // socket can connect to itself, and programs that run after socklb's program can redirect a
     // socket.
