@@ -62,8 +62,8 @@ impl FlowTable {
 
     /// The processes that have begun flows since `since_ns` (`CLOCK_MONOTONIC`), each with its last
     /// flow. Includes flows that have ended, because a flow remains in its bucket until another
-    /// flow replaces it. Reads every bucket, which takes one or two milliseconds for the default number
-    /// of buckets: do not call this in the event loop.
+    /// flow replaces it. Reads every bucket, which takes one or two milliseconds for the default
+    /// number of buckets: do not call this in the event loop.
     pub fn processes_since(&self, since_ns: u64) -> BTreeMap<u32, LastFlow> {
         let recent =
             (0..self.length()).map(|index| self.flow(index)).filter(|flow| flow.start_ns >= since_ns);
