@@ -1,107 +1,129 @@
 //! socklb on this kernel: real cgroups, real sockets, the real program. Each test has its own
 //! stage.
 
-mod verifier;
+/// The kernel programs: the verifier, the maps and links, and other programs beside them.
+mod programs {
+    mod verifier;
 
-mod contract;
+    mod contract;
 
-mod shares;
+    mod links;
 
-mod policies;
+    mod isolation;
 
-mod replay;
+    mod replay;
 
-mod families;
+    mod peers;
+}
 
-mod refusal;
+/// The choice of a backend at a connect or a datagram, and what the process sees of it.
+mod connects {
+    mod shares;
 
-mod endpoints;
+    mod policies;
 
-mod isolation;
+    mod families;
 
-mod active;
+    mod refusal;
 
-mod endings;
+    mod slow_paths;
 
-mod ejection;
+    mod odd;
 
-mod drain;
+    mod udp;
+}
 
-mod drain_close;
+/// The counts of flows: their beginning, their end, and their records.
+mod accounting {
+    mod active;
 
-mod evidence;
+    mod endings;
 
-mod slow_paths;
+    mod flows;
 
-mod probes;
+    mod counts;
 
-mod reports;
+    mod callbacks;
 
-mod xdp;
+    mod peers_flows;
 
-mod frames;
+    mod reclaim;
 
-mod responder;
+    mod udp_flows;
+}
 
-mod responder_frames;
+/// Backends that change, fail or return, and the evidence against them.
+mod backends {
+    mod endpoints;
 
-mod verdicts;
+    pub mod ejection;
 
-mod flows;
-mod follow_load;
+    mod evidence;
 
-mod counts;
+    mod unanswered;
 
-mod odd;
+    pub mod verdicts;
 
-mod udp;
+    mod probes;
 
-mod udp_flows;
+    mod peers_backends;
 
-mod lifecycle;
+    mod rebalance;
+}
 
-mod faults;
+/// Reports of backends, through agents and the programs of network interfaces.
+mod agents {
+    mod reports;
 
-mod exhaustion;
+    mod follow_load;
 
-mod starts;
+    mod xdp;
 
-mod trust;
+    mod frames;
 
-mod hung;
+    mod responder;
 
-mod commands;
+    mod responder_frames;
+}
 
-mod watch;
+/// The commands of operators, and the queries behind them.
+mod operator {
+    mod commands;
 
-mod comparison;
+    mod watch;
 
-mod service;
+    mod comparison;
 
-mod reload_clients;
+    pub mod doctor;
 
-mod links;
+    mod questions;
 
-mod reclaim;
+    mod drain;
 
-mod notify;
+    mod drain_close;
 
-mod questions;
+    mod close;
+}
 
-mod doctor;
+/// The daemon: its starts and ends, its host, and its clients.
+mod daemon {
+    mod lifecycle;
 
-mod many;
+    mod starts;
 
-mod peers;
+    mod reload_clients;
 
-mod peers_flows;
+    mod service;
 
-mod peers_backends;
+    mod notify;
 
-mod unanswered;
+    mod hung;
 
-mod callbacks;
+    mod exhaustion;
 
-mod close;
+    pub mod faults;
 
-mod rebalance;
+    mod trust;
+
+    mod many;
+}

@@ -35,13 +35,17 @@ fn looks_once(statement: &str) -> bool {
 
 #[test]
 fn no_assertion_compares_a_single_look() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let files = ["local", "metrics", "proof"].into_iter().flat_map(|tests| {
-        let entries = std::fs::read_dir(folder.join(tests)).expect("list a folder of tests");
-        entries.map(|entry| entry.expect("read a directory entry").path())
-    });
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    let mut folders: Vec<_> = ["local", "metrics", "proof"].map(|folder| tests.join(folder)).into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("list a folder of tests") {
+            let path = entry.expect("read a directory entry").path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
     let mut wrong = Vec::new();
-    for file in files.filter(|file| file.extension().is_some_and(|kind| kind == "rs")) {
+    for file in files.into_iter().filter(|file| file.extension().is_some_and(|kind| kind == "rs")) {
         let lines = single_looks(&std::fs::read_to_string(&file).expect("read a test"));
         wrong.extend(lines.into_iter().map(|line| format!("{}:{line}", file.display())));
     }

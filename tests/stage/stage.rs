@@ -11,30 +11,6 @@ use std::time::{Duration, Instant};
 
 pub mod kernel;
 
-pub mod namespace;
-
-pub mod router;
-
-pub mod foreign;
-
-pub mod cgroup;
-
-pub mod quota;
-
-pub mod backend;
-
-pub mod datagram_backend;
-
-pub mod rpc;
-
-pub mod protocol;
-
-pub mod probe;
-
-pub mod socket;
-
-pub mod daemon;
-
 pub mod pace;
 
 pub mod chance;
@@ -44,39 +20,85 @@ pub mod look;
 #[cfg(test)]
 mod looks;
 
-pub mod terminal;
-
-pub mod manager;
-
-pub mod sys;
-
-pub mod maps;
-
 pub mod fixture;
 
 pub mod udp;
 
-pub mod machine;
+/// What a test gets of the host: namespaces, cgroups, file systems, and filters of packets.
+mod host {
+    pub mod namespace;
 
-pub mod record;
+    pub mod router;
 
-pub mod ending;
+    pub mod cgroup;
 
-pub mod ledger;
+    pub mod quota;
 
-pub mod filter;
+    pub mod filter;
 
-pub mod hung;
+    pub mod hung;
 
-pub mod held;
+    pub mod machine;
+}
 
-pub mod stress;
+/// Maps and programs of the kernel, as other tools than socklb see and make them.
+mod bpf {
+    pub mod sys;
 
-pub mod workers;
+    pub mod maps;
 
-pub mod accounts;
+    pub mod foreign;
 
-pub mod agent;
+    pub mod held;
+
+    pub mod record;
+}
+
+/// What listens behind the services.
+mod backends {
+    pub mod backend;
+
+    pub mod datagram_backend;
+}
+
+/// The programs that a test runs, the requests to them, and their surroundings.
+mod processes {
+    pub mod rpc;
+
+    pub mod protocol;
+
+    pub mod probe;
+
+    pub mod socket;
+
+    pub mod daemon;
+
+    pub mod agent;
+
+    pub mod terminal;
+
+    pub mod manager;
+}
+
+/// What happened to flows according to their owners, and the comparison with socklb's counts.
+mod ledgers {
+    pub mod ending;
+
+    pub mod ledger;
+
+    pub mod accounts;
+
+    pub mod stress;
+
+    pub mod workers;
+}
+
+// Tests name the modules without their folders.
+pub use backends::{backend, datagram_backend};
+pub use bpf::{foreign, held, maps, record, sys};
+pub use host::{cgroup, filter, hung, machine, namespace, quota, router};
+pub use ledgers::{accounts, ending, ledger, stress, workers};
+pub use processes::{agent, daemon, manager, probe, protocol, rpc, socket, terminal};
 
 pub use backend::{Backend, Manner};
 pub use cgroup::Cgroup;

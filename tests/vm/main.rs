@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn an_unsteady_test_of_accounting_fails_the_run() {
         let modules = Modules::parse(TABLE).unwrap();
-        let unsteady = [failed("active::a", ""), failed("udp::a", "")];
-        assert_eq!(strict(&modules, &unsteady), ["active::a"]);
+        let unsteady = [failed("accounting::active::a", ""), failed("connects::udp::a", "")];
+        assert_eq!(strict(&modules, &unsteady), ["accounting::active::a"]);
     }
 }

@@ -87,6 +87,7 @@ mod tests {
     use crate::TABLE;
 
     const SMALL: &str = r#"
+        [x]
         a = { class = "A" }
         b = { class = "B", smoke = ["smoke"], two_cpus = ["two"] }
         c = { class = "C" }
@@ -95,8 +96,16 @@ mod tests {
         other_e = { class = "F" }
     "#;
 
-    const TESTS: [&str; 8] =
-        ["a::a", "b::plain", "b::smoke", "b::two", "c::c", "e::daemon", "e::of_the_kernel", "other_e::f"];
+    const TESTS: [&str; 8] = [
+        "x::a::a",
+        "x::b::plain",
+        "x::b::smoke",
+        "x::b::two",
+        "x::c::c",
+        "x::e::daemon",
+        "x::e::of_the_kernel",
+        "x::other_e::f",
+    ];
 
     /// `expected`: kernel, number of CPUs and tests of each boot, for two kernels.
     #[track_caller]
@@ -110,29 +119,29 @@ mod tests {
 
     #[test]
     fn only_the_oldest_kernel_runs_all_classes_up_to_d() {
-        let oldest = "a::a b::plain b::smoke c::c e::of_the_kernel";
-        check(&Selection::Usual, &[(0, 1, oldest), (1, 1, "a::a b::smoke"), (0, 2, "b::two")]);
+        let oldest = "x::a::a x::b::plain x::b::smoke x::c::c x::e::of_the_kernel";
+        check(&Selection::Usual, &[(0, 1, oldest), (1, 1, "x::a::a x::b::smoke"), (0, 2, "x::b::two")]);
     }
 
     #[test]
     fn all_adds_class_e_on_the_oldest_kernel_and_classes_b_and_c_on_others() {
-        let oldest = "a::a b::plain b::smoke c::c e::daemon e::of_the_kernel";
-        let other = "a::a b::plain b::smoke c::c e::of_the_kernel";
-        check(&Selection::All, &[(0, 1, oldest), (1, 1, other), (0, 2, "b::two")]);
+        let oldest = "x::a::a x::b::plain x::b::smoke x::c::c x::e::daemon x::e::of_the_kernel";
+        let other = "x::a::a x::b::plain x::b::smoke x::c::c x::e::of_the_kernel";
+        check(&Selection::All, &[(0, 1, oldest), (1, 1, other), (0, 2, "x::b::two")]);
     }
 
     #[test]
     fn a_class_or_a_name_selects_tests_on_every_kernel() {
-        check(&Selection::Class(Class::A), &[(0, 1, "a::a"), (1, 1, "a::a")]);
+        check(&Selection::Class(Class::A), &[(0, 1, "x::a::a"), (1, 1, "x::a::a")]);
         let named = |text: &str| Selection::Named(text.to_owned());
         check(
             &named("e::"),
             &[
-                (0, 1, "e::daemon e::of_the_kernel other_e::f"),
-                (1, 1, "e::daemon e::of_the_kernel other_e::f"),
+                (0, 1, "x::e::daemon x::e::of_the_kernel x::other_e::f"),
+                (1, 1, "x::e::daemon x::e::of_the_kernel x::other_e::f"),
             ],
         );
-        check(&named("two"), &[(0, 2, "b::two"), (1, 2, "b::two")]);
+        check(&named("two"), &[(0, 2, "x::b::two"), (1, 2, "x::b::two")]);
         check(&named("nothing"), &[]);
     }
 
@@ -143,10 +152,12 @@ mod tests {
 
     /// Every local test with its source.
     fn local_tests() -> Vec<(String, String)> {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("local");
-        let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let local = Path::new(env!("CARGO_MANIFEST_DIR")).join("local");
+        let entries = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let folders = entries(&local).filter(|path| path.is_dir());
         let tests = |path: PathBuf| {
-            let module = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let module = path.strip_prefix(&local).unwrap().with_extension("");
+            let module = module.to_string_lossy().replace('/', "::");
             let text = fs::read_to_string(&path).unwrap();
             let bodies: Vec<String> = text.split("#[test]\n").skip(1).map(str::to_owned).collect();
             bodies.into_iter().map(move |rest| {
@@ -155,7 +166,7 @@ mod tests {
                 (format!("{module}::{}", name.split('(').next().unwrap()), body)
             })
         };
-        files.filter(|path| path.extension().is_some_and(|end| end == "rs")).flat_map(tests).collect()
+        folders.flat_map(|folder| entries(&folder)).flat_map(tests).collect()
     }
 
     #[test]

@@ -274,7 +274,10 @@ impl<'o> Suite<'o> {
         let modules: Option<Vec<String>> = files
             .iter()
             .filter(|file| file.ends_with(".rs"))
-            .map(|file| Some(format!("{}::", file.strip_prefix("tests/local/")?.strip_suffix(".rs")?)))
+            .map(|file| {
+                let module = file.strip_prefix("tests/local/")?.strip_suffix(".rs")?;
+                Some(module.replace('/', "::") + "::")
+            })
             .collect();
         if modules.as_ref().is_some_and(|modules| !modules.is_empty()) {
             tiers = vec![Tier::Local];

@@ -43,8 +43,8 @@ struct Module {
     strict: bool,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(transparent)]
+/// The modules, keyed by their paths, such as `daemon::faults`.
+#[derive(Debug)]
 pub struct Modules(BTreeMap<String, Module>);
 
 /// Tests of one program that run at the same time, by their full names.
@@ -82,12 +82,17 @@ impl Modules {
     /// # Errors
     /// If it does not parse, or has an unknown key.
     pub fn parse(text: &str) -> Result<Self> {
-        toml::from_str(text).context("read tests/local/modules.toml")
+        let folders: BTreeMap<String, BTreeMap<String, Module>> =
+            toml::from_str(text).context("read tests/local/modules.toml")?;
+        let path = |(folder, modules): (String, BTreeMap<String, Module>)| {
+            modules.into_iter().map(move |(name, module)| (format!("{folder}::{name}"), module))
+        };
+        Ok(Self(folders.into_iter().flat_map(path).collect()))
     }
 
     /// The module of a test, and the test's name in it. `None` if the table has no such module.
     fn module<'t>(&self, test: &'t str) -> Option<(&Module, &'t str)> {
-        let (module, name) = test.split_once("::")?;
+        let (module, name) = test.rsplit_once("::")?;
         Some((self.0.get(module)?, name))
     }
 
@@ -112,7 +117,7 @@ impl Modules {
         self.module(test).is_some_and(|(module, _)| module.strict)
     }
 
-    /// The modules without a test in any guest of a normal run.
+    /// The paths of the modules without a test in any guest of a normal run.
     pub fn host_only(&self) -> Vec<String> {
         let is_host = |class: &Class| *class >= Class::E;
         let modules =
@@ -163,17 +168,17 @@ mod tests {
     use super::*;
 
     const TABLE: &str = r#"
-        [faults]
+        [daemon.faults]
         class = "E"
         serial = ["a_small_memory_lock", "a_configuration"]
         smoke = ["two_capabilities"]
         tests = { two_capabilities = "C" }
 
-        [many]
+        [daemon.many]
         class = "E"
         alone = true
 
-        [active]
+        [accounting.active]
         class = "B"
         strict = true
         two_cpus = ["outcomes"]
@@ -186,28 +191,46 @@ mod tests {
     #[test]
     fn a_test_has_the_class_of_its_module_or_its_own() {
         let table = Modules::parse(TABLE).unwrap();
-        let classes = ["faults::two_capabilities", "faults::a_configuration", "active::a", "other::a"];
+        let classes = [
+            "daemon::faults::two_capabilities",
+            "daemon::faults::a_configuration",
+            "accounting::active::a",
+            "daemon::other::a",
+        ];
         let expected = [Some(Class::C), Some(Class::E), Some(Class::B), None];
         assert_eq!(classes.map(|test| table.class(test)), expected);
-        assert!(table.is_smoke("faults::two_capabilities") && !table.is_smoke("faults::a_configuration"));
-        assert!(table.is_strict("active::a") && !table.is_strict("faults::a_configuration"));
-        assert!(table.needs_two_cpus("active::outcomes") && !table.needs_two_cpus("active::a"));
+        assert!(
+            table.is_smoke("daemon::faults::two_capabilities")
+                && !table.is_smoke("daemon::faults::a_configuration")
+        );
+        assert!(
+            table.is_strict("accounting::active::a") && !table.is_strict("daemon::faults::a_configuration")
+        );
+        assert!(
+            table.needs_two_cpus("accounting::active::outcomes")
+                && !table.needs_two_cpus("accounting::active::a")
+        );
     }
 
     #[test]
     fn a_module_with_a_test_for_guests_is_not_host_only() {
-        assert_eq!(Modules::parse(TABLE).unwrap().host_only(), ["many"]);
+        assert_eq!(Modules::parse(TABLE).unwrap().host_only(), ["daemon::many"]);
     }
 
     #[test]
     fn tests_that_change_the_machine_run_after_the_others_one_at_a_time() {
         let table = Modules::parse(TABLE).unwrap();
-        let tests = names(&["many::a", "faults::a_small_memory_lock", "active::a", "faults::b"]);
+        let tests = names(&[
+            "daemon::many::a",
+            "daemon::faults::a_small_memory_lock",
+            "accounting::active::a",
+            "daemon::faults::b",
+        ]);
         let phase = |tests: &[&str], threads| Phase { tests: names(tests), threads };
         let expected = [
-            phase(&["active::a", "faults::b"], 4),
-            phase(&["faults::a_small_memory_lock"], 1),
-            phase(&["many::a"], 1),
+            phase(&["accounting::active::a", "daemon::faults::b"], 4),
+            phase(&["daemon::faults::a_small_memory_lock"], 1),
+            phase(&["daemon::many::a"], 1),
         ];
         assert_eq!(table.phases(&tests, 4), expected);
     }
@@ -227,15 +250,15 @@ mod tests {
     fn a_name_without_a_test_is_a_fault() {
         let table = Modules::parse(TABLE).unwrap();
         let tests = names(&[
-            "faults::two_capabilities",
-            "faults::a_small_memory_lock",
-            "active::outcomes",
-            "other::a",
+            "daemon::faults::two_capabilities",
+            "daemon::faults::a_small_memory_lock",
+            "accounting::active::outcomes",
+            "daemon::other::a",
         ]);
         let expected = [
-            "tests/local/modules.toml has no module for the test other::a",
-            "tests/local/modules.toml names the test faults::a_configuration, which does not exist",
-            "tests/local/modules.toml has a module many without a test",
+            "tests/local/modules.toml has no module for the test daemon::other::a",
+            "tests/local/modules.toml names the test daemon::faults::a_configuration, which does not exist",
+            "tests/local/modules.toml has a module daemon::many without a test",
         ];
         assert_eq!(table.faults(&tests), expected);
     }

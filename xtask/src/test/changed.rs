@@ -169,7 +169,7 @@ mod tests {
     fn a_file_belongs_to_the_innermost_package() {
         let workspace = Workspace::read().unwrap();
         assert_eq!(package(&workspace, "tests/suite/src/lib.rs"), Some("lb-suite"));
-        assert_eq!(package(&workspace, "tests/local/udp.rs"), Some("lb-tests"));
+        assert_eq!(package(&workspace, "tests/local/connects/udp.rs"), Some("lb-tests"));
         assert_eq!(package(&workspace, "docs/README.md"), None);
     }
 

@@ -22,7 +22,7 @@ enum Place {
     Temporary,
 }
 
-/// The prefix of the tests' folders (tests/stage/namespace.rs).
+/// The prefix of the tests' folders (tests/stage/host/namespace.rs).
 const FOLDERS: &str = "socklb-test-";
 
 /// Every run takes less time, so an older folder does not belong to a current run.

@@ -94,7 +94,7 @@ fn even_pools_close_nothing() {
     }
 }
 
-/// `tests/local/rebalance.rs` expects these numbers on a host.
+/// `tests/local/backends/rebalance.rs` expects these numbers on a host.
 #[test]
 fn twenty_pools_of_fifty_connections_need_less_than_a_minute_and_a_connection_is_closed_once() {
     for (seed, cpus) in [(0, 1), (1, 2), (2, 2), (3, 4)] {

@@ -1,5 +1,6 @@
-//! Scripts of policies, and of rules that change while flows are open. `tests/local/replay.rs`
-//! shows that the kernel programs choose the same backends as the code that these scripts run.
+//! Scripts of policies, and of rules that change while flows are open.
+//! `tests/local/programs/replay.rs` shows that the kernel programs choose the same backends as the
+//! code that these scripts run.
 
 mod choices;
 

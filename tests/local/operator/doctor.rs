@@ -132,7 +132,7 @@ fn two_daemons_on_one_cgroup_report_each_other() {
     let (first, second) = (Setup::new(&stage, "first"), Setup::new(&stage, "second"));
     let _first = Daemon::start(&first, &text);
     second.write("socklb.toml", &text);
-    let mut command = crate::faults::as_nobody(&stage, &second, &["bpf", "net_admin", "perfmon"]);
+    let mut command = crate::daemon::faults::as_nobody(&stage, &second, &["bpf", "net_admin", "perfmon"]);
     command.args(["run", "--config"]).arg(second.folder.join("socklb.toml"));
     let _second = stage::daemon::ChildGuard::of(command.spawn().expect("start it"));
     let faults = |setup: &Setup| {

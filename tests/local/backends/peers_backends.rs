@@ -11,7 +11,7 @@ use stage::{Backend, Cgroup, Probe, SocketId, address, eventually, look, replace
 
 use stage::fixture::{Fixture, SERVICE, config};
 
-use crate::ejection::write;
+use crate::backends::ejection::write;
 
 /// The client tasks, each in a separate cgroup.
 const CLIENTS: [&str; 3] = ["web", "api", "batch"];

@@ -4,8 +4,8 @@ use stage::fixture::{Fixture, SERVICE, with_active_accounting};
 use stage::kernel::FETCHING_ATOMICS;
 use stage::{Backend, eventually, look, replace, window};
 
-use crate::ejection::{DEAD, THREE, at, dial, failed, hold, text, write};
-use crate::verdicts::{for_an_hour, identify, judge};
+use crate::backends::ejection::{DEAD, THREE, at, dial, failed, hold, text, write};
+use crate::backends::verdicts::{for_an_hour, identify, judge};
 
 /// A report id above those that a daemon assigns.
 const ID: u32 = 1_000;

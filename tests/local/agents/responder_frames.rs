@@ -12,8 +12,8 @@ use stage::agent::Agent;
 use stage::fixture::Fixture;
 use stage::{eventually, look};
 
-use crate::reports::ALL;
-use crate::responder::{configure, request};
+use crate::agents::reports::ALL;
+use crate::agents::responder::{configure, request};
 
 /// `XDP_DROP`, `XDP_PASS`, `XDP_TX`.
 const DROP: u32 = 1;

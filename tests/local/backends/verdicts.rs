@@ -16,7 +16,7 @@ use stage::maps::{Raw, array, hash};
 use stage::udp::{self, Scene, backend_of};
 use stage::{Cgroup, Family, Setup, Stage, eventually, replace};
 
-use crate::ejection::{THREE, dial, start};
+use crate::backends::ejection::{THREE, dial, start};
 
 /// Report ids above those that a daemon assigns to a few backends.
 const IDS: [u32; 3] = [1_000, 65_535, 7];

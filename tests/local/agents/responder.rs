@@ -15,7 +15,7 @@ use stage::router::Router;
 use stage::sys::XdpMode;
 use stage::{Setup, eventually, look, window};
 
-use crate::reports::{ALL, reported, text};
+use crate::agents::reports::{ALL, reported, text};
 
 /// The address of the agent that [`behind_a_link`] starts.
 const BEHIND: &str = "10.77.0.2:9465";

@@ -17,7 +17,7 @@ use stage::namespace::in_a_network_of_its_own;
 use stage::protocol::{Family, Oddity};
 use stage::{Backend, Probe, eventually, kernel, look, replace};
 
-use crate::ejection::{DEAD, THREE, start, text, write};
+use crate::backends::ejection::{DEAD, THREE, start, text, write};
 
 /// An ejection that outlasts a test, so that no trial is due.
 const FOR_LONG: &str = "ejection = { base = \"1h\", max = \"1h\" }";

@@ -11,8 +11,8 @@ use lb_report::wire::{Datagram, Kind, Readiness};
 use stage::fixture::Fixture;
 use stage::maps::{Raw, array, hash};
 
-use crate::reports::ALL;
-use crate::xdp::{LISTEN, links, start};
+use crate::agents::reports::ALL;
+use crate::agents::xdp::{LISTEN, links, start};
 
 /// `XDP_DROP` and `XDP_PASS`.
 const DROP: u32 = 1;

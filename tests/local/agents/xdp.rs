@@ -20,7 +20,7 @@ use stage::router::Router;
 use stage::sys::XdpMode;
 use stage::{Probe, eventually, look, replace, window};
 
-use crate::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
+use crate::agents::reports::{ALL, POLICIES, forged_push, is_lame, reported, text};
 
 /// The daemon's address. It is the same after a restart, because agents send reports to it.
 pub const LISTEN: &str = "127.0.0.1:9467";
@@ -379,7 +379,7 @@ fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
     setup.write("socklb.toml", &configured);
     std::os::unix::fs::chown(setup.folder.join("service.key"), Some(65534), Some(65534))
         .expect("change the owner");
-    let mut daemon = crate::faults::start_as_nobody(&stage, &setup, |_| {});
+    let mut daemon = crate::daemon::faults::start_as_nobody(&stage, &setup, |_| {});
     let faults = || setup.faults().join("\n");
     eventually("the fault is reported", faults, |faults| {
         faults.contains("interface lo") && faults.contains("CAP_PERFMON")

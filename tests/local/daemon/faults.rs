@@ -74,7 +74,7 @@ fn a_start_without_privileges_exits_with_4_and_names_the_capabilities() {
     let output = stage::daemon::finish(command.args(["doctor", "--json", "--config"]).arg(path));
     assert_eq!(output.status.code(), Some(3));
     let Diagnosis { findings, .. } = serde_json::from_slice(&output.stdout).expect("the text is JSON");
-    let found = crate::doctor::of(&findings, "privileges");
+    let found = crate::operator::doctor::of(&findings, "privileges");
     let missing = [
         (Severity::Problem, "CAP_BPF"),
         (Severity::Problem, "CAP_NET_ADMIN"),
@@ -89,7 +89,7 @@ fn a_start_without_privileges_exits_with_4_and_names_the_capabilities() {
     // One command grants all missing capabilities. Only an administrator can run it.
     let given = found.iter().find_map(|(_, _, help)| *help).expect("the finding has a help text");
     assert!(given.contains("as root") && given.contains("+bpf,+net_admin,+perfmon"), "{given}");
-    assert_eq!(crate::doctor::of(&findings, "programs")[0].0, Severity::Problem);
+    assert_eq!(crate::operator::doctor::of(&findings, "programs")[0].0, Severity::Problem);
 }
 
 /// A command that runs socklb as an ordinary user with exactly these capabilities. That user owns

@@ -20,14 +20,14 @@ use stage::kernel::{FETCHING_ATOMICS, Version, print_line};
 use stage::record::{Compared, Count, RECORDING, Record};
 use stage::sys::{attributes, bpf};
 
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/socklb.o");
+static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/socklb.o");
 
-static HOST_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/host.o");
+static HOST_OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/host.o");
 
 /// The agents' object.
-static RESPONDER_OBJECT: &[u8] = aya::include_bytes_aligned!("../../lb-ebpf/object/responder.o");
+static RESPONDER_OBJECT: &[u8] = aya::include_bytes_aligned!("../../../lb-ebpf/object/responder.o");
 
-static RECORD: &str = include_str!("../vm/verifier.toml");
+static RECORD: &str = include_str!("../../vm/verifier.toml");
 
 #[derive(Clone, Copy)]
 struct Configuration {

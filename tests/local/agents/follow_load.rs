@@ -10,7 +10,7 @@ use stage::daemon::failure;
 use stage::eventually;
 use stage::fixture::{Fixture, SERVICE};
 
-use crate::reports::{ALL, text};
+use crate::agents::reports::{ALL, text};
 
 /// Three backends, an agent for all of them, and a daemon with weights that follow their reports.
 fn start() -> (Fixture, Agent) {
