@@ -2,6 +2,7 @@
 //! exact.
 
 use stage::fixture::with_passes;
+use stage::protocol::Received;
 use stage::udp::{MAPPED, SERVICE, Scene, address_of, backend_of};
 use stage::{Daemon, Family, Probe, SocketId, address, eventually, look};
 
@@ -33,13 +34,29 @@ fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
 }
 
 #[test]
-fn a_ninth_service_replaces_the_oldest_flow_of_the_socket() {
+fn a_socket_has_flows_of_eight_services_and_a_ninth_replaces_the_oldest() {
     let scene = Scene::new(9, 1);
     let mut probe = scene.probe();
     let socket = probe.open_datagram(Family::V4);
-    for service in 0..9 {
-        probe.query(socket, &address_of(service));
+    for round in 0..2 {
+        for service in 0..8 {
+            let name = probe.query(socket, &address_of(service));
+            assert_eq!(name, format!("s{service}b1"), "round {round}");
+        }
     }
+    scene.setup.active_becomes(8);
+    look(|| scene.entries()).becomes(1);
+    // The socket sends all requests first and then receives all answers. Each answer comes from its
+    // own service.
+    for service in 0..8 {
+        assert_eq!(probe.send_datagram(socket, &address_of(service)), Ok(()));
+    }
+    let mut received: Vec<Received> = (0..8).map(|_| probe.receive_datagram(socket)).collect();
+    received.sort_by(|one, other| one.name.cmp(&other.name));
+    let expected = (0..8)
+        .map(|service| Received { name: format!("s{service}b1"), source: address(&address_of(service)) });
+    assert_eq!(received, expected.collect::<Vec<_>>());
+    probe.query(socket, &address_of(8));
     let active = |service| scene.backend(service, 1).active;
     look(|| (active(0), active(1), active(8))).becomes((0, 1, 1));
     look(|| scene.backend(0, 1).endings["closed"]).becomes(1);

@@ -1,6 +1,8 @@
 //! Both address families, v4-mapped sockets, getpeername, and addresses without a service.
 
-use stage::{Backend, Cgroup, Daemon, Family, Probe, Setup, Stage, address, look};
+use std::collections::BTreeSet;
+
+use stage::{Backend, Cgroup, Daemon, DatagramBackend, Family, Probe, Setup, Stage, address, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -28,18 +30,44 @@ fn a_process_sees_the_address_it_dialled() {
 }
 
 #[test]
-fn ipv6_is_balanced_like_ipv4() {
+fn ipv6_is_balanced_like_ipv4_over_tcp_and_udp() {
+    const DATAGRAMS6: &str = "[fd00:96::10]:53";
     let stage = Stage::new();
     let cgroup = Cgroup::new();
     let setup = Setup::new(&stage, "a");
     let _backends = [Backend::start("six1", "[::1]:8001"), Backend::start("six2", "[::1]:8002")];
+    let _datagram_backends =
+        [DatagramBackend::start("six1", "[::1]:8101"), DatagramBackend::start("six2", "[::1]:8102")];
     let text = config(&cgroup, r#"{ static = ["[::1]:8001", "[::1]:8002"] }"#, "").replace(SERVICE, SERVICE6);
-    let _daemon = Daemon::start(&setup, &text);
+    let datagrams = format!(
+        "[[service]]\nname = \"datagrams\"\naddress = \"{DATAGRAMS6}\"\nprotocol = \"udp\"\n\
+         backends = {{ static = [\"[::1]:8101\", \"[::1]:8102\"] }}\n"
+    );
+    let _daemon = Daemon::start(&setup, &(text + &datagrams));
     let mut probe = Probe::start(&cgroup);
     probe.pin(0);
-    assert_eq!(probe.dial(SERVICE6).peer, address(SERVICE6));
+    let dialled = probe.dial(SERVICE6);
+    assert_eq!(dialled.peer, address(SERVICE6));
+    probe.close(dialled.socket);
     let counts = probe.dial_many(SERVICE6, 1024);
     assert_eq!(counts, [("six1".to_owned(), 512), ("six2".to_owned(), 512)].into());
+    setup.active_becomes(0);
+    let mut names = BTreeSet::new();
+    for _ in 0..2 {
+        let socket = probe.open_datagram(Family::V6);
+        let name = probe.query(socket, DATAGRAMS6);
+        assert_eq!(probe.query(socket, DATAGRAMS6), name);
+        names.insert(name);
+    }
+    for _ in 0..2 {
+        let socket = probe.open_datagram(Family::V6);
+        probe.connect_datagram(socket, DATAGRAMS6);
+        probe.query_connected(socket, DATAGRAMS6);
+    }
+    assert_eq!(names.len(), 2, "{names:?}");
+    setup.active_becomes(4);
+    probe.kill();
+    setup.active_becomes(0);
 }
 
 #[test]
