@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use lb_common::abi::{Flow, FlowBucket, map};
 use lb_view::flows::FlowsDocument;
+use stage::backend::with_a_full_queue;
 use stage::kernel;
 use stage::maps::{hash, values};
 use stage::protocol::Counts;
@@ -64,8 +65,11 @@ fn a_socket_counts_from_connect_to_close() {
     all_gone(&fixture);
 }
 
+/// The bug: counts of active connections stayed above zero, or fell below zero, after processes
+/// were killed, network namespaces removed, or connections reset or timed out. Least-connections
+/// then starved backends.
 #[test]
-fn every_way_to_close_a_connection_ends_its_flow() {
+fn r14_active_counts_return_to_zero_however_connections_end() {
     let mut fixture = Fixture::without_daemon();
     fixture.backends.clear();
     fixture.backends = vec![
@@ -74,6 +78,43 @@ fn every_way_to_close_a_connection_ends_its_flow() {
         Backend::with_manner("waits", "127.0.0.1:8003", Manner::Quiet),
     ];
     fixture.start();
+    every_way_to_close_a_connection_ends_its_flow(&fixture);
+    // Two more backends: a listener with a full queue, and an address without a listener.
+    let _full = with_a_full_queue("127.0.0.1:8004");
+    let list = [8001, 8002, 8003, 8004, 8009].map(|port| format!("127.0.0.1:{port}"));
+    fixture.write_endpoints(&list.each_ref().map(|address| (address.as_str(), "")));
+    let backends = || fixture.setup.backends("web", "users");
+    eventually("the list is in force", backends, |all| {
+        all.len() == 5 && all.iter().all(|backend| backend.share_wanted > 0.0)
+    });
+    let mut elsewhere = Probe::start_with(&fixture.cgroup, stage::namespace::in_a_network_of_its_own);
+    for _ in 0..10 {
+        // Nothing is reachable in that namespace.
+        assert!(elsewhere.try_dial(SERVICE).is_err());
+    }
+    let mut killed = fixture.probe();
+    let mut closing = fixture.probe();
+    for _ in 0..20 {
+        killed.start_connect(SERVICE);
+    }
+    let sockets: Vec<SocketId> = (0..20).map(|_| closing.start_connect(SERVICE)).collect();
+    look(|| fixture.setup.active()).matches("some flows are open", |active| *active > 0);
+    drop(elsewhere);
+    killed.kill();
+    for socket in sockets {
+        closing.close(socket);
+    }
+    look(backends).matches("every connection has ended once", |backends| {
+        let has_ended = |backend: &lb_view::backend::BackendStatus| {
+            (backend.active, backend.endings.values().sum()) == (0, backend.started)
+        };
+        backends.iter().all(has_ended)
+    });
+    all_gone(&fixture);
+}
+
+#[track_caller]
+fn every_way_to_close_a_connection_ends_its_flow(fixture: &Fixture) {
     let mut probe = fixture.probe();
     let mut open: Vec<_> = (0..12).map(|_| probe.dial(SERVICE)).collect();
     for dialled in open.iter().filter(|dialled| dialled.name == "resets") {
@@ -101,7 +142,7 @@ fn every_way_to_close_a_connection_ends_its_flow() {
             _ => probe.close(dialled.socket),
         }
     }
-    all_gone(&fixture);
+    all_gone(fixture);
 }
 
 #[test]

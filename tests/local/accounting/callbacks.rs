@@ -1,8 +1,8 @@
-//! The callbacks that the programs request for a flow's socket: how other programs affect them, and
-//! how long they last.
+//! The callbacks that the programs request for a flow's socket, beside other programs that change
+//! them.
 
 use lb_view::status::AnomalyCounts;
-use stage::fixture::{Fixture, SERVICE, config};
+use stage::fixture::{SERVICE, config};
 use stage::foreign::Foreign;
 use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
@@ -37,30 +37,4 @@ fn counts_stay_exact_if_another_program_clears_the_callbacks() {
     eventually("the end of a new connection is counted", backend, |found| {
         (found.active, found.endings["closed"]) == (0, 101)
     });
-}
-
-/// The callbacks on a socket must not outlive its flow: the socket may then dial another address,
-/// or listen, and the sockets that it accepts inherit the callbacks.
-#[test]
-fn callbacks_do_not_outlive_the_flow() {
-    let fixture = Fixture::new();
-    let _elsewhere = Backend::start("elsewhere", "127.0.0.1:8005");
-    let mut probe = fixture.probe();
-    let socket = probe.dial(SERVICE).socket;
-    probe.disconnect(socket);
-    probe.try_redial(socket, "127.0.0.1:8005").expect("connect to the listener");
-    probe.close(socket);
-    let socket = probe.dial(SERVICE).socket;
-    probe.disconnect(socket);
-    probe.listen_again(socket, "127.0.0.1:8006");
-    let caller = std::net::TcpStream::connect("127.0.0.1:8006").expect("connect to the listener");
-    probe.accept(socket);
-    drop(caller);
-    probe.kill();
-    eventually("all flows have ended", || fixture.setup.active(), |active| *active == 0);
-    assert_eq!(
-        look(|| fixture.setup.client().anomalies)
-            .now("an anomaly is counted when it happens, and the flows have ended"),
-        AnomalyCounts::default()
-    );
 }

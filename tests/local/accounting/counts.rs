@@ -1,11 +1,7 @@
 //! The counts of a backend's flows in `status`: how flows end, and how long connects take. A
 //! backend's counts do not change if its slot changes.
 
-use lb_common::abi::{self, map};
 use lb_view::backend::{BackendStatus, ConnectLatency};
-use lb_view::diagnosis::{Diagnosis, Severity};
-use lb_view::status::AnomalyCounts;
-use stage::maps::{Raw, per_cpu};
 use stage::{eventually, look};
 
 use stage::fixture::{Fixture, SERVICE};
@@ -69,6 +65,17 @@ fn status_shows_endings_and_latencies_of_flows() {
     let without = text(&fixture);
     assert!(without.contains("started") && without.contains("    refused 101\n"), "{without}");
     assert_eq!(look(|| backend(&fixture, "127.0.0.1:8001").rates_60s).now("no daemon runs"), None);
+    // Flows that begin and end while a command reads the counts cause differences, which are no
+    // fault.
+    let started = || fixture.setup.service().backends.iter().map(|backend| backend.started).sum::<u64>();
+    let before = started();
+    probe.start_dialling(SERVICE);
+    eventually("the probe dials", started, |started| *started > before + 100);
+    for _ in 0..10 {
+        let faults = stage::faults_of(&fixture.setup.status()).join("\n");
+        assert!(!faults.contains("add up"), "{faults}");
+    }
+    probe.stop_dialling();
 }
 
 /// An offline CPU of a guest. The CPU is online again after drop.
@@ -118,43 +125,4 @@ fn counts_of_an_offline_cpu_are_not_lost() {
     probe.dial_many(SERVICE, 30);
     fixture.setup.active_becomes(0);
     assert_eq!(started(&fixture), 96);
-}
-
-#[test]
-fn the_doctor_notes_anomalies_but_no_calls_in_progress() {
-    let mut fixture = Fixture::new();
-    let anomalies = || fixture.setup.client().anomalies;
-    assert_eq!(anomalies(), AnomalyCounts::default());
-    let mut counters = per_cpu::<abi::Anomalies>(&fixture.setup.map("web", map::ANOMALIES));
-    let mut cpus: Vec<Raw<abi::Anomalies>> = counters.get(&0, 0).expect("read the counters").to_vec();
-    cpus[0].0.ended_twice = 3;
-    let cpus = aya::maps::PerCpuValues::try_from(cpus).expect("there is one value for each CPU");
-    counters.set(0, cpus, 0).expect("store the counters");
-    assert_eq!(anomalies().ended_twice, 3);
-    let path = fixture.setup.folder.join("socklb.toml");
-    let Diagnosis { findings, .. } =
-        fixture.setup.document(&["doctor", "--config", path.to_str().expect("the path is UTF-8")]);
-    let of =
-        |check: &str| findings.iter().filter(|finding| finding.check == check).cloned().collect::<Vec<_>>();
-    let [found] = &of("anomalies")[..] else { panic!("{findings:?}") };
-    assert_eq!(
-        (found.state, found.text.as_str()),
-        (Severity::Note, "client web: 3 flows were ended by two programs at the same time")
-    );
-    let limits: Vec<String> = of("limits").iter().map(|finding| finding.text.clone()).collect();
-    for part in ["client web: 0 of 131072 flow_overflow", "client web: 0 of 131072 datagrams"] {
-        assert!(limits.iter().any(|text| text.contains(part)), "{limits:?}");
-    }
-    // Flows that begin and end while a command reads the counts cause differences, which are no
-    // fault.
-    fixture.stop();
-    let mut probe = fixture.probe();
-    probe.start_dialling(SERVICE);
-    let started = || fixture.setup.service().backends.iter().map(|backend| backend.started).sum::<u64>();
-    eventually("the probe dials", started, |started| *started > 100);
-    for _ in 0..10 {
-        let faults = stage::faults_of(&fixture.setup.status()).join("\n");
-        assert!(!faults.contains("add up"), "{faults}");
-    }
-    probe.stop_dialling();
 }

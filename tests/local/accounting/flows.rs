@@ -30,8 +30,14 @@ fn cookies(flows: &[ActiveFlow<'_>]) -> BTreeSet<u64> {
 }
 
 #[test]
-fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
-    let fixture = Fixture::new();
+fn each_open_socket_is_shown_once_with_its_process_its_phase_and_the_reason() {
+    let mut fixture = Fixture::without_daemon();
+    let full = stage::backend::with_a_queue_of_one("127.0.0.1:8010");
+    let slow = "\n[[service]]\nname = \"slow\"\naddress = \"10.96.0.11:80\"\n\
+                backends = { static = [\"127.0.0.1:8010\"] }\n";
+    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "") + slow;
+    fixture.setup.write("socklb.toml", &text);
+    fixture.start();
     let text = fixture.setup.run(&["flows"]);
     assert_eq!(
         (text.status.code(), String::from_utf8_lossy(&text.stdout).as_ref()),
@@ -70,20 +76,11 @@ fn each_open_socket_is_shown_once_with_its_process_and_the_reason() {
     }
     let left = flows(&fixture, &[]);
     assert!(left.len() == 5 && cookies(&left).is_subset(&cookies(&shown)), "{left:?}");
-}
-
-#[test]
-fn a_socket_in_its_handshake_is_shown_as_connecting() {
-    let mut fixture = Fixture::without_daemon();
-    let full = stage::backend::with_a_queue_of_one("127.0.0.1:8010");
-    fixture.write_endpoints(&[("127.0.0.1:8010", "")]);
-    fixture.start();
-    let mut probe = fixture.probe();
     for _ in 0..10 {
-        probe.start_connect(SERVICE);
+        probe.start_connect("10.96.0.11:80");
     }
     // Connections that fit into the listener's queue are established immediately.
-    let look = || flows(&fixture, &[]);
+    let look = || flows(&fixture, &["--service", "slow"]);
     let phases = |shown: &Vec<ActiveFlow<'static>>| {
         let of_phase = |phase| count(shown, |flow| flow.phase == phase);
         (of_phase("established"), of_phase("connecting"))

@@ -74,7 +74,7 @@ fn four_of_six_end_unseen(fixture: &mut Fixture) {
 }
 
 #[test]
-fn flows_with_an_unseen_end_are_reclaimed() {
+fn flows_with_an_unseen_end_are_reclaimed_and_many_of_them_are_a_fault() {
     if kernel::NAMESPACE_COOKIES.skips() {
         return;
     }
@@ -82,6 +82,7 @@ fn flows_with_an_unseen_end_are_reclaimed() {
     fixture.start();
     four_of_six_end_unseen(&mut fixture);
     assert!(fixture.daemon().log().contains("reclaimed flow records of sockets that are gone"));
+    flows_between_two_passes_are_reclaimed_and_a_fault(&mut fixture);
     drop(fixture);
     let mut tracked = scene(|text| text);
     tracked.start();
@@ -93,20 +94,16 @@ fn flows_with_an_unseen_end_are_reclaimed() {
 
 /// Connections that begin and end between two passes are in no list that the daemon reads. If no
 /// program saw their ends either, they would be counted as active forever.
-#[test]
-fn flows_between_two_passes_are_reclaimed_and_their_number_is_a_fault() {
-    if kernel::NAMESPACE_COOKIES.skips() {
-        return;
-    }
-    let mut fixture = scene(|text| with_active_accounting(&text));
-    fixture.start();
+#[track_caller]
+fn flows_between_two_passes_are_reclaimed_and_a_fault(fixture: &mut Fixture) {
+    let before = reclaimed(fixture);
     let mut probe = fixture.probe();
     fixture.stop();
-    without_ends(&fixture);
+    without_ends(fixture);
     assert_eq!(probe.dial_many(SERVICE, 30).values().sum::<u32>(), 30);
     assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 30);
     fixture.start();
-    look(|| (fixture.setup.active(), reclaimed(&fixture))).becomes((0, 30));
+    look(|| (fixture.setup.active(), reclaimed(fixture))).becomes((0, before + 30));
     let degraded = || stage::faults_of(&fixture.setup.status()).join("\n");
     let is_degraded = |text: &String| text.contains("client web: no program saw the end of 30 of 30 flows");
     eventually("the unseen ends are a fault", degraded, is_degraded);
@@ -207,9 +204,9 @@ fn the_flow_of_an_unconnected_socket_is_reclaimed_only_once_no_process_holds_it(
 
 /// Sockets of other network namespaces are searched in the lists of those namespaces, however many
 /// namespaces there are: a process of the cgroup may create thousands of them, and the daemon has
-/// few descriptors.
+/// few descriptors. Flows of a namespace that is gone are reclaimed.
 #[test]
-fn sockets_are_searched_in_each_of_many_namespaces() {
+fn sockets_are_searched_in_each_of_many_namespaces_and_reclaimed_with_a_removed_one() {
     const NAMESPACES: usize = 30;
     let mut fixture = scene(|text| text);
     fixture.start();
@@ -226,22 +223,21 @@ fn sockets_are_searched_in_each_of_many_namespaces() {
     eventually("all namespaces were searched", || passes_found(&fixture), |found| *found == expected);
     drop(elsewhere);
     fixture.setup.active_becomes(0);
+    flows_of_a_removed_namespace_are_reclaimed(&mut fixture);
 }
 
 /// The daemon cannot enter a removed namespace, and no process of the host holds its sockets. After
 /// ten passes, the daemon ends the flows of such a namespace.
-#[test]
-fn flows_of_a_removed_namespace_are_reclaimed() {
-    let mut fixture = scene(|text| text);
-    fixture.start();
+#[track_caller]
+fn flows_of_a_removed_namespace_are_reclaimed(fixture: &mut Fixture) {
     let mut elsewhere = Probe::start_with(&fixture.cgroup, stage::namespace::in_a_network_of_its_own);
     assert!(elsewhere.try_dial(SERVICE).is_err());
     fixture.stop();
-    without_ends(&fixture);
+    without_ends(fixture);
     elsewhere.kill();
     assert_eq!(look(|| fixture.setup.active()).now(UNSEEN), 1);
     fixture.start();
-    eventually("the flow is counted as elsewhere", || passes_found(&fixture), |found| *found == [0, 0, 0, 1]);
+    eventually("the flow is counted as elsewhere", || passes_found(fixture), |found| *found == [0, 0, 0, 1]);
     // The daemon makes ten passes, one per second.
     let given_back = || fixture.setup.active();
     stage::within(4 * stage::patience(), given_back, |active| *active == 0)

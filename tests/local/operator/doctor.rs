@@ -1,6 +1,9 @@
 //! `socklb doctor`: reports a healthy host as healthy, and names each problem with its remedy.
 
+use lb_common::abi::{self, map};
 use lb_view::diagnosis::{Diagnosis, Finding, Severity};
+use lb_view::status::AnomalyCounts;
+use stage::maps::{Raw, per_cpu};
 use stage::{Cgroup, Daemon, Setup, Stage};
 
 use stage::fixture::{Fixture, config};
@@ -71,6 +74,7 @@ fn every_problem_is_reported_with_its_remedy() {
         assert_eq!(code, Some(3));
     };
     check(&fixture.setup, "daemon", Severity::Warning, "no daemon answers", "systemctl start socklb");
+    anomalies_are_noted(&fixture.setup);
     // A user renames the pin directory: the programs continue with their tables, but no command
     // finds them.
     let version = fixture.setup.pins_of("web").parent().expect("the pins have a parent directory").to_owned();
@@ -120,6 +124,28 @@ fn every_problem_is_reported_with_its_remedy() {
     let elsewhere = fixture.setup.folder.join("pins");
     fixture.setup.pins = elsewhere;
     check(&fixture.setup, "bpffs", Severity::Problem, "is not on a bpf file system", "mount -t bpf");
+}
+
+/// Stores an anomaly in the counters of the programs.
+#[track_caller]
+fn anomalies_are_noted(setup: &Setup) {
+    let anomalies = || setup.client().anomalies;
+    assert_eq!(anomalies(), AnomalyCounts::default());
+    let mut counters = per_cpu::<abi::Anomalies>(&setup.map("web", map::ANOMALIES));
+    let mut cpus: Vec<Raw<abi::Anomalies>> = counters.get(&0, 0).expect("read the counters").to_vec();
+    cpus[0].0.ended_twice = 3;
+    let cpus = aya::maps::PerCpuValues::try_from(cpus).expect("there is one value for each CPU");
+    counters.set(0, cpus, 0).expect("store the counters");
+    assert_eq!(anomalies().ended_twice, 3);
+    let (_, findings) = doctor(setup);
+    let found = of(&findings, "anomalies");
+    let texts: Vec<_> = found.iter().map(|(state, text, _)| (*state, *text)).collect();
+    let expected = "client web: 3 flows were ended by two programs at the same time";
+    assert_eq!(texts, [(Severity::Note, expected)]);
+    let limits = of(&findings, "limits");
+    for part in ["client web: 0 of 131072 flow_overflow", "client web: 0 of 131072 datagrams"] {
+        assert!(limits.iter().any(|(_, text, _)| text.contains(part)), "{limits:?}");
+    }
 }
 
 /// Two daemons with separate pins are attached to one cgroup. Each daemon reports the other, even
