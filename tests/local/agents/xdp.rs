@@ -7,14 +7,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lb_common::abi::host::{Listener, map};
+use lb_common::abi::{self, Service};
 use lb_common::net::Address;
 use lb_view::diagnosis::Diagnosis;
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 use stage::agent::{Agent, derive_key, make_key};
-use stage::daemon::Daemon;
+use stage::daemon::{Daemon, failure};
 use stage::fixture::{Fixture, SERVICE};
-use stage::maps::hash;
+use stage::maps::{array, hash};
 use stage::probe::without;
 use stage::router::Router;
 use stage::sys::XdpMode;
@@ -129,8 +130,8 @@ fn a_lame_duck_is_skipped_without_a_running_daemon_until_it_is_ready() {
 }
 
 #[test]
-fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
-    let (mut fixture, _agent) = start("round-robin");
+fn a_receiver_outlives_restarts_and_leaves_with_its_interface_or_by_detach() {
+    let (mut fixture, agent) = start("round-robin");
     let [link] = &links(&fixture)[..] else { panic!("expected one link: {:?}", links(&fixture)) };
     let before = stage::sys::link(link);
     fixture.stop();
@@ -149,13 +150,24 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     fixture.start();
     eventually("the new daemon uses the moved link", || other.exists(), |exists| !*exists);
     assert_eq!(stage::sys::link(link).id, before.id, "the link is the same");
-    // The interface is removed from the configuration and then added again.
+    a_start_without_its_port_leaves_the_receiver(&mut fixture, &agent);
+    // The interface is removed from the configuration while no daemon runs, and then added again.
+    fixture.daemon.take().expect("a daemon runs").kill();
+    assert_eq!(links(&fixture).len(), 1);
     let path = fixture.setup.folder.join("socklb.toml");
-    replace(&path, &with_interfaces(&fixture, "round-robin", ""));
-    fixture.daemon().signal(Signal::HUP);
+    replace(&path, &text(&fixture, "round-robin", "").replace("127.0.0.1:0", LISTEN));
+    fixture.start();
     eventually("the receiver is detached", || links(&fixture), Vec::is_empty);
-    replace(&path, &with_interfaces(&fixture, "round-robin", "\"lo\", \"absent0\""));
-    fixture.daemon().signal(Signal::HUP);
+    let reload = |interfaces: &str| {
+        replace(&path, &with_interfaces(&fixture, "round-robin", interfaces));
+        fixture.daemon().signal(Signal::HUP);
+    };
+    reload("\"lo\"");
+    eventually("the receiver is attached", || modes(&fixture), |modes| modes["lo"] == "generic");
+    // The same while the daemon runs.
+    reload("");
+    eventually("the receiver is detached", || links(&fixture), Vec::is_empty);
+    reload("\"lo\", \"absent0\"");
     eventually("the receiver is attached", || modes(&fixture), |modes| modes["lo"] == "generic");
     look(|| modes(&fixture)["absent0"].clone()).becomes("socket");
     let faults = || fixture.setup.faults().join("\n");
@@ -168,9 +180,8 @@ fn a_restart_replaces_the_program_of_the_link_and_detach_removes_the_link() {
     assert!(links(&fixture).is_empty() && !fixture.setup.host_map("").exists());
 }
 
-#[test]
-fn a_start_without_its_port_leaves_the_receiver_and_one_without_its_interface_detaches_it() {
-    let (mut fixture, agent) = start("round-robin");
+#[track_caller]
+fn a_start_without_its_port_leaves_the_receiver(fixture: &mut Fixture, agent: &Agent) {
     fixture.stop();
     let taken = UdpSocket::bind(LISTEN).expect("bind the daemon's port");
     fixture.start();
@@ -178,23 +189,17 @@ fn a_start_without_its_port_leaves_the_receiver_and_one_without_its_interface_de
     eventually("the daemon cannot receive reports", faults, |faults| {
         faults.contains("reports cannot be received at 127.0.0.1:9467")
     });
-    assert_eq!(links(&fixture).len(), 1);
+    assert_eq!(links(fixture).len(), 1);
     let mut probe = fixture.probe();
     agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the report affects connects", || is_chosen(&mut probe, "b1"), |chosen| !*chosen);
     drop(taken);
     eventually(
         "the daemon receives reports again",
-        || reported(&fixture, ALL[0]),
+        || reported(fixture, ALL[0]),
         |state| state == "lame-duck",
     );
-    eventually("status shows the mode", || modes(&fixture), |modes| modes["lo"] == "generic");
-    // The interface leaves the configuration while no daemon runs.
-    fixture.daemon.take().expect("a daemon runs").kill();
-    assert_eq!(links(&fixture).len(), 1);
-    replace(&fixture.setup.folder.join("socklb.toml"), &text(&fixture, "round-robin", ""));
-    fixture.start();
-    eventually("the receiver is detached", || links(&fixture), Vec::is_empty);
+    eventually("status shows the mode", || modes(fixture), |modes| modes["lo"] == "generic");
 }
 
 /// The doctor's findings about interfaces.
@@ -361,38 +366,14 @@ fn changes_of_interfaces_and_addresses_are_applied() {
     eventually("the receiver is attached", mode, |mode| mode == "native");
 }
 
-/// This test runs only on kernels that accept the daemon's other programs without CAP_PERFMON.
+/// This test runs only on kernels that accept the daemon's other programs without CAP_PERFMON. A
+/// program of another version would read that version's maps, in which the answers to this
+/// version's requests count as unrequested.
 #[test]
-fn a_receiver_that_needs_cap_perfmon_is_reported_as_a_fault() {
+fn a_receiver_that_needs_cap_perfmon_is_a_fault_and_one_of_another_version_is_detached() {
     if !stage::kernel::SPECULATION_BARRIERS.is_here() {
         // On this kernel, no daemon starts without CAP_PERFMON. The module `faults` tests these
         // starts.
-        return stage::kernel::print_line("before Linux 6.17 no program is accepted without CAP_PERFMON");
-    }
-    let stage = stage::Stage::new();
-    let setup = stage::Setup::new(&stage, "a");
-    let cgroup = stage::Cgroup::new();
-    let _backend = stage::Backend::start("b1", ALL[0]);
-    make_key(&setup, "service.key", 1);
-    let lines = "health = { probe = \"report\" }\n[reports]\nlisten = \"127.0.0.1:9467\"\nkey = \"service.key\"\nxdp = [\"lo\"]\n";
-    let configured = stage::fixture::config(&cgroup, &format!("{{ static = [{:?}] }}", ALL[0]), lines);
-    setup.write("socklb.toml", &configured);
-    std::os::unix::fs::chown(setup.folder.join("service.key"), Some(65534), Some(65534))
-        .expect("change the owner");
-    let mut daemon = crate::daemon::faults::start_as_nobody(&stage, &setup, |_| {});
-    let faults = || setup.faults().join("\n");
-    eventually("the fault is reported", faults, |faults| {
-        faults.contains("interface lo") && faults.contains("CAP_PERFMON")
-    });
-    stage::daemon::signal(&daemon, Signal::TERM);
-    assert!(daemon.wait().expect("the daemon ends").success());
-}
-
-/// A program of another version would read that version's maps, in which the answers to this
-/// version's requests count as unrequested.
-#[test]
-fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
-    if !stage::kernel::SPECULATION_BARRIERS.is_here() {
         return stage::kernel::print_line("before Linux 6.17 no program is accepted without CAP_PERFMON");
     }
     let (mut fixture, agent) = start("round-robin");
@@ -407,10 +388,15 @@ fn a_receiver_of_another_version_is_detached_if_none_can_replace_it() {
     fixture.daemon = Some(daemon);
     let mode = || fixture.setup.status().daemon.and_then(|_| modes(&fixture).remove("lo"));
     eventually("the socket receives reports", mode, |mode| mode.as_deref() == Some("socket"));
+    let faults = || fixture.setup.faults().join("\n");
+    eventually("the fault is reported", faults, |faults| {
+        faults.contains("interface lo") && faults.contains("CAP_PERFMON")
+    });
     eventually("the link of the other version is removed", || other.exists(), |exists| !*exists);
     assert!(links(&fixture).is_empty() && stage::sys::xdp_programs("lo").is_empty());
     agent.run_checked(&["lame-duck", ALL[0]]);
     eventually("the daemon shows the report", || is_lame(&fixture, ALL[0]), |is_lame| *is_lame);
+    fixture.stop();
 }
 
 /// The new daemon is stopped either before its first action, or after its program is attached and
@@ -449,7 +435,7 @@ fn an_interrupted_upgrade_delays_no_verdict() {
 
 /// A build with equal ABI version and another layout may leave such a map.
 #[test]
-fn a_host_map_of_another_size_is_reported_and_not_replaced() {
+fn a_host_map_of_another_size_or_kind_is_reported_and_not_replaced() {
     let mut fixture = Fixture::without_daemon();
     let key = make_key(&fixture.setup, "service.key", 1);
     let _agent = Agent::start(&fixture.setup, &key, &ALL);
@@ -473,6 +459,16 @@ fn a_host_map_of_another_size_is_reported_and_not_replaced() {
     fixture.start();
     eventually("the kernel listens", || modes(&fixture), |modes| modes["lo"] == "generic");
     assert!(is_chosen(&mut fixture.probe(), "b1"));
+    // The pin of another map has the name of a host map.
+    fixture.stop();
+    let verdicts = fixture.setup.host_map(map::VERDICTS);
+    std::fs::remove_file(&verdicts).expect("remove the pin");
+    let services = array::<Service>(&fixture.setup.map("web", abi::map::SERVICES));
+    services.pin(&verdicts).expect("pin another map");
+    let path = fixture.setup.folder.join("socklb.toml").display().to_string();
+    let (code, text) = failure(&fixture.setup.run(&["run", "--config", &path]));
+    assert!(code != Some(0) && text.contains("host ABI 2") && text.contains("verdicts"), "{text}");
+    assert!(verdicts.exists(), "the map is not removed");
 }
 
 #[test]

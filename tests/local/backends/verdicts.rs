@@ -14,7 +14,7 @@ use stage::daemon::finish;
 use stage::fixture::{Fixture, SERVICE, config};
 use stage::maps::{Raw, array, hash};
 use stage::udp::{self, Scene, backend_of};
-use stage::{Cgroup, Family, Setup, Stage, eventually, replace};
+use stage::{Cgroup, Family, Setup, eventually, look, replace};
 
 use crate::backends::ejection::{THREE, dial, start};
 
@@ -127,7 +127,7 @@ fn every_policy_skips_a_lame_duck_from_the_next_connect_on() {
 }
 
 #[test]
-fn host_maps_outlive_the_daemon_and_services_without_reports_ignore_verdicts() {
+fn host_maps_outlive_the_daemon_until_the_last_client_and_services_without_reports_ignore_verdicts() {
     let mut fixture = three("");
     let id_of_map = |setup: &Setup| {
         let map = array::<Verdict>(&setup.host_map(abi::host::map::VERDICTS));
@@ -170,6 +170,30 @@ fn host_maps_outlive_the_daemon_and_services_without_reports_ignore_verdicts() {
     };
     eventually("the reload is in the kernel", errno, |errno| *errno == 111);
     assert_eq!(senders(&fixture.setup).get(&Raw(name), 0).expect("the backend is registered").0, sender);
+    drop(probe);
+    host_maps_are_removed_with_the_last_client(&mut fixture, &text);
+}
+
+/// Adds a second client to this configuration, and then detaches both.
+#[track_caller]
+fn host_maps_are_removed_with_the_last_client(fixture: &mut Fixture, text: &str) {
+    let other = Cgroup::new();
+    let mail = format!("[[client]]\njob = \"mail\"\ncgroup = \"{}\"\n", other.relative().display());
+    replace(&fixture.setup.folder.join("socklb.toml"), &(mail + text));
+    fixture.daemon().signal(Signal::HUP);
+    eventually("both clients are attached", || fixture.setup.status().clients.len(), |count| *count == 2);
+    look(|| fixture.setup.faults()).becomes(Vec::<String>::new());
+    fixture.stop();
+    let setup = &fixture.setup;
+    let host = setup.host_map(abi::host::map::VERDICTS).parent().expect("the pin has a directory").to_owned();
+    assert!(finish(&mut setup.socklb(&["detach", "web"])).status.success());
+    assert!(host.is_dir(), "the other client needs the host's maps");
+    assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
+    assert!(!host.exists() && !setup.pins.exists());
+    // This also works if no client was ever attached, or if a start was interrupted.
+    std::fs::create_dir_all(&host).expect("make the directory");
+    assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
+    assert!(!setup.pins.exists());
 }
 
 #[test]
@@ -202,46 +226,4 @@ fn unconnected_sockets_are_diverted_from_a_lame_duck() {
         }
     }
     scene.all_gone();
-}
-
-#[test]
-fn host_maps_are_removed_with_the_last_client() {
-    let stage = Stage::new();
-    let (one, other) = (Cgroup::new(), Cgroup::new());
-    let setup = Setup::new(&stage, "a");
-    let client = |job, cgroup: &Cgroup| {
-        format!("[[client]]\njob = \"{job}\"\ncgroup = \"{}\"\n", cgroup.relative().display())
-    };
-    let service = "[[service]]\nname = \"users\"\naddress = \"10.96.0.10:80\"\nbackends = { static = [\"127.0.0.1:8001\"] }\n";
-    let text = client("web", &one) + &client("mail", &other) + service;
-    let daemon = stage::Daemon::start(&setup, &text);
-    let host = setup.host_map(abi::host::map::VERDICTS).parent().expect("the pin has a directory").to_owned();
-    assert!(host.is_dir());
-    assert_eq!(daemon.stop(), Some(0));
-    assert!(finish(&mut setup.socklb(&["detach", "web"])).status.success());
-    assert!(host.is_dir(), "the other client needs the host's maps");
-    assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
-    assert!(!host.exists() && !setup.pins.exists());
-    // This also works if no client was ever attached, or if a start was interrupted.
-    std::fs::create_dir_all(&host).expect("make the directory");
-    assert!(finish(&mut setup.socklb(&["detach", "--all"])).status.success());
-    assert!(!setup.pins.exists());
-}
-
-#[test]
-fn a_foreign_map_in_place_of_a_host_map_is_refused() {
-    let fixture = Fixture::without_daemon();
-    let text = config(&fixture.cgroup, r#"{ file = "users.toml" }"#, "");
-    fixture.setup.write("socklb.toml", &text);
-    let mut fixture = fixture;
-    fixture.start();
-    fixture.stop();
-    let verdicts = fixture.setup.host_map(abi::host::map::VERDICTS);
-    // Replaces the pin with one of another map.
-    std::fs::remove_file(&verdicts).expect("remove the pin");
-    array::<Service>(&fixture.setup.map("web", map::SERVICES)).pin(&verdicts).expect("pin another map");
-    let output =
-        finish(fixture.setup.socklb(&["run", "--config"]).arg(fixture.setup.folder.join("socklb.toml")));
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && text.contains("host ABI 2") && text.contains("verdicts"), "{text}");
 }
