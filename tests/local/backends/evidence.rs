@@ -121,9 +121,10 @@ fn a_backend_that_fails_fast_does_not_look_idle_without_known_causes() {
 }
 
 #[test]
-fn sockets_with_routing_options_of_their_own_eject_no_backend() {
+fn unusual_sockets_eject_no_backend_and_do_not_reset_the_failure_count() {
     let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
     let mut probe = fixture.probe();
+    // These sockets have routing options of their own.
     for oddity in Oddity::ALL {
         for _ in 0..20 {
             if let Ok(socket) = probe.connect_oddly(SERVICE, oddity) {
@@ -133,28 +134,25 @@ fn sockets_with_routing_options_of_their_own_eject_no_backend() {
     }
     let dead = look(|| at(&fixture, DEAD[0])).now("many connects have failed");
     assert!(dead.endings["refused"] >= 20 && dead.ejections == 0, "{dead:?}");
-    let counts = probe.dial_many(SERVICE, 100);
-    assert_eq!(failed(&counts), 5, "ordinary sockets eject the backend: {counts:?}");
-}
-
-#[test]
-fn a_self_connection_does_not_reset_the_failure_count() {
-    let fixture = start(&[DEAD[0], THREE[0]], FOR_LONG);
-    let mut probe = fixture.probe();
-    assert_eq!(failed(&probe.dial_many(SERVICE, 8)), 4);
+    // Five failures of ordinary sockets eject the backend; four do not.
+    let counts = probe.dial_many(SERVICE, 8);
+    assert_eq!(failed(&counts), 4, "{counts:?}");
     // Connects go to both backends in turn. From the dead backend's own address, a connect to that
     // backend connects the socket to itself. A connect to the other backend is an ordinary
     // connection.
+    let before = dead.established;
     let from_its_address = || {
         if let Ok(socket) = probe.connect_from(DEAD[0], SERVICE) {
             probe.reset(socket);
         }
         at(&fixture, DEAD[0]).established
     };
-    eventually("a socket has connected to itself", from_its_address, |established| *established == 1);
+    eventually("a socket has connected to itself", from_its_address, |now| *now == before + 1);
     look(|| at(&fixture, DEAD[0]).ejections).now("four failures do not eject");
+    assert_eq!(at(&fixture, DEAD[0]).ejections, 0);
     assert_eq!(failed(&probe.dial_many(SERVICE, 2)), 1);
     look(|| at(&fixture, DEAD[0]).ejections).becomes(1);
+    assert_eq!(failed(&probe.dial_many(SERVICE, 100)), 0, "the backend is ejected");
 }
 
 #[test]

@@ -140,7 +140,12 @@ fn members_of_the_admin_group_may_make_changes_and_other_users_at_most_read() {
     let mut fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
     let text = fs::read_to_string(&path).expect("read the configuration");
-    fs::write(&path, format!("{text}\n[admin]\ngroup = \"{NOBODY}\"\n")).expect("name a group");
+    let name_group = |name: &str| {
+        fs::write(&path, format!("{text}\n[admin]\ngroup = \"{name}\"\n")).expect("name a group");
+    };
+    name_group("no-such-group");
+    a_nonexistent_group_is_named(&fixture.setup);
+    name_group(&NOBODY.to_string());
     fixture.start();
     let nobody = NOBODY.to_string();
     let readmit = ["readmit", "users", "127.0.0.1:8001"];
@@ -213,21 +218,17 @@ fn members_of_the_admin_group_may_make_changes_and_other_users_at_most_read() {
     assert_eq!(fixture.probe().dial_many(stage::fixture::SERVICE, 6).len(), 3);
 }
 
-#[test]
-fn a_start_with_a_nonexistent_group_fails_and_names_the_group() {
-    let fixture = Fixture::without_daemon();
+#[track_caller]
+fn a_nonexistent_group_is_named(setup: &Setup) {
     // The tests' programs are static, and the C library cannot load a name service into them. The
     // mount affects only this stage. A guest has no list of name services, and the library's
     // default is files.
     let services = Path::new("/etc/nsswitch.conf");
     if services.exists() {
-        let files = fixture.setup.write("nsswitch.conf", "group: files\n");
+        let files = setup.write("nsswitch.conf", "group: files\n");
         rustix::mount::mount_bind(&files, services).expect("replace the list of name services");
     }
-    let path = fixture.setup.folder.join("socklb.toml");
-    let text = fs::read_to_string(&path).expect("read the configuration");
-    fs::write(&path, format!("{text}\n[admin]\ngroup = \"no-such-group\"\n")).expect("name a group");
-    let (code, text) = start(&fixture.setup);
+    let (code, text) = start(setup);
     assert!(
         code == Some(1)
             && text.contains("no-such-group, which does not exist (create it with `groupadd no-such-group`"),

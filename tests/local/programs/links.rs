@@ -54,11 +54,29 @@ fn links_that_cannot_be_inspected_are_not_replaced() {
     assert_eq!(attach_failures(fixture.daemon()), 1, "{}", fixture.daemon().log());
 }
 
+/// A daemon was killed after it had created a link and before it renamed the link.
+#[track_caller]
+fn a_start_completes_the_interrupted_rename_of_a_link(fixture: &mut Fixture) {
+    let before = links(fixture);
+    fixture.stop();
+    let pin = link(fixture, "connect4");
+    let mut waiting = pin.clone().into_os_string();
+    waiting.push("+new");
+    std::fs::rename(&pin, &waiting).expect("rename in bpffs");
+    let mut probe = fixture.probe();
+    probe.start_dialling(SERVICE);
+    fixture.start();
+    let counts = probe.stop_dialling();
+    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
+    assert_eq!(links(fixture), before, "the link is the same");
+}
+
 /// If a link has the program of another owner, the daemon restores its own program. After an
 /// attachment that an error interrupted, the link is in the same state.
 #[test]
-fn a_link_with_a_foreign_program_is_restored_and_a_detached_one_is_replaced() {
-    let fixture = Fixture::new();
+fn a_link_with_another_name_or_program_is_restored_and_a_detached_one_is_replaced() {
+    let mut fixture = Fixture::new();
+    a_start_completes_the_interrupted_rename_of_a_link(&mut fixture);
     let before = links(&fixture);
     let mut probe = fixture.probe();
     assert_eq!(probe.dial_many(SERVICE, 3).len(), 3);
@@ -74,24 +92,6 @@ fn a_link_with_a_foreign_program_is_restored_and_a_detached_one_is_replaced() {
     let changed: Vec<String> =
         links(&fixture).into_iter().filter(|link| !before.contains(link)).map(|(name, _)| name).collect();
     assert_eq!(changed, [format!("connect4@{}", fixture.cgroup.id())]);
-}
-
-/// A daemon was killed after it had created a link and before it renamed the link.
-#[test]
-fn a_start_completes_the_interrupted_rename_of_a_link() {
-    let mut fixture = Fixture::new();
-    let before = links(&fixture);
-    fixture.stop();
-    let pin = link(&fixture, "connect4");
-    let mut waiting = pin.clone().into_os_string();
-    waiting.push("+new");
-    std::fs::rename(&pin, &waiting).expect("rename in bpffs");
-    let mut probe = fixture.probe();
-    probe.start_dialling(SERVICE);
-    fixture.start();
-    let counts = probe.stop_dialling();
-    assert!(counts.keys().all(|name| name.starts_with('b')), "{counts:?}");
-    assert_eq!(links(&fixture), before, "the link is the same");
 }
 
 /// A client leaves, and its open flows cannot be counted, because the map with the counts was
