@@ -630,6 +630,8 @@ fn stopping() -> Refused {
 mod tests {
     use axum::extract::FromRequestParts as _;
     use serde::de::DeserializeOwned;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{UnixListener, UnixStream};
 
     use super::*;
 
@@ -693,6 +695,63 @@ mod tests {
         };
         assert_eq!(asked_for(64), (200, r#"{"coverage":"covered"}"#.to_owned(), 64));
         assert_eq!(asked_for(65), (400, "cgroups: at most 64 ids, not 65".to_owned(), 0));
+    }
+
+    /// Sends a request over a new connection.
+    async fn request(socket: &Path, path: &str) -> UnixStream {
+        let mut stream = UnixStream::connect(socket).await.expect("connect to the socket");
+        let text = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
+        stream.write_all(text.as_bytes()).await.expect("send the request");
+        stream
+    }
+
+    /// The status code of the answer.
+    async fn answered(mut stream: UnixStream) -> String {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.expect("read the answer");
+        text["HTTP/1.0 ".len()..].split(' ').next().expect("the answer has a status code").to_owned()
+    }
+
+    /// Requests that wait for a cgroup use at most half of the connections, and release them when
+    /// they end.
+    #[tokio::test]
+    async fn at_most_half_of_the_connections_may_wait() {
+        const COVER: &str = "/v1/cover/web?cgroups=1";
+        let (queries, mut asked) = mpsc::channel(1);
+        let directory = tempfile::tempdir().expect("make a directory");
+        let path = socket(directory.path());
+        let listener = UnixListener::bind(&path).expect("listen");
+        let server = tokio::spawn(lb_http::serve(listener, router(&queries, None), 2 * WAITERS));
+        // The event loop answers none of these requests.
+        let (mut streams, mut unanswered) = (Vec::new(), Vec::new());
+        for _ in 0..WAITERS {
+            streams.push(request(&path, COVER).await);
+            unanswered.push(asked.recv().await.expect("the request reaches the event loop"));
+        }
+        assert_eq!(answered(request(&path, COVER).await).await, "503");
+        let other = request(&path, "/v1/source/users").await;
+        let Some(ControllerQuery::Source { answer, .. }) = asked.recv().await else {
+            panic!("the other request reaches the event loop");
+        };
+        answer.send(Ok(SourceText::Text(Arc::from(*b"[]"))));
+        assert_eq!(answered(other).await, "200", "other requests are answered");
+        // A closed connection makes room for another.
+        drop(streams);
+        tokio::spawn(async move {
+            while let Some(ControllerQuery::Cover { answer, .. }) = asked.recv().await {
+                answer.send(Coverage::Covered);
+            }
+        });
+        let mut code = String::new();
+        // The server may need a moment to notice the closed connections.
+        for _ in 0..10_000 {
+            code = answered(request(&path, COVER).await).await;
+            if code != "503" {
+                break;
+            }
+        }
+        assert_eq!(code, "200");
+        server.abort();
     }
 
     fn read<T: DeserializeOwned>(query: &str) -> Result<T, String> {

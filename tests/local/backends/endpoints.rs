@@ -1,4 +1,4 @@
-//! The endpoint file while the daemon runs: its path, constant changes, and faulty content.
+//! The endpoint file while the daemon runs: constant changes, and faulty content.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,39 +6,6 @@ use std::fs;
 use stage::{eventually, replace};
 
 use stage::fixture::{Fixture, SERVICE, endpoints};
-
-/// The names of the backends that answer 64 connects.
-fn answering(fixture: &Fixture) -> BTreeSet<String> {
-    fixture.probe().dial_many(SERVICE, 64).into_keys().collect()
-}
-
-#[track_caller]
-fn expect(fixture: &Fixture, names: &[&str]) {
-    let names: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
-    eventually(
-        "exactly the expected backends answer",
-        || answering(fixture),
-        |answering| *answering == names,
-    );
-}
-
-#[test]
-fn files_of_a_relative_configuration_path_are_watched() {
-    let mut fixture = Fixture::without_daemon();
-    let mut command = fixture.setup.socklb(&["run", "--config", "socklb.toml"]);
-    stage::probe::die_with_us(&mut command);
-    let log = fs::File::create(fixture.setup.folder.join("log")).expect("open the log");
-    let mut child = command.current_dir(&fixture.setup.folder).stderr(log).spawn().expect("start");
-    let status = || fixture.setup.status().daemon.is_some();
-    eventually("the daemon answers", status, |answers| *answers);
-    let watched = stage::daemon::read(&fixture.setup.folder.join("log"));
-    assert!(!watched.contains("cannot watch"), "{watched}");
-    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
-    expect(&fixture, &["b2"]);
-    stage::daemon::signal(&child, rustix::process::Signal::TERM);
-    assert!(child.wait().expect("reap the daemon").success());
-    fixture.daemon = None;
-}
 
 #[test]
 fn a_constantly_rewritten_file_is_never_read_in_part() {

@@ -3,10 +3,12 @@
 
 use lb_common::abi::{BackendState, DaemonState, HealthReason, Usable};
 use lb_view::explanation::Explanation;
+use lb_view::overrides::{Overridden, OverridesDocument};
 use lb_view::status::StatusDocument;
+use rustix::process::Signal;
 use serde_json::Value;
 use stage::daemon::failure;
-use stage::look;
+use stage::{eventually, look};
 
 use stage::fixture::{Fixture, SERVICE};
 
@@ -29,10 +31,15 @@ fn every_command_reads_its_directories_from_the_configuration() {
     let run = |arguments: &[&str]| stage::daemon::finish(socklb(arguments).args(["--config", file]));
     let by_variable =
         |arguments: &[&str]| stage::daemon::finish(socklb(arguments).env("SOCKLB_CONFIG", file));
-    let _daemon =
-        stage::daemon::ChildGuard::of(socklb(&["run", "-c", file]).spawn().expect("start the daemon"));
+    // The daemon's path of the configuration is relative.
+    let mut daemon = socklb(&["run", "-c", "socklb.toml"]);
+    let log = setup.folder.join("log");
+    daemon.current_dir(&setup.folder).stderr(std::fs::File::create(&log).expect("open the log"));
+    let _daemon = stage::daemon::ChildGuard::of(daemon.spawn().expect("start the daemon"));
     let socket = setup.folder.join("run/socklb.sock");
-    stage::eventually("the daemon answers", || socket.exists(), |answers| *answers);
+    eventually("the daemon answers", || socket.exists(), |answers| *answers);
+    let watched = stage::daemon::read(&log);
+    assert!(!watched.contains("cannot watch"), "{watched}");
     // Read-only commands use the configured directories even if another section of the
     // configuration has a fault.
     let good = std::fs::read_to_string(&path).expect("read");
@@ -48,6 +55,9 @@ fn every_command_reads_its_directories_from_the_configuration() {
     let mut probe = fixture.probe();
     probe.dial(SERVICE);
     assert_eq!(String::from_utf8_lossy(&run(&["flows"]).stdout).lines().count(), 2);
+    fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
+    let answering = || probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>();
+    eventually("the changed list is followed", answering, |names| *names == ["b2"]);
     let (code, text) = failure(&by_variable(&["wait", "cron"]));
     assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
     let doctor = String::from_utf8_lossy(&run(&["doctor"]).stdout).into_owned();
@@ -73,9 +83,13 @@ fn every_command_reads_its_directories_from_the_configuration() {
     assert!(!setup.pins.exists());
 }
 
-/// A TCP and a UDP service share the address.
+/// Backends of the service.
+const FIRST: &str = "127.0.0.1:8001";
+const SECOND: &str = "127.0.0.1:8002";
+
+/// A TCP and a UDP service share the address. Three connections are open meanwhile.
 #[test]
-fn status_and_explain_show_each_service_and_list_known_names() {
+fn requests_show_what_they_name_and_impossible_ones_name_what_exists_and_change_nothing() {
     let mut fixture = Fixture::without_daemon();
     let path = fixture.setup.folder.join("socklb.toml");
     let text = std::fs::read_to_string(&path).expect("read");
@@ -83,6 +97,20 @@ fn status_and_explain_show_each_service_and_list_known_names() {
                backends = { static = [\"127.0.0.1:8001\"] }\n";
     std::fs::write(&path, text + udp).expect("write");
     fixture.start();
+    status_and_explain_show_each_service(&fixture);
+    let mut probe = fixture.probe();
+    for _ in 0..3 {
+        probe.dial(SERVICE);
+    }
+    names_that_do_not_exist_are_reported_with_those_that_do(&fixture);
+    overrides_that_change_nothing_are_reported(&fixture);
+    a_hung_or_absent_daemon_is_reported_with_what_may_have_changed(&mut fixture);
+    // No command has closed a connection.
+    fixture.setup.active_becomes(3);
+}
+
+#[track_caller]
+fn status_and_explain_show_each_service(fixture: &Fixture) {
     let text = String::from_utf8_lossy(&fixture.setup.run(&["status"]).stdout).into_owned();
     for part in [
         "client web",
@@ -109,29 +137,100 @@ fn status_and_explain_show_each_service_and_list_known_names() {
     let explained: Vec<Explanation> = fixture.setup.document(&["explain", "datagrams"]);
     assert_eq!(explained[0].members[0].address.to_string(), "127.0.0.1:8001");
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3, "the TCP service uses its own list");
+}
+
+#[track_caller]
+fn names_that_do_not_exist_are_reported_with_those_that_do(fixture: &Fixture) {
+    let backends = "backends here are: 127.0.0.1:8001, 127.0.0.1:8002, 127.0.0.1:8003";
+    let no_user =
+        "no client here dials a service \"user\"; did you mean users? services here are: datagrams, users";
+    let ambiguous = "127.0.0.1 is ambiguous: service users has 127.0.0.1:8001 (index 0)";
     // Some of these names contain characters with a meaning in the path of a request.
-    for (arguments, expected) in [
-        (&["status", "cron"][..], "there is no client \"cron\" here; clients here are: web"),
-        (
-            &["status", "--service", "user"],
-            "no client here dials a service \"user\"; did you mean users? services here are: datagrams, users",
-        ),
+    for (arguments, code, expected) in [
+        (&["status", "cron"][..], 1, "socklb: there is no client \"cron\" here; clients here are: web"),
+        (&["status", "--service", "user"], 1, no_user),
         (
             &["status", "--backend", "127.0.0.1:9"],
+            1,
             "there is no backend 127.0.0.1:9; backends here are: 127.0.0.1:8001, ",
         ),
         (
             &["explain", "a b/?%26"],
+            1,
             "no client here dials a service \"a b/?%26\"; services here are: datagrams, users",
         ),
         (
             &["explain", "users", "--client", "a&client=web"],
+            1,
             "there is no client \"a&client=web\" here; clients here are: web",
         ),
+        (&["drain", "users", "127.0.0.1:1"], 1, FIRST),
+        (&["drain", "users", "9"], 1, FIRST),
+        (&["drain", "users", "127.0.0.1"], 1, "ambiguous"),
+        (&["drain", "orders", FIRST], 1, "orders"),
+        (&["drain", "users", FIRST, "--client", "batch"], 1, "batch"),
+        (&["weight", "users", "127.0.0.1:1", "50%"], 1, FIRST),
+        (&["overrides", "--service", "user"], 1, "services here are: datagrams, users"),
+        (&["close", "user", FIRST], 1, no_user),
+        (&["close", "users", "127.0.0.1:9"], 1, backends),
+        (&["close", "users", FIRST, "--client", "batch"], 1, "there is no client \"batch\" here"),
+        (&["close", "users", "127.0.0.1"], 1, ambiguous),
+        (&["close", "users", FIRST, "--rate", "0/s"], 2, "from 1/s to 10000/s"),
+        (&["close", "users", FIRST, "--idle", "0s"], 2, "from 100ms to 24h"),
     ] {
-        let (code, text) = failure(&fixture.setup.run(arguments));
-        assert!(code == Some(1) && text.starts_with(&format!("socklb: {expected}")), "{text}");
+        refused(fixture, arguments, code, expected);
     }
+    let refused: Overridden = fixture.setup.document(&["drain", "users", "9"]);
+    assert!(refused.refused.is_some() && refused.changed.is_empty(), "{refused:?}");
+    let refused: Value = fixture.setup.document(&["close", "users", "9"]);
+    let why = refused["refused"].as_str().expect("a reason");
+    assert!(why.starts_with("service users has no backend 9: it has 127.0.0.1:8001"), "{why}");
+}
+
+/// Runs a command that must fail with this code and this text.
+#[track_caller]
+fn refused(fixture: &Fixture, arguments: &[&str], code: i32, expected: &str) {
+    let (seen, text) = failure(&fixture.setup.run(arguments));
+    assert!(seen == Some(code) && text.contains(expected), "{arguments:?}: exit code {seen:?}: {text}");
+}
+
+#[track_caller]
+fn overrides_that_change_nothing_are_reported(fixture: &Fixture) {
+    let good = |arguments: &[&str]| {
+        let output = fixture.setup.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let nothing = "no overrides of service users on this host\n";
+    assert_eq!(good(&["overrides", "--service", "users"]), nothing);
+    let text = good(&["drain", "users", FIRST, "--dry-run"]);
+    assert_eq!(text, "dry run: drain would change 127.0.0.1:8001 of service users on this host only\n");
+    assert!(good(&["undrain", "users", FIRST]).starts_with("no change"));
+    assert_eq!(fixture.setup.document::<OverridesDocument>(&["overrides"]).overrides, []);
+    good(&["drain", "users", FIRST]);
+    assert!(good(&["drain", "users", FIRST]).contains(", as before"));
+}
+
+#[track_caller]
+fn a_hung_or_absent_daemon_is_reported_with_what_may_have_changed(fixture: &mut Fixture) {
+    fixture.daemon().signal(Signal::STOP);
+    // The command first checks that the daemon can drain and close, and sends no change to a daemon
+    // that does not answer.
+    let drain = ["drain", "users", SECOND, "--close", "all", "--wait"];
+    let (code, text) = failure(&fixture.setup.run(&drain));
+    let expected = "does not answer: nothing was changed";
+    assert!(code == Some(1) && text.ends_with(expected), "exit code {code:?}: {text}");
+    let expected = "does not answer: the daemon may still make the change when it continues";
+    refused(fixture, &["undrain", "users", FIRST], 1, expected);
+    let expected = "does not answer: nothing was closed, because this is a dry run";
+    refused(fixture, &["close", "users", FIRST, "--dry-run"], 1, expected);
+    fixture.daemon().signal(Signal::CONT);
+    let daemon = || fixture.setup.status().daemon;
+    eventually("the daemon has answered the earlier requests", daemon, Option::is_some);
+    let all = fixture.setup.document::<OverridesDocument>(&["overrides"]).overrides;
+    assert!(all.iter().all(|one| one.of.scope.backend != stage::address(SECOND)), "{all:?}");
+    fixture.stop();
+    refused(fixture, &["close", "users", FIRST], 1, "the daemon is not running, so nothing was closed");
 }
 
 /// bpftool shows the content of the maps, without socklb.

@@ -97,36 +97,6 @@ fn held_up_by_a_status(setup: &Setup) -> (Duration, Duration) {
     (longest, took.join().expect("the thread measures the status request"))
 }
 
-/// Requests that wait for a cgroup use at most half of the connections, and release them when they
-/// end.
-#[test]
-fn at_most_half_of_the_connections_may_wait() {
-    let fixture = Fixture::new();
-    // A request waits only if the client's cgroup does not exist.
-    fixture.cgroup.remove();
-    let files = || {
-        let files = std::fs::read_dir(format!("/proc/{}/fd", fixture.daemon().pid()));
-        files.expect("list the daemon's descriptors").count()
-    };
-    let before = eventually("the client's cgroup is gone", files, |_| !fixture.cgroup.path().exists());
-    let waiting: Vec<UnixStream> =
-        (0..33).map(|_| request(&fixture.setup, "/v1/cover/web?cgroups=1")).collect();
-    for stream in &waiting {
-        stream.set_nonblocking(true).expect("make the stream non-blocking");
-    }
-    let mut begins = [0; 12];
-    let answered = || waiting.iter().filter_map(|mut stream| stream.read(&mut begins).ok()).count();
-    eventually("one request too many is refused", answered, |answered| *answered == 1);
-    assert_eq!(&begins, b"HTTP/1.0 503");
-    assert_eq!(answer(request(&fixture.setup, "/v1/status")).0, 200, "other requests are answered");
-    // A closed connection makes room for another.
-    drop(waiting);
-    eventually("the closed connections are released", files, |now| *now <= before);
-    fixture.cgroup.create();
-    let (code, body) = answer(request(&fixture.setup, "/v1/cover/web?cgroups=1"));
-    assert!(code == 200 && body.contains("elsewhere"), "status {code}: {body}");
-}
-
 /// A cgroup remains covered while the daemon hangs, and commands respect their time limit. When the
 /// queue of the daemon's socket is full, a blocking connect would never return.
 #[test]
