@@ -6,11 +6,29 @@ use stage::protocol::Received;
 use stage::udp::{MAPPED, SERVICE, Scene, address_of, backend_of};
 use stage::{Daemon, Family, Probe, SocketId, address, eventually, look};
 
+/// A connected socket that addresses datagrams to another service is a flow of both services.
 /// connect(AF_UNSPEC) calls no program: the flow ends with the next connect, or with the socket.
 #[test]
-fn a_disconnected_socket_is_a_flow_until_it_connects_or_closes() {
+fn r30_a_connected_socket_that_disconnects_or_addresses_another_service_is_counted_exactly() {
     let scene = Scene::new(2, 2);
     let mut probe = scene.probe();
+    for (family, first, other) in [
+        (Family::V4, SERVICE.to_owned(), address_of(1)),
+        (Family::V6, MAPPED.to_owned(), "[::ffff:10.96.0.11]:53".to_owned()),
+    ] {
+        let socket = probe.open_datagram(family);
+        probe.connect_datagram(socket, &first);
+        assert_eq!(probe.send_datagram(socket, &other), Ok(()));
+        scene.setup.active_becomes(2);
+        // A connected socket receives only from its peer.
+        assert!(probe.query_connected(socket, &first).starts_with("s0"));
+        probe.disconnect(socket);
+        assert!(probe.query(socket, &other).starts_with("s1"));
+        scene.setup.active_becomes(2);
+        probe.close(socket);
+        scene.setup.active_becomes(0);
+    }
+    scene.all_gone();
     let sockets =
         [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
     for socket in sockets {
@@ -67,30 +85,6 @@ fn a_socket_has_flows_of_eight_services_and_a_ninth_replaces_the_oldest() {
     probe.query(socket, &address_of(1));
     look(|| (active(1), active(2), scene.setup.active())).becomes((1, 0, 8));
     probe.close(socket);
-    scene.all_gone();
-}
-
-/// A connected socket that addresses datagrams to another service is a flow of both services.
-#[test]
-fn r30_a_connected_socket_that_addresses_another_service_is_a_flow_of_both() {
-    let scene = Scene::new(2, 2);
-    let mut probe = scene.probe();
-    for (family, first, other) in [
-        (Family::V4, SERVICE.to_owned(), address_of(1)),
-        (Family::V6, MAPPED.to_owned(), "[::ffff:10.96.0.11]:53".to_owned()),
-    ] {
-        let socket = probe.open_datagram(family);
-        probe.connect_datagram(socket, &first);
-        assert_eq!(probe.send_datagram(socket, &other), Ok(()));
-        scene.setup.active_becomes(2);
-        // A connected socket receives only from its peer.
-        assert!(probe.query_connected(socket, &first).starts_with("s0"));
-        probe.disconnect(socket);
-        assert!(probe.query(socket, &other).starts_with("s1"));
-        scene.setup.active_becomes(2);
-        probe.close(socket);
-        scene.setup.active_becomes(0);
-    }
     scene.all_gone();
 }
 

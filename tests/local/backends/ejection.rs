@@ -8,7 +8,7 @@ use lb_view::backend;
 use rustix::process::Signal;
 use stage::backend::Manner;
 use stage::daemon::failure;
-use stage::fixture::{Fixture, SERVICE, config, with_active_accounting};
+use stage::fixture::{Fixture, SERVICE, config};
 use stage::{Backend, Probe, SocketId, eventually, kernel, look, replace, window};
 
 /// Starts a daemon. Its service has these lines in the configuration, and these addresses as
@@ -153,20 +153,6 @@ fn mptcp_connects_are_never_trials() {
         || dial(&mut probe, 1),
         |_| at(&fixture, DEAD[0]).trials > trials,
     );
-}
-
-#[test]
-fn active_accounting_ejects_no_backend_that_refuses_connects() {
-    for (lines, expected) in [("", 20), (FOR_LONG, 20)] {
-        let mut fixture = Fixture::without_daemon();
-        write(&fixture, &[DEAD[0], THREE[0], THREE[1]]);
-        let text = with_active_accounting(&text(&fixture, lines));
-        replace(&fixture.setup.folder.join("socklb.toml"), &text);
-        fixture.start();
-        // A failed blocking connect has cleared its error before its socket is released, so the
-        // programs see no failure.
-        assert_eq!(failed(&dial(&mut fixture.probe(), 60)), expected, "{lines}");
-    }
 }
 
 /// The command waits for the daemon's answer. If the daemon hangs, the request stays in the socket:

@@ -105,8 +105,20 @@ fn an_ipv6_backend_without_a_route_costs_few_connects() {
     }
 }
 
+/// With active accounting, the programs do not learn why connects fail.
 #[test]
-fn a_backend_that_fails_fast_does_not_look_idle_without_known_causes() {
+fn without_known_causes_a_failing_backend_is_not_ejected_and_does_not_look_idle() {
+    for (lines, expected) in [("", 20), (FOR_LONG, 20)] {
+        let mut fixture = Fixture::without_daemon();
+        write(&fixture, &[DEAD[0], THREE[0], THREE[1]]);
+        let text = with_active_accounting(&text(&fixture, lines));
+        replace(&fixture.setup.folder.join("socklb.toml"), &text);
+        fixture.start();
+        // A failed blocking connect has cleared its error before its socket is released, so the
+        // programs see no failure.
+        let counts = fixture.probe().dial_many(SERVICE, 60);
+        assert_eq!(failed(&counts), expected, "{lines}: {counts:?}");
+    }
     for policy in ["p2c", "least-loaded"] {
         let fixture = start(&[THREE[0], THREE[1], DEAD[0]], "ejection = \"off\"");
         let lines = format!("policy = \"{policy}\"\nerror_decay = \"1h\"\nejection = \"off\"");

@@ -265,9 +265,40 @@ fn tables_are_replaced_without_membarrier() {
     assert!(daemon.wait().expect("reap the daemon").success());
 }
 
+/// The bug: links stayed on the removed cgroup, updates succeeded, the status showed "enabled", and
+/// nothing was translated.
 #[test]
-fn flows_of_the_former_cgroup_of_a_client_still_end() {
+fn r9_a_recreated_cgroup_is_covered_before_status_shows_it_and_flows_of_former_cgroups_end() {
     let mut fixture = Fixture::new();
+    let mut old = fixture.probe();
+    // The socket holds a reference to the cgroup, so the cgroup still exists after its removal.
+    let held = old.dial(SERVICE);
+    let ids = |fixture: &Fixture| fixture.setup.client().cgroup_id;
+    let before = ids(&fixture);
+    assert_eq!(before, Some(fixture.cgroup.id()));
+    // The test moves the process to another cgroup, which no service manager would do. Its socket
+    // stays in the old one.
+    let refuge = stage::Cgroup::new();
+    std::fs::write(refuge.path().join("cgroup.procs"), old.pid().to_string()).expect("move the process");
+    std::fs::remove_dir(fixture.cgroup.path()).expect("remove the empty cgroup");
+    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
+    assert_eq!(ids(&fixture), None, "a client without its cgroup has no effective cgroup ID");
+    fixture.cgroup.create();
+    eventually("the recreated cgroup is covered", || ids(&fixture), |id| *id == Some(fixture.cgroup.id()));
+    assert_ne!(ids(&fixture), before);
+    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
+    // The flow of the old cgroup's socket is still counted, and still ends.
+    fixture.setup.active_becomes(1);
+    assert_eq!(old.peer(held.socket), address(SERVICE));
+    old.close(held.socket);
+    fixture.setup.active_becomes(0);
+    drop(old);
+    flows_of_the_former_cgroup_of_a_client_still_end(&mut fixture);
+}
+
+/// A client gets another cgroup while no daemon runs.
+#[track_caller]
+fn flows_of_the_former_cgroup_of_a_client_still_end(fixture: &mut Fixture) {
     let mut before = fixture.probe();
     let open: Vec<_> = (0..5).map(|_| before.dial(SERVICE)).collect();
     fixture.stop();

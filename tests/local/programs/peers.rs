@@ -1,16 +1,16 @@
 //! Tests for bugs of other balancers. Each test has the name of the effect, and the number of the
 //! bug in docs/design/bugs-of-others.md.
 //!
-//! R9 (a cgroup that is created again), R10 (cgroup namespaces), R25 (the verifier) and R29
-//! (services that restart) have longer tests elsewhere; the tests in this file show the bugs
-//! themselves. R24 (daemons that stop and start) is in the module `lifecycle`.
+//! R10 (cgroup namespaces), R25 (the verifier) and R29 (services that restart) have longer tests
+//! elsewhere; the tests in this file show the bugs themselves. R9 (a cgroup that is created again)
+//! and R24 (daemons that stop and start) are in the module `lifecycle`.
 
 use std::path::PathBuf;
 
 use lb_common::abi::{Service, map};
 use lb_view::diagnosis::{Diagnosis, Severity};
 use stage::maps::array;
-use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, address, eventually, look};
+use stage::{Backend, Cgroup, Daemon, Probe, Setup, Stage, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -72,35 +72,6 @@ fn r6_full_maps_refuse_no_connect_and_are_reported() {
     });
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
     assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-}
-
-/// The bug: links stayed on the removed cgroup, updates succeeded, the status showed "enabled", and
-/// nothing was translated.
-#[test]
-fn r9_a_recreated_cgroup_is_covered_before_status_shows_it() {
-    let fixture = Fixture::new();
-    let mut old = fixture.probe();
-    // The socket holds a reference to the cgroup, so the cgroup still exists after its removal.
-    let held = old.dial(SERVICE);
-    let ids = |fixture: &Fixture| fixture.setup.client().cgroup_id;
-    let before = ids(&fixture);
-    assert_eq!(before, Some(fixture.cgroup.id()));
-    // The test moves the process to another cgroup, which no service manager would do. Its socket
-    // stays in the old one.
-    let refuge = Cgroup::new();
-    std::fs::write(refuge.path().join("cgroup.procs"), old.pid().to_string()).expect("move the process");
-    std::fs::remove_dir(fixture.cgroup.path()).expect("remove the empty cgroup");
-    assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(3));
-    assert_eq!(ids(&fixture), None, "a client without its cgroup has no effective cgroup ID");
-    fixture.cgroup.create();
-    eventually("the recreated cgroup is covered", || ids(&fixture), |id| *id == Some(fixture.cgroup.id()));
-    assert_ne!(ids(&fixture), before);
-    assert_eq!(fixture.probe().dial_many(SERVICE, 30).len(), 3);
-    // The flow of the old cgroup's socket is still counted, and still ends.
-    fixture.setup.active_becomes(1);
-    assert_eq!(old.peer(held.socket), address(SERVICE));
-    old.close(held.socket);
-    fixture.setup.active_becomes(0);
 }
 
 /// The bug: of two programs at the same hook, the later one's rewrite went unnoticed.
