@@ -7,7 +7,7 @@ use lb_common::abi::{self, ABI_VERSION, FlowBucket, Phase, Policy, map};
 use lb_view::flows::{ActiveFlow, FlowsDocument};
 use stage::daemon::failure;
 use stage::maps::{set_all, values};
-use stage::{Probe, address, eventually};
+use stage::{Probe, address, eventually, look};
 
 use stage::fixture::{Fixture, SERVICE, config};
 
@@ -202,7 +202,7 @@ fn flows_are_shown_without_a_daemon_after_a_restart_and_of_another_version() {
 
 #[test]
 fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
-    let fixture = Fixture::new();
+    let mut fixture = Fixture::new();
     let mut probe = fixture.probe();
     let open: Vec<_> = (0..3).map(|_| probe.dial(SERVICE)).collect();
     fixture.write_endpoints(&[("127.0.0.1:8001", ""), ("127.0.0.1:8002", "")]);
@@ -219,8 +219,13 @@ fn a_flow_to_a_removed_backend_is_shown_as_leaving() {
     assert!(shown[0].table_entries >= 341, "{shown:?}");
     assert_eq!(flows(&fixture, &[]).len(), 3);
     let leaver = open.iter().find(|dialled| dialled.name == "b3").expect("one connection goes to b3");
+    fixture.stop();
     probe.close(leaver.socket);
-    // When its last flow has ended, the backend is removed, and requests for it fail.
+    fixture.setup.active_becomes(2);
+    let slot = look(|| fixture.setup.backend("127.0.0.1:8003")).now("only a daemon frees slots");
+    assert!(slot.is_some_and(|backend| backend.membership == "leaving"), "the slot is not free yet");
+    fixture.start();
+    // When its last flow has ended, the daemon removes the backend, and requests for it fail.
     let status_code = || fixture.setup.run(&["flows", "--backend", "127.0.0.1:8003"]).status.code();
     eventually("the backend's slot is freed", status_code, |code| *code == Some(1));
 }

@@ -112,7 +112,7 @@ fn a_drain_survives_the_death_of_the_daemon() {
     assert_eq!(code, Some(3), "{text}");
     for part in [
         "the daemon is not running",
-        "showing the stored overrides",
+        "showing the stored overrides: drained backends stay drained, and no override ends before the daemon runs again",
         "127.0.0.1:8001",
         "drain",
         "reason: new kernel",

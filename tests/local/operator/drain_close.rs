@@ -40,7 +40,9 @@ fn a_signal_an_undrain_or_a_hung_daemon_ends_the_closing() {
     ended_by(&close, |_, command| signal(&command.child, Signal::TERM), 143, text);
     let drain = ["drain", "users", FIRST, "--close", "all", "--after", "1s", "--rate", "1/s", "--wait"];
     let text = "stopped closing; the backends stay drained";
-    ended_by(&drain, |_, command| signal(&command.child, Signal::INT), 130, text);
+    for (end, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        ended_by(&drain, |_, command| signal(&command.child, end), code, text);
+    }
     let undrain = |fixture: &Fixture, _: &Beside| {
         assert!(fixture.setup.run(&["undrain", "users", FIRST]).status.success());
     };

@@ -127,6 +127,10 @@ fn commands_that_do_not_need_the_daemon_succeed_while_it_hangs_also_with_a_full_
         let text = String::from_utf8_lossy(&status.stdout).into_owned();
         assert!(text.contains("service users") && text.contains("does not answer"), "{text}");
         assert_eq!(status.status.code(), Some(3), "{text}");
+        let doctor = fixture.setup.run(&["doctor", "--config", config]);
+        let text = String::from_utf8_lossy(&doctor.stdout).into_owned();
+        assert!(text.contains("does not answer") && text.contains("attachment"), "{text}");
+        assert_eq!(doctor.status.code(), Some(3), "{text}");
         let explain = fixture.setup.run(&["explain", "users", "--config", config]);
         let (code, text) = failure(&explain);
         assert!(code == Some(0) && text.contains("does not answer"), "{text}");
