@@ -71,8 +71,8 @@ unsafe fn opaque_to_verifier(counts: *const SlotCounters, number: usize) -> usiz
     (number as u64).wrapping_add(nothing) as usize
 }
 
-/// Counts a flow that was established by the answer to its first SYN, and the round-trip time of its
-/// handshake, which is also the time of its connect.
+/// Counts a flow that was established by the answer to its first SYN, and the round-trip time of
+/// its handshake, which is also the time of its connect.
 #[inline(always)]
 pub fn established_at_once(slot: u32, rtt: u32) {
     if let Some(counts) = COUNTS.get_ptr_mut(slot) {

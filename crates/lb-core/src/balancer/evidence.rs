@@ -28,8 +28,8 @@ impl<T: Copy + Ord + Add<Duration, Output = T>> Balancer<T> {
         known.filter(|(_, standing)| standing.is_drained_by_operator()).map(|(known, _)| known.address)
     }
 
-    /// Applies the verdicts of one witness on a service's backends ([`Fact::Verdicts`]). Returns
-    /// whether anything changed.
+    /// Applies the verdicts of one witness on a service's backends
+    /// ([`Fact::Verdicts`](super::Fact::Verdicts)). Returns whether anything changed.
     pub(super) fn apply_verdicts(
         &mut self,
         service: ServiceIndex,
