@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use stage::fixture::{Fixture, SERVICE};
 use stage::{Daemon, Manager, eventually};
 
-/// The daemon notifies a thousand times per second. The socket of a manager that does not read
+/// The first daemon notifies a thousand times per second. The socket of a manager that does not read
 /// blocks its senders.
 #[test]
 fn ready_means_balanced_the_main_loop_feeds_the_watchdog_and_no_manager_blocks_the_daemon() {
@@ -32,17 +32,23 @@ fn ready_means_balanced_the_main_loop_feeds_the_watchdog_and_no_manager_blocks_t
     eventually("the watchdog is not fed", feeds, |feeds| !*feeds);
     daemon.signal(Signal::CONT);
     manager.expect("WATCHDOG=1");
-    // From here on nothing reads, so the queue is full at once.
+    // From here on nothing reads.
+    let is_full = || daemon.is_blocked_in(libc::SYS_write);
+    eventually("the manager's queue is full", is_full, |is_full| *is_full);
     for round in 1..=3 {
         daemon.signal(Signal::HUP);
         let taken_on = || daemon.log().matches("configuration applied").count();
         eventually("the event loop continues", taken_on, |times| *times >= round);
     }
     assert_eq!(fixture.setup.run(&["status"]).status.code(), Some(0));
-    // A manager that reads again gets the notification of the end.
+    // The daemon ends, although it cannot send the notification of its end.
+    assert_eq!(daemon.stop(), Some(0));
     manager.drain();
-    manager.expect("WATCHDOG=1");
-    daemon.signal(Signal::TERM);
+    // A manager that reads receives this notification. This daemon feeds the watchdog too rarely to
+    // fill a queue.
+    let watchdog = Duration::from_secs(60);
+    let daemon = Daemon::spawn_with(&fixture.setup, |command| manager.starts(command, watchdog));
+    manager.expect("READY=1");
+    assert_eq!(daemon.stop(), Some(0));
     manager.expect("STOPPING=1");
-    assert_eq!(daemon.wait(), Some(0));
 }
