@@ -258,15 +258,13 @@ fn rebind_each_tenth_of_a_second(scene: &Scene) {
     services.set(0, service, 0).expect("store the service's row");
 }
 
-/// Each backend may have one flow, so a flow moves as long as another backend has none.
-#[test]
-fn a_flow_changes_its_backend_after_the_rebind_time_or_continues_if_it_cannot() {
-    let scene = Scene::with(1, 3, "active_limit = 1\noverflow = \"refuse\"\n");
-    let mut probe = scene.probe();
+/// Opens a socket, and asserts that its flow changes its backend after each rebind time.
+#[track_caller]
+fn changes_its_backend(scene: &Scene, probe: &mut Probe) -> SocketId {
     let socket = probe.open_datagram(Family::V4);
     let first = probe.query(socket, SERVICE);
     assert_eq!(probe.query(socket, SERVICE), first);
-    rebind_each_tenth_of_a_second(&scene);
+    rebind_each_tenth_of_a_second(scene);
     let mut names = BTreeSet::new();
     eventually(
         "all backends are used in turn",
@@ -279,11 +277,28 @@ fn a_flow_changes_its_backend_after_the_rebind_time_or_continues_if_it_cannot() 
     let reused = scene.outcome(0, "reused");
     assert!(reused > 1, "datagrams reuse the backend of the previous datagram: {reused}");
     scene.setup.active_becomes(1);
+    socket
+}
+
+#[test]
+fn a_flow_changes_its_backend_after_the_rebind_time_or_continues_if_it_cannot() {
+    // Without a limit, the programs of the client contain no scans of backends.
+    let scene = Scene::new(1, 3);
+    let mut probe = scene.probe();
+    let socket = changes_its_backend(&scene, &mut probe);
+    probe.close(socket);
+    scene.all_gone();
+    drop((probe, scene));
+    // With this limit, the flow changes its backend although that backend has room.
+    let scene = Scene::with(1, 3, "active_limit = 2\noverflow = \"refuse\"\n");
+    let mut probe = scene.probe();
+    let socket = changes_its_backend(&scene, &mut probe);
     // From here on every backend is at its limit.
-    let others = [probe.open_datagram(Family::V4), probe.open_datagram(Family::V4)];
+    let others = [(); 5].map(|()| probe.open_datagram(Family::V4));
     for other in others {
         probe.query(other, SERVICE);
     }
+    scene.setup.active_becomes(6);
     let own = probe.query(socket, SERVICE);
     let begin = Instant::now();
     let age = || {
@@ -293,10 +308,10 @@ fn a_flow_changes_its_backend_after_the_rebind_time_or_continues_if_it_cannot() 
     eventually("queries have continued for three rebind times", age, |age| *age > Duration::from_millis(300));
     // Meanwhile, datagrams of another socket are refused.
     let refused = stage::kernel::refusal(libc::EHOSTUNREACH);
-    let fourth = probe.open_datagram(Family::V4);
-    assert_eq!(probe.send_datagram(fourth, SERVICE), Err(refused));
-    scene.setup.active_becomes(3);
-    for socket in [socket, others[0], others[1], fourth] {
+    let late = probe.open_datagram(Family::V4);
+    assert_eq!(probe.send_datagram(late, SERVICE), Err(refused));
+    scene.setup.active_becomes(6);
+    for socket in others.into_iter().chain([socket, late]) {
         probe.close(socket);
     }
     scene.all_gone();
