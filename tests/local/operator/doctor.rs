@@ -63,6 +63,8 @@ fn the_doctor_finds_no_problem_on_a_healthy_host() {
 #[test]
 fn every_problem_is_reported_with_its_remedy() {
     let mut fixture = Fixture::new();
+    store_anomaly(&fixture.setup);
+    the_anomaly_is_noted(&fixture.setup);
     fixture.stop();
     let check = |setup: &Setup, check: &str, state: Severity, text: &str, help: &str| {
         let (code, findings) = doctor(setup);
@@ -74,7 +76,7 @@ fn every_problem_is_reported_with_its_remedy() {
         assert_eq!(code, Some(3));
     };
     check(&fixture.setup, "daemon", Severity::Warning, "no daemon answers", "systemctl start socklb");
-    anomalies_are_noted(&fixture.setup);
+    the_anomaly_is_noted(&fixture.setup);
     // A user renames the pin directory: the programs continue with their tables, but no command
     // finds them.
     let version = fixture.setup.pins_of("web").parent().expect("the pins have a parent directory").to_owned();
@@ -128,15 +130,18 @@ fn every_problem_is_reported_with_its_remedy() {
 
 /// Stores an anomaly in the counters of the programs.
 #[track_caller]
-fn anomalies_are_noted(setup: &Setup) {
-    let anomalies = || setup.client().anomalies;
-    assert_eq!(anomalies(), AnomalyCounts::default());
+fn store_anomaly(setup: &Setup) {
+    assert_eq!(setup.client().anomalies, AnomalyCounts::default());
     let mut counters = per_cpu::<abi::Anomalies>(&setup.map("web", map::ANOMALIES));
     let mut cpus: Vec<Raw<abi::Anomalies>> = counters.get(&0, 0).expect("read the counters").to_vec();
     cpus[0].0.ended_twice = 3;
     let cpus = aya::maps::PerCpuValues::try_from(cpus).expect("there is one value for each CPU");
     counters.set(0, cpus, 0).expect("store the counters");
-    assert_eq!(anomalies().ended_twice, 3);
+}
+
+#[track_caller]
+fn the_anomaly_is_noted(setup: &Setup) {
+    assert_eq!(setup.client().anomalies.ended_twice, 3);
     let (_, findings) = doctor(setup);
     let found = of(&findings, "anomalies");
     let texts: Vec<_> = found.iter().map(|(state, text, _)| (*state, *text)).collect();
