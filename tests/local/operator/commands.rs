@@ -38,8 +38,6 @@ fn every_command_reads_its_directories_from_the_configuration() {
     let _daemon = stage::daemon::ChildGuard::of(daemon.spawn().expect("start the daemon"));
     let socket = setup.folder.join("run/socklb.sock");
     eventually("the daemon answers", || socket.exists(), |answers| *answers);
-    let watched = stage::daemon::read(&log);
-    assert!(!watched.contains("cannot watch"), "{watched}");
     // Read-only commands use the configured directories even if another section of the
     // configuration has a fault.
     let good = std::fs::read_to_string(&path).expect("read");
@@ -58,6 +56,8 @@ fn every_command_reads_its_directories_from_the_configuration() {
     fixture.write_endpoints(&[("127.0.0.1:8002", "")]);
     let answering = || probe.dial_many(SERVICE, 64).into_keys().collect::<Vec<_>>();
     eventually("the changed list is followed", answering, |names| *names == ["b2"]);
+    let watched = stage::daemon::read(&log);
+    assert!(!watched.contains("cannot watch"), "{watched}");
     let (code, text) = failure(&by_variable(&["wait", "cron"]));
     assert!(code == Some(1) && text.contains("not configured; clients here are: web"), "{text}");
     let doctor = String::from_utf8_lossy(&run(&["doctor"]).stdout).into_owned();
@@ -104,7 +104,6 @@ fn requests_show_what_they_name_and_impossible_ones_name_what_exists_and_change_
     }
     names_that_do_not_exist_are_reported_with_those_that_do(&fixture);
     overrides_that_change_nothing_are_reported(&fixture);
-    a_hung_or_absent_daemon_is_reported_with_what_may_have_changed(&mut fixture);
     // No command has closed a connection.
     fixture.setup.active_becomes(3);
 }
@@ -198,7 +197,7 @@ fn refused(fixture: &Fixture, arguments: &[&str], code: i32, expected: &str) {
 fn overrides_that_change_nothing_are_reported(fixture: &Fixture) {
     let good = |arguments: &[&str]| {
         let output = fixture.setup.run(arguments);
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        assert_eq!(failure(&output), (Some(0), String::new()), "{arguments:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let nothing = "no overrides of service users on this host\n";
@@ -211,8 +210,15 @@ fn overrides_that_change_nothing_are_reported(fixture: &Fixture) {
     assert!(good(&["drain", "users", FIRST]).contains(", as before"));
 }
 
-#[track_caller]
-fn a_hung_or_absent_daemon_is_reported_with_what_may_have_changed(fixture: &mut Fixture) {
+/// Three connections are open meanwhile.
+#[test]
+fn a_hung_or_absent_daemon_is_reported_with_what_may_have_changed() {
+    let mut fixture = Fixture::new();
+    let mut probe = fixture.probe();
+    for _ in 0..3 {
+        probe.dial(SERVICE);
+    }
+    assert!(fixture.setup.run(&["drain", "users", FIRST]).status.success());
     fixture.daemon().signal(Signal::STOP);
     // The command first checks that the daemon can drain and close, and sends no change to a daemon
     // that does not answer.
@@ -221,16 +227,18 @@ fn a_hung_or_absent_daemon_is_reported_with_what_may_have_changed(fixture: &mut 
     let expected = "does not answer: nothing was changed";
     assert!(code == Some(1) && text.ends_with(expected), "exit code {code:?}: {text}");
     let expected = "does not answer: the daemon may still make the change when it continues";
-    refused(fixture, &["undrain", "users", FIRST], 1, expected);
+    refused(&fixture, &["undrain", "users", FIRST], 1, expected);
     let expected = "does not answer: nothing was closed, because this is a dry run";
-    refused(fixture, &["close", "users", FIRST, "--dry-run"], 1, expected);
+    refused(&fixture, &["close", "users", FIRST, "--dry-run"], 1, expected);
     fixture.daemon().signal(Signal::CONT);
     let daemon = || fixture.setup.status().daemon;
     eventually("the daemon has answered the earlier requests", daemon, Option::is_some);
     let all = fixture.setup.document::<OverridesDocument>(&["overrides"]).overrides;
     assert!(all.iter().all(|one| one.of.scope.backend != stage::address(SECOND)), "{all:?}");
     fixture.stop();
-    refused(fixture, &["close", "users", FIRST], 1, "the daemon is not running, so nothing was closed");
+    refused(&fixture, &["close", "users", FIRST], 1, "the daemon is not running, so nothing was closed");
+    // No command has closed a connection.
+    fixture.setup.active_becomes(3);
 }
 
 /// bpftool shows the content of the maps, without socklb.

@@ -209,6 +209,8 @@ fn overrides_in_a_file_of_another_user_are_not_applied(fixture: &mut Fixture, pr
         look(|| overrides(fixture)).matches("the reason is shown", |document| document.not_kept.is_some());
     let why = document.not_kept.expect("the document has the reason");
     assert!(why.contains("65534"), "{why}");
+    let (code, text) = run(fixture, &["overrides"]);
+    assert!(code == Some(3) && text.contains(&why), "exit code {code:?}: {text}");
     let (code, text) = run(fixture, &["undrain", "users", FIRST]);
     assert!(code == Some(1) && text.contains("cannot be read yet"), "exit code {code:?}: {text}");
     assert_eq!(fs::read_to_string(&file).expect("the file exists"), forged);
