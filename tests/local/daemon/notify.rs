@@ -6,8 +6,8 @@ use rustix::process::Signal;
 use stage::fixture::{Fixture, SERVICE};
 use stage::{Daemon, Manager, eventually};
 
-/// The first daemon notifies a thousand times per second. The socket of a manager that does not read
-/// blocks its senders.
+/// The first daemon notifies a thousand times per second. The socket of a manager that does not
+/// read blocks its senders.
 #[test]
 fn ready_means_balanced_the_main_loop_feeds_the_watchdog_and_no_manager_blocks_the_daemon() {
     let fixture = Fixture::without_daemon();
