@@ -634,6 +634,7 @@ mod tests {
     use tokio::net::{UnixListener, UnixStream};
 
     use super::*;
+    use crate::descriptors::CONNECTIONS;
 
     fn desk(queries: mpsc::Sender<ControllerQuery>, admins: Option<u32>) -> Queries {
         Queries {
@@ -717,11 +718,12 @@ mod tests {
     #[tokio::test]
     async fn at_most_half_of_the_connections_may_wait() {
         const COVER: &str = "/v1/cover/web?cgroups=1";
+        assert_eq!((WAITERS, CONNECTIONS), (32, 64));
         let (queries, mut asked) = mpsc::channel(1);
         let directory = tempfile::tempdir().expect("make a directory");
         let path = socket(directory.path());
         let listener = UnixListener::bind(&path).expect("listen");
-        let server = tokio::spawn(lb_http::serve(listener, router(&queries, None), 2 * WAITERS));
+        let server = tokio::spawn(lb_http::serve(listener, router(&queries, None), 64));
         // The event loop answers none of these requests.
         let (mut streams, mut unanswered) = (Vec::new(), Vec::new());
         for _ in 0..WAITERS {
