@@ -84,7 +84,7 @@ pub struct BackendStatus {
     /// is excluded. `false` if connects may not choose the backend.
     #[serde(default)]
     pub failing: bool,
-    /// Round-trip times of the handshake.
+    /// Round-trip times of handshakes in which no SYN was sent again.
     pub rtt: Times,
     /// Times from the choice of the backend to the established flow.
     pub connect: Times,

@@ -203,7 +203,8 @@ families! {
          choice.");
     RECLAIMED = counter("socklb_flows_reclaimed", BACKEND, "Flows with records that were reclaimed, because their sockets no longer existed.");
     ENDED = counter("socklb_flows_ended", &["client", "service", "backend", "ending"], "Ended flows, by the way in which they ended (`ending`).");
-    RTT = of(FamilyType::Histogram, "socklb_rtt_seconds", S, BACKEND, "Round-trip time of the handshake.");
+    RTT = of(FamilyType::Histogram, "socklb_rtt_seconds", S, BACKEND,
+        "Round-trip time of the handshake, unless a SYN was sent again.");
     CONNECT = of(FamilyType::Histogram, "socklb_connect_seconds", S, BACKEND,
         "Time from the choice of the backend until the flow was established.");
     LIFETIME = of(FamilyType::Counter, "socklb_flows_lifetime_seconds", S, BACKEND, "Sum of the lifetimes of ended flows.");
