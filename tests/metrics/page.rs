@@ -4,9 +4,10 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Mutex;
 
+use stage::backend::with_a_full_queue;
 use stage::daemon::failure;
 use stage::eventually;
-use stage::fixture::{Fixture, SERVICE};
+use stage::fixture::{Fixture, SERVICE, config};
 
 use crate::http::{self, OPEN_METRICS, TEXT};
 use crate::prometheus::promtool;
@@ -204,4 +205,38 @@ fn program_runs_are_exported_while_the_kernel_counts_them() {
     drop(counting);
     // Without further connects, the numbers do not change.
     assert_eq!(runs(), Some((count, seconds)));
+}
+
+/// The listener's queue is full, so it drops the first SYN. The kernel sends the SYN again after a
+/// second.
+#[test]
+fn a_handshake_with_a_retransmitted_syn_has_only_the_time_of_its_connect() {
+    const BACKEND: &str = "127.0.0.1:8010";
+    let mut fixture = Fixture::without_daemon();
+    fixture
+        .setup
+        .write("socklb.toml", &config(&fixture.cgroup, &format!("{{ static = [\"{BACKEND}\"] }}"), ""));
+    fixture.start();
+    let (listener, _queued) = with_a_full_queue(BACKEND);
+    let mut probe = fixture.probe();
+    let socket = probe.start_connect(SERVICE);
+    eventually("the SYN is sent again", || probe.retransmissions(socket), |times| *times > 0);
+    let accept = || listener.accept().expect("a connection is in the queue").0;
+    let mut accepted = vec![accept()];
+    let backend = || fixture.setup.backends("web", "users").remove(0);
+    let counts = || {
+        let backend = backend();
+        (backend.established, backend.rtt.count, backend.connect.count)
+    };
+    eventually("the connection is established", counts, |counts| *counts == (1, 0, 1));
+    // The upper bound of the last of these buckets is half a second.
+    assert_eq!(backend().connect.buckets[..16].iter().sum::<u64>(), 0);
+    accepted.push(accept());
+    probe.start_connect(SERVICE);
+    eventually("another connection is established", counts, |counts| *counts == (2, 1, 2));
+    let page = http::get_unix(&fixture.setup.folder.join("run/socklb.sock"), "/metrics", TEXT).body;
+    let series =
+        |name: &str| page.lines().find(|line| line.starts_with(name)).expect("the page has the series");
+    assert!(series("socklb_rtt_seconds_count{").ends_with(" 1"), "{page}");
+    assert!(series("socklb_connect_seconds_count{").ends_with(" 2"), "{page}");
 }
