@@ -4,7 +4,7 @@ use lb_common::abi::{self, map};
 use lb_view::diagnosis::{Diagnosis, Finding, Severity};
 use lb_view::status::AnomalyCounts;
 use stage::maps::{Raw, per_cpu};
-use stage::{Cgroup, Daemon, Setup, Stage};
+use stage::{Cgroup, Daemon, Setup, Stage, look};
 
 use stage::fixture::{Fixture, config};
 
@@ -131,7 +131,7 @@ fn every_problem_is_reported_with_its_remedy() {
 /// Stores an anomaly in the counters of the programs.
 #[track_caller]
 fn store_anomaly(setup: &Setup) {
-    assert_eq!(setup.client().anomalies, AnomalyCounts::default());
+    look(|| setup.client().anomalies).becomes(AnomalyCounts::default());
     let mut counters = per_cpu::<abi::Anomalies>(&setup.map("web", map::ANOMALIES));
     let mut cpus: Vec<Raw<abi::Anomalies>> = counters.get(&0, 0).expect("read the counters").to_vec();
     cpus[0].0.ended_twice = 3;
@@ -141,7 +141,7 @@ fn store_anomaly(setup: &Setup) {
 
 #[track_caller]
 fn the_anomaly_is_noted(setup: &Setup) {
-    assert_eq!(setup.client().anomalies.ended_twice, 3);
+    look(|| setup.client().anomalies.ended_twice).becomes(3);
     let (_, findings) = doctor(setup);
     let found = of(&findings, "anomalies");
     let texts: Vec<_> = found.iter().map(|(state, text, _)| (*state, *text)).collect();
