@@ -433,7 +433,11 @@ impl<'m> FakePrograms<'m> {
     }
 
     fn cursor(&self) -> Cursor {
-        bytemuck::cast(self.maps.cpu_services.load(self.index, 0))
+        bytemuck::cast(self.maps.cpu_services.load(self.index, offset_of!(CpuService, cursor)))
+    }
+
+    fn set_cursor(&self, cursor: Cursor) {
+        self.maps.cpu_services.store(self.index, offset_of!(CpuService, cursor), bytemuck::cast(cursor));
     }
 
     fn backend64(&self, slot: u32, offset: usize) -> u64 {
@@ -455,7 +459,7 @@ impl<'m> FakePrograms<'m> {
             NO_SLOT => {
                 let cursor = Cell::new(self.cursor());
                 let picked = pick::pick(self, &cursor, table, rules, now);
-                self.maps.cpu_services.store(self.index, 0, bytemuck::cast(cursor.get()));
+                self.set_cursor(cursor.get());
                 picked
             }
             slot => (Pick { how: How::Trial, slot }, 0),

@@ -1,7 +1,8 @@
 //! Binds a program's Unix socket to a path. Does not wait for a process that already listens at
-//! that path.
+//! that path. For UDP sockets, converts addresses to the family of the socket.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
 use crate::trust;
+
+/// The form of an address that a socket of this family accepts.
+pub fn of_family(address: SocketAddr, is_v6: bool) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(v4) if is_v6 => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
+        IpAddr::V4(_) | IpAddr::V6(_) => address,
+    }
+}
 
 /// A socket that is bound, but does not have its final path yet.
 pub struct Bound {

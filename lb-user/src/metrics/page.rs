@@ -147,8 +147,8 @@ fn put(
         (SeriesValue::Real(x), ..) => series.encode_gauge(x),
         (SeriesValue::Times(times), ..) => {
             let buckets: [(f64, u64); TIME_BUCKETS] = std::array::from_fn(|i| (bound(i), times.buckets[i]));
-            let count = times.buckets.iter().sum();
-            series.encode_histogram::<NoLabelSet>(seconds_of_us(times.sum_us), count, &buckets, None)
+            let sum = seconds_of_us(times.sum_us);
+            series.encode_histogram::<NoLabelSet>(sum, times.count(), &buckets, None)
         }
     }
 }

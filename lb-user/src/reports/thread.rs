@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use lb_host::socket::of_family;
 use lb_host::wake::Wake;
 use lb_report::wire::BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -299,14 +300,6 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     let _ = sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO);
     rustix::net::bind(&socket, &address)?;
     Ok(UdpSocket::from(socket))
-}
-
-/// The form of an address that a socket of this family accepts.
-fn of_family(address: SocketAddr, is_v6: bool) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V4(v4) if is_v6 => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
-        IpAddr::V4(_) | IpAddr::V6(_) => address,
-    }
 }
 
 /// The header of a datagram; with a name only if the datagram is sent.

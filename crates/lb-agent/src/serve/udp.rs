@@ -13,6 +13,7 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::ptr;
 use std::task::{Context as Waker, Poll};
 
+use lb_host::socket::of_family;
 use lb_report::agent::{Requester, Via};
 use lb_report::wire::Datagram;
 use libc::{c_int, c_void, cmsghdr, in_pktinfo, in6_pktinfo, iovec, mmsghdr, msghdr};
@@ -123,14 +124,6 @@ impl BoundSockets {
         let address = of_family(to.address, socket.is_v6);
         let sent = send_packet(socket.socket.as_fd(), datagram.bytes(), address, to.via.local);
         self.unsent += u64::from(sent.is_err());
-    }
-}
-
-/// The form of an address that a socket of this family accepts.
-fn of_family(address: SocketAddr, is_v6: bool) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V4(v4) if is_v6 => SocketAddr::new(v4.to_ipv6_mapped().into(), address.port()),
-        IpAddr::V4(_) | IpAddr::V6(_) => address,
     }
 }
 
