@@ -78,12 +78,15 @@ fn taken_in(fixture: &Fixture) -> BTreeMap<String, u64> {
     page.lines().filter_map(of).collect()
 }
 
-/// The counts of datagrams that the daemon's socket has received and not accepted. Before the
-/// program is attached, the socket may receive late answers, which these counts include.
+/// The counts of datagrams that the daemon's socket has received and not accepted, except those
+/// that the daemon had not requested: on a slow machine these include late answers of the agent.
 fn not_believed_by_the_daemon(fixture: &Fixture) -> Vec<String> {
     let page = fixture.setup.metrics();
     let lines = page.lines().filter(|line| line.starts_with("socklb_report_datagrams_total"));
-    lines.filter(|line| !line.contains("believed")).map(str::to_owned).collect()
+    lines
+        .filter(|line| !line.contains("believed") && !line.contains("\"unasked\""))
+        .map(str::to_owned)
+        .collect()
 }
 
 /// The pins of the program on interfaces.

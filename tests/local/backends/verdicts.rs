@@ -37,7 +37,8 @@ fn monotonic_ns() -> u64 {
     u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("the clock is positive")
 }
 
-/// Stores the report id of the backend at an address, in all services of a client.
+/// Stores the report id of the backend at an address, in all services of a client. No flow may
+/// begin or end meanwhile, because this stores whole rows, with the numbers of their flows.
 pub fn identify(setup: &Setup, client: &str, address: &str, id: u32) {
     let mut backends = array::<abi::Backend>(&setup.map(client, map::BACKENDS));
     let address = stage::address(address);

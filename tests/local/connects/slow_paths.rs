@@ -50,6 +50,7 @@ fn every_slow_path_of_a_connect_works_without_a_daemon() {
         }
 
         // Connects are diverted from a lame duck.
+        fixture.setup.active_becomes(0);
         identify(&fixture.setup, "web", THREE[0], ID);
         judge(&fixture.setup, ID, for_an_hour());
         let counts = dial(&mut probe, 60);
