@@ -6,7 +6,7 @@
 //! anything else.
 
 /// The names of all constants. A constant's number is its index in this list.
-pub const NAMES: [&str; 37] = [
+pub const NAMES: [&str; 35] = [
     "FLOW_MASK",
     "KNOWS_MPTCP",
     "HAS_SET_RETVAL",
@@ -27,8 +27,6 @@ pub const NAMES: [&str; 37] = [
     "KERNEL_SOCKET",
     "KERNEL_SOCKET_MASK",
     "TCP_SOCK",
-    "CALL",
-    "CALL_SOCKET",
     "EVENT",
     "EVENT_SOCKET",
     "SOCKET_COOKIE",

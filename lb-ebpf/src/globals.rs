@@ -83,18 +83,12 @@ pub fn can_cast() -> bool {
     TCP_SOCK.load() != 0
 }
 
-/// The number of the type of a call's context (`struct bpf_sock_addr_kern`) in the kernel's BTF;
-/// valid only if [`TCP_SOCK`] is not 0.
-pub const CALL: Constant<u32, { place_of("CALL") }> = Constant::new();
-
-/// The offset of the socket (`sk`) in the structure whose type is [`CALL`]; valid only if
-/// [`TCP_SOCK`] is not 0.
-pub const CALL_SOCKET: Constant<u32, { place_of("CALL_SOCKET") }> = Constant::new();
-
-/// Like [`CALL`], for a TCP event (`struct bpf_sock_ops_kern`).
+/// The number of the type of a TCP event's context (`struct bpf_sock_ops_kern`) in the kernel's
+/// BTF; valid only if [`TCP_SOCK`] is not 0.
 pub const EVENT: Constant<u32, { place_of("EVENT") }> = Constant::new();
 
-/// Like [`CALL_SOCKET`], for a TCP event.
+/// The offset of the socket (`sk`) in the structure whose type is [`EVENT`]; valid only if
+/// [`TCP_SOCK`] is not 0.
 pub const EVENT_SOCKET: Constant<u32, { place_of("EVENT_SOCKET") }> = Constant::new();
 
 /// The offset of a socket's cookie (`sock.__sk_common.skc_cookie`); valid only if [`TCP_SOCK`] is

@@ -24,10 +24,6 @@ mod cast;
 #[unsafe(no_mangle)]
 static TCP_SOCK: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
-static CALL: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
-static CALL_SOCKET: Global<u32> = Global::new(0);
-#[unsafe(no_mangle)]
 static SOCKET_COOKIE: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static SK_ERR: Global<u32> = Global::new(0);
@@ -141,12 +137,13 @@ pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
 /// Since Linux 6.2: a program can get pointers to the kernel's own structures.
 #[cgroup_sock_addr(connect4)]
 pub fn kernel_casts(ctx: SockAddrContext) -> i32 {
-    // SAFETY: the context and its socket are valid while the program runs.
+    // SAFETY: the context and its socket are valid while the program runs. The kernel handles the
+    // fault of a load from a structure of another type.
     unsafe {
-        let socket: *const u8 =
-            cast::field(cast::cast(ctx.sock_addr.cast_const(), CALL.load()), CALL_SOCKET.load());
+        let socket = cast::cast(socket(ctx.sock_addr).cast_const(), TCP_SOCK.load());
         cast::field::<u64>(socket, SOCKET_COOKIE.load());
-        cast::field::<u8>(cast::cast(socket, TCP_SOCK.load()), SOCKET_COOKIE.load());
+        // The kernel also accepts a program's context.
+        cast::field::<u8>(cast::cast(ctx.sock_addr.cast_const(), TCP_SOCK.load()), SOCKET_COOKIE.load());
     }
     1
 }

@@ -9,7 +9,7 @@ use crate::ejection::{self, Judges};
 use crate::flow::datagrams;
 use crate::flow::record::{self, RecordRef};
 use crate::flow::tally;
-use crate::globals::{FULL_ACCOUNTING, RELEASED_SK_ERR};
+use crate::globals::{FULL_ACCOUNTING, RELEASED_SK_ERR, can_cast};
 use crate::kernel::atomic::Instructions;
 use crate::kernel::context::Socket;
 use crate::rows;
@@ -22,6 +22,10 @@ pub fn release<I: Instructions>(socket: &Socket) {
     }
     if socket.is_udp() {
         datagrams::end(cookie);
+    }
+    // If the programs can cast, this check takes less time than the lookup of the record.
+    if can_cast() && ends_later(socket) {
+        return;
     }
     let Some(record) = record::of(cookie) else { return };
     let (phase, slot) = (record.phase(), record.slot());
@@ -36,15 +40,12 @@ pub fn release<I: Instructions>(socket: &Socket) {
     }
     let is_datagram = phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram {
-        // The flow ends with its connection, which may be long after the release of the socket. But
-        // no program detects this end if another program has removed our request for events of
-        // state changes. Kernel fact: the event precedes the state change, so if the socket is
-        // already closed, the event of its end has occurred.
-        let is_closed = socket.is_closed();
-        if !is_closed && socket.announces_states() {
+        if !can_cast() && ends_later(socket) {
             return;
         }
-        if is_closed {
+        // Kernel fact: the event precedes the state change, so if the socket is already closed, the
+        // event of its end has occurred.
+        if socket.is_closed() {
             record::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
         }
     } else if socket.is_connected() && !rows::is_backend(slot, socket.peer()) {
@@ -76,6 +77,14 @@ pub fn release<I: Instructions>(socket: &Socket) {
     let judges = if is_followed { Judges::Nothing } else { Judges::All };
     let is_ordinary = || if is_followed { 0 } else { socket.is_ordinary() };
     record::end::<I>(cookie, record, end, retransmits, judges, is_ordinary);
+}
+
+/// Whether accounting is full and the TCP program will detect the end of the socket's connection,
+/// which may be long after the release of the socket. It will not if another program has removed
+/// our request for events of state changes.
+#[inline(always)]
+fn ends_later(socket: &Socket) -> bool {
+    FULL_ACCOUNTING.load() != 0 && socket.is_tcp() && !socket.is_closed() && socket.announces_states()
 }
 
 /// Whether accounting is full and the TCP program has received no event of a SYN of the flow. If

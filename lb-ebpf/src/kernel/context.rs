@@ -11,7 +11,7 @@ use lb_common::ending::{SocketSnapshot, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_ESTABLISH
 use lb_common::net::{Address, Be16, Be32, IPPROTO_TCP, IPPROTO_UDP};
 
 use crate::globals::{
-    CALL, CALL_SOCKET, FULL_ACCOUNTING, KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, NAMESPACE_COOKIE,
+    FULL_ACCOUNTING, KERNEL_SOCKET, KERNEL_SOCKET_MASK, KNOWS_MPTCP, NAMESPACE_COOKIE,
     RELEASED_BYTES_RECEIVED, RELEASED_BYTES_SENT, RELEASED_CALLBACKS, RELEASED_RETRANSMITS, RELEASED_SK_ERR,
     RELEASED_SK_ERR_SOFT, RELEASED_SRTT, SOCKET_COOKIE, SOCKET_NAMESPACE, SYN_RETRIES, TCP_SOCK, can_cast,
 };
@@ -61,13 +61,16 @@ impl Dial {
         Self { socket: Some(socket), ..dial }
     }
 
-    /// The kernel's own structure of the socket. Requires [`can_cast`].
+    /// The kernel's own structure of the socket, as that of a TCP socket, which begins with the
+    /// fields of every socket. Requires [`can_cast`].
     #[inline(always)]
     fn socket(&self) -> *const u8 {
         match self.socket {
             Some(socket) => socket,
             // SAFETY: the context and its socket are valid while the program runs.
-            None => unsafe { field(cast(self.ctx.cast_const(), CALL.load()), CALL_SOCKET.load()) },
+            None => unsafe {
+                cast((&raw const (*self.ctx).__bindgen_anon_1.sk).read_volatile(), TCP_SOCK.load())
+            },
         }
     }
 
@@ -195,7 +198,7 @@ impl Dial {
     fn tcp_byte(&self, offset: u32) -> Option<u8> {
         if can_cast() {
             // SAFETY: a TCP socket, because callers pass no other.
-            return Some(unsafe { field(cast(self.socket(), TCP_SOCK.load()), offset) });
+            return Some(unsafe { field(self.socket(), offset) });
         }
         // SAFETY: the context and its socket are valid while the program runs. The helper returns a
         // pointer to the kernel's own structure or null, and the verifier checks the read against
@@ -319,8 +322,19 @@ impl Socket {
     /// Whether it is a UDP socket.
     #[inline(always)]
     pub fn is_udp(&self) -> bool {
+        self.protocol() == u32::from(IPPROTO_UDP)
+    }
+
+    /// Whether it is a TCP socket.
+    #[inline(always)]
+    pub fn is_tcp(&self) -> bool {
+        self.protocol() == u32::from(IPPROTO_TCP)
+    }
+
+    #[inline(always)]
+    fn protocol(&self) -> u32 {
         // SAFETY: the context is valid while the program runs.
-        unsafe { (&raw const (*self.ctx).protocol).read_volatile() == u32::from(IPPROTO_UDP) }
+        unsafe { (&raw const (*self.ctx).protocol).read_volatile() }
     }
 
     /// Whether the socket's connection has ended or has never begun.

@@ -191,8 +191,6 @@ fn verified_of_client(
         ("KERNEL_SOCKET_MASK", offset("sk_kern_sock_mask")),
         ("SYN_RETRIES", offset("icsk_syn_retries")),
         ("TCP_SOCK", of_casts("tcp_sock")),
-        ("CALL", of_casts("bpf_sock_addr_kern")),
-        ("CALL_SOCKET", of_casts("sock_addr_sk")),
         ("EVENT", of_casts("bpf_sock_ops_kern")),
         ("EVENT_SOCKET", of_casts("sock_ops_sk")),
         ("SOCKET_COOKIE", of_casts("skc_cookie")),

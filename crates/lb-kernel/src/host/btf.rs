@@ -52,10 +52,7 @@ pub struct Casts {
     pub bpf_rdonly_cast: u32,
     /// The numbers of the types of the structures with these names.
     pub tcp_sock: u32,
-    pub bpf_sock_addr_kern: u32,
     pub bpf_sock_ops_kern: u32,
-    /// The field `sk` in a `struct bpf_sock_addr_kern`.
-    pub sock_addr_sk: u32,
     /// The field `sk` in a `struct bpf_sock_ops_kern`.
     pub sock_ops_sk: u32,
     /// The fields `skc_cookie` and `skc_net` in a `struct sock`.
@@ -72,9 +69,7 @@ impl Offsets {
             [
                 ("bpf_rdonly_cast", casts.bpf_rdonly_cast),
                 ("tcp_sock", casts.tcp_sock),
-                ("bpf_sock_addr_kern", casts.bpf_sock_addr_kern),
                 ("bpf_sock_ops_kern", casts.bpf_sock_ops_kern),
-                ("sock_addr_sk", casts.sock_addr_sk),
                 ("sock_ops_sk", casts.sock_ops_sk),
                 ("skc_cookie", casts.skc_cookie),
                 ("skc_net", casts.skc_net),
@@ -123,7 +118,7 @@ pub fn offsets(path: &Path) -> io::Result<Offsets> {
     let bytes = std::fs::read(path)?;
     let sockets = ["sock", "sock_common", "inet_sock", "inet_connection_sock", "tcp_sock"];
     let queues = ["sk_buff_head", "sk_buff", "sock_exterr_skb"];
-    let structures = [&sockets[..], &queues, &["net", "bpf_sock_addr_kern", "bpf_sock_ops_kern"]].concat();
+    let structures = [&sockets[..], &queues, &["net", "bpf_sock_ops_kern"]].concat();
     let types = Types::parse(&bytes, &structures, &["bpf_rdonly_cast"]);
     let types = types.ok_or_else(|| invalid("is not valid BTF"))?;
     let bits = |structure: &str, field: &str| {
@@ -316,9 +311,7 @@ impl<'b> Types<'b> {
         Some(Casts {
             bpf_rdonly_cast: *self.functions.get("bpf_rdonly_cast")?,
             tcp_sock: structure("tcp_sock")?,
-            bpf_sock_addr_kern: structure("bpf_sock_addr_kern")?,
             bpf_sock_ops_kern: structure("bpf_sock_ops_kern")?,
-            sock_addr_sk: field("bpf_sock_addr_kern", "sk")?,
             sock_ops_sk: field("bpf_sock_ops_kern", "sk")?,
             skc_cookie: common + field("sock_common", "skc_cookie")?,
             skc_net: common + field("sock_common", "skc_net")?,

@@ -151,8 +151,6 @@ pub static FEATURES: [Feature; 8] = [
         without: "Each connect and each close calls more helpers, and is slower",
         globals: &[
             ("TCP_SOCK", Value::Cast(|casts| casts.tcp_sock)),
-            ("CALL", Value::Cast(|casts| casts.bpf_sock_addr_kern)),
-            ("CALL_SOCKET", Value::Cast(|casts| casts.sock_addr_sk)),
             ("EVENT", Value::Cast(|casts| casts.bpf_sock_ops_kern)),
             ("EVENT_SOCKET", Value::Cast(|casts| casts.sock_ops_sk)),
             ("SOCKET_COOKIE", Value::Cast(|casts| casts.skc_cookie)),

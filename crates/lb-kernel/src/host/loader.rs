@@ -277,13 +277,11 @@ mod tests {
         const CASTS: Casts = Casts {
             bpf_rdonly_cast: 70_001,
             tcp_sock: 1,
-            bpf_sock_addr_kern: 2,
-            bpf_sock_ops_kern: 3,
-            sock_addr_sk: 4,
-            sock_ops_sk: 5,
-            skc_cookie: 6,
-            skc_net: 7,
-            net_cookie: 8,
+            bpf_sock_ops_kern: 2,
+            sock_ops_sk: 3,
+            skc_cookie: 4,
+            skc_net: 5,
+            net_cookie: 6,
         };
         /// Numbers that differ from all other numbers in the programs.
         const VALUES: [u64; constants::NAMES.len()] = {
