@@ -32,6 +32,7 @@ pub use schedule::{NO_MEMBER, redraw, redraw_part, usable_group, usable_member, 
 pub use survey::{Survey, survey, survey_entries, survey_group, survey_members, usable_other};
 
 use crate::abi::{Cursor, EjectionState, NO_SLOT, Policy, Reason, RecentErrors, Rules, StateWord, TableRef};
+use crate::load::{self, HalfLife};
 use view::View;
 
 /// The tables of a service, in kernel maps or in memory.
@@ -68,6 +69,13 @@ pub trait Tables: Sized {
     #[inline(always)]
     fn has_errors(&self, backend: Self::Backend) -> bool {
         self.errors(backend).count != 0
+    }
+
+    /// The number of recent errors that remain at the tick `now`, for the backend in `slot`.
+    #[inline(always)]
+    fn remaining_errors(&self, slot: u32, rules: Rules, now: u32) -> u32 {
+        let half_life = HalfLife::new(rules.error_half_life);
+        self.backend(slot).map_or(0, |backend| load::decayed(self.errors(backend), now, half_life))
     }
 
     /// All rules of the service. A choice may begin with only the policy and the limit, because the

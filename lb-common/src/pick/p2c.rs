@@ -51,7 +51,7 @@ pub fn better_of_eligible<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
     if !view.is_eligible_and_not_ejected(a) || !view.is_eligible_and_not_ejected(b) {
         return NO_SLOT;
     }
-    if is_lower(view, a, b) {
+    if is_lower(view, (first, a), (second, b)) {
         view.tables.note_picked(a);
         return first;
     }
@@ -72,16 +72,21 @@ pub fn better<T: Tables>(view: &View<'_, T>, sample: u32) -> u32 {
         return one;
     }
     let (Some(a), Some(b)) = (view.tables.backend(one), view.tables.backend(other)) else { return CORRUPT };
-    if is_lower(view, a, b) { one } else { other }
+    if is_lower(view, (one, a), (other, b)) { one } else { other }
 }
 
-/// Whether the load of `a` for its weight is at most that of `b`.
+/// Whether the load of the backend `a` for its weight is at most that of `b`. Each argument is a
+/// slot and its backend.
 #[inline(always)]
-fn is_lower<T: Tables>(view: &View<'_, T>, a: T::Backend, b: T::Backend) -> bool {
+fn is_lower<T: Tables>(
+    view: &View<'_, T>,
+    (first, a): (u32, T::Backend),
+    (second, b): (u32, T::Backend),
+) -> bool {
     // a / entries(a) <= b / entries(b), without a division: loads have 33 bits and entries at most
     // 17.
-    let left = view.load(a) * u64::from(view.tables.entries(b));
-    let right = view.load(b) * u64::from(view.tables.entries(a));
+    let left = view.load(first, a) * u64::from(view.tables.entries(b));
+    let right = view.load(second, b) * u64::from(view.tables.entries(a));
     left <= right
 }
 

@@ -5,7 +5,7 @@
 
 use super::{CORRUPT, Tables};
 use crate::abi::{NO_SLOT, Rules, TableRef};
-use crate::load::{self, HalfLife, sign_mask_in_register};
+use crate::load::sign_mask_in_register;
 
 /// The input of one choice.
 pub struct View<'t, T> {
@@ -52,16 +52,14 @@ impl<T: Tables> View<'_, T> {
             && (limit == 0 || self.tables.flows(backend) < limit)
     }
 
-    /// The load of a backend: its open flows plus its recent errors.
+    /// The load of the backend in a slot: its open flows plus its recent errors.
     #[inline(always)]
-    pub fn load(&self, backend: T::Backend) -> u64 {
+    pub fn load(&self, slot: u32, backend: T::Backend) -> u64 {
         let flows = u64::from(self.tables.flows(backend));
         if !self.tables.has_errors(backend) {
             return flows;
         }
-        let errors = self.tables.errors(backend);
-        let half_life = HalfLife::new(self.tables.all_rules(self.rules).error_half_life);
-        flows + u64::from(load::decayed(errors, self.now, half_life))
+        flows + u64::from(self.tables.remaining_errors(slot, self.rules, self.now))
     }
 }
 

@@ -61,16 +61,17 @@ const HOW_BIT: u32 = 16;
 
 /// A pick in one word, which a global function can return.
 #[inline(always)]
-fn to_word(pick: Pick) -> u32 {
+pub fn to_word(pick: Pick) -> u32 {
     (pick.how as u32) << HOW_BIT | pick.slot & NO_SLOT
 }
 
 #[inline(always)]
-fn from_word(word: u32) -> Pick {
+pub fn from_word(word: u32) -> Pick {
     const PICKED: u16 = How::Picked as u16;
     const TRIAL: u16 = How::Trial as u16;
     const OVERFLOWED: u16 = How::Overflowed as u16;
     const FALLBACK: u16 = How::Fallback as u16;
+    const DIVERTED: u16 = How::Diverted as u16;
     const LIMITED: u16 = How::Limited as u16;
     const REFUSED: u16 = How::Refused as u16;
     let how = match (word >> HOW_BIT) as u16 {
@@ -78,6 +79,7 @@ fn from_word(word: u32) -> Pick {
         TRIAL => How::Trial,
         OVERFLOWED => How::Overflowed,
         FALLBACK => How::Fallback,
+        DIVERTED => How::Diverted,
         LIMITED => How::Limited,
         REFUSED => How::Refused,
         _ => How::Broken,

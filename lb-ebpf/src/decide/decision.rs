@@ -2,12 +2,12 @@
 //! on is read only once, so that the choice, the record and the counters agree.
 
 use lb_common::abi::{Backend, CpuService, Flow, Phase, Service, TableRef};
-use lb_common::pick::{self, How, Pick};
+use lb_common::pick::{How, Pick};
 use lb_common::ticks::tick;
 
 use super::choose;
 use super::service::Dialled;
-use super::tables::{other_than_lame, rules, table_of};
+use super::tables::{beside_lame, table_of};
 use super::verdict::Verdict;
 use crate::ejection;
 use crate::flow::tally;
@@ -67,7 +67,7 @@ impl Decision {
             choose::here::<I>(index, service, on_cpu, table, policy, now)
         };
         let picked = if on_cpu.is_some() { picked } else { core::ptr::null() };
-        let (Pick { how, slot }, backend) = unless_lame(service, table, policy, pick, picked, sample, now_ns);
+        let (Pick { how, slot }, backend) = unless_lame(index, table, pick, picked, sample, now_ns);
         let table_generation = table.generation;
         Self {
             index,
@@ -116,22 +116,13 @@ impl Decision {
     /// flow has a record.
     #[inline(always)]
     pub fn count(&self, tracked: bool) {
-        // There is one call of `outcome` per field. If the code selected the field first and then
-        // called `outcome` once, the offset of the addition would differ by path, which the
-        // verifier permits only with CAP_PERFMON.
         if !tracked {
             tally::count(self.slot, |counts| &raw mut counts.untracked);
             tally::outcome(self.index, |outcomes| &raw mut outcomes.untracked);
             return;
         }
-        match self.how {
-            How::Trial => tally::outcome(self.index, |outcomes| &raw mut outcomes.trial),
-            How::Overflowed => tally::outcome(self.index, |outcomes| &raw mut outcomes.overflowed),
-            How::Fallback => tally::outcome(self.index, |outcomes| &raw mut outcomes.fallback),
-            How::Picked | How::Diverted | How::Limited | How::Refused | How::Broken => match self.on_cpu {
-                Some(on_cpu) => tally::forwarded(on_cpu),
-                None => tally::outcome(self.index, |outcomes| &raw mut outcomes.forwarded),
-            },
+        if let Some(on_cpu) = self.on_cpu.or_else(|| CPU_SERVICES.get_ptr_mut(self.index)) {
+            tally::sent(on_cpu, self.how);
         }
     }
 
@@ -159,9 +150,8 @@ impl Decision {
 /// returns the backend's row of `BACKENDS`, which is null if there is no backend.
 #[inline(always)]
 fn unless_lame(
-    service: *const Service,
+    index: u32,
     table: TableRef,
-    policy: u8,
     pick: Pick,
     picked: *const Backend,
     sample: u32,
@@ -178,7 +168,6 @@ fn unless_lame(
     if !rows::is_lame(backend, now_ns) {
         return (pick, backend);
     }
-    let limit = pick::limit_of_diversion(pick.how, rules(service, policy));
-    let pick = pick::diverted(pick, other_than_lame(table.to_word(), sample, limit, pick.slot));
+    let pick = choose::from_word(beside_lame(index, table.to_word(), sample, choose::to_word(pick)));
     (pick, rows::backend(pick.slot).unwrap_or(core::ptr::null()))
 }

@@ -9,6 +9,7 @@ use lb_common::abi::{
     Backend, Cursor, ENTRIES_PER_CELL, EjectionState, Members, NO_SLOT, RecentErrors, Rules, ScheduleCell,
     Service, StateWord, TableRef,
 };
+use lb_common::load::{self, HalfLife};
 use lb_common::pick::{self, CpuCursor, Pick, Scan, Tables};
 
 use super::choose;
@@ -141,6 +142,11 @@ impl<I: Instructions> Tables for KernelTables<I> {
     }
 
     #[inline(always)]
+    fn remaining_errors(&self, slot: u32, _: Rules, now: u32) -> u32 {
+        errors_in_slot(self.index, slot, now)
+    }
+
+    #[inline(always)]
     fn all_rules(&self, rules: Rules) -> Rules {
         if self.service.is_null() { rules } else { self::rules(self.service, rules.policy) }
     }
@@ -237,6 +243,16 @@ impl<I: Instructions> Tables for KernelTables<I> {
         // SAFETY: a live map value.
         unsafe { (&raw const (*self.service).fallback).read_volatile() }
     }
+}
+
+/// The remaining errors of the backend in a slot of a service, as a global function: few backends
+/// have errors, and this code would separate the instructions of all other connects.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn errors_in_slot(index: u32, slot: u32, now: u32) -> u32 {
+    let (Some(service), Some(backend)) = (rows::service(index), rows::backend(slot)) else { return 0 };
+    let half_life = HalfLife::new(rules_of(service).error_half_life);
+    load::decayed(of_no_service().errors(backend), now, half_life)
 }
 
 /// The scan for the least loaded member, as a global function: the verifier follows it once, for
@@ -340,18 +356,22 @@ extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, samp
     pick::other_than(&of_no_service(), table, first, sample)
 }
 
-/// The search of the schedule for a backend that replaces a lame duck, as a global function like
-/// [`least_of_members`]. (The table is passed as one word, so that the arguments fit into
-/// registers.)
+/// The diversion of a pick whose backend is a lame duck. This is a global function, because few
+/// connects pick a lame duck, and its code would separate the instructions of all other connects.
+/// The table and the picks are passed as words.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn other_than_lame(table: u64, sample: u32, active_limit: u32, first: u32) -> u32 {
-    pick::divert(sample, first, |place, is_scattered| {
-        look_beside_lame(table, place, is_scattered.into(), active_limit)
-    })
+pub extern "C" fn beside_lame(index: u32, table: u64, sample: u32, picked: u32) -> u32 {
+    let pick = choose::from_word(picked);
+    let Some(service) = rows::service(index) else { return picked };
+    let limit = pick::limit_of_diversion(pick.how, rules_of(service));
+    let slot = pick::divert(sample, pick.slot, |place, is_scattered| {
+        look_beside_lame(table, place, is_scattered.into(), limit)
+    });
+    choose::to_word(pick::diverted(pick, slot))
 }
 
-/// Examines half of the entries that [`other_than_lame`] examines, see [`pick::diversion_part`].
+/// Examines half of the entries that [`beside_lame`] examines, see [`pick::diversion_part`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn look_beside_lame(table: u64, place: u32, is_scattered: u32, active_limit: u32) -> u64 {

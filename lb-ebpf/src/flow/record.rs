@@ -173,18 +173,25 @@ impl Place {
             return;
         }
         tally::opened(backend);
-        if self.is_taken {
-            // SAFETY: a live map value that belongs to the socket.
-            let before = unsafe { self.flow.read_volatile() };
-            // SAFETY: a live map value that belongs to the socket.
-            unsafe { self.flow.write(flow()) };
-            end_of_former::<I>(&before);
-            return;
-        }
+        let former = if self.is_taken { self.former() } else { (0, 0, 0) };
         // The record is written last: nothing has used this cache line lately, and every atomic
         // instruction after this store would wait for the store.
         // SAFETY: a live map value that belongs to the socket.
         unsafe { self.flow.write(flow()) };
+        if self.is_taken {
+            let (slot, word, start_ns) = former;
+            end_former::<I>(slot, word, start_ns);
+        }
+    }
+
+    /// The socket's previous flow: its slot, one word with the service, the reason for the choice
+    /// and the phase, and its start. (A global function accepts only numbers.)
+    #[inline(always)]
+    fn former(&self) -> (u32, u32, u64) {
+        // SAFETY: a live map value that belongs to the socket.
+        let before = unsafe { self.flow.read_volatile() };
+        let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;
+        (before.slot, word, before.start_ns)
     }
 }
 
@@ -219,16 +226,8 @@ extern "C" fn claim_overflow(cookie: u64) -> u32 {
     0
 }
 
-/// Counts the end of the socket's previous flow, in a global function. Such a function accepts only
-/// numbers, which here are the slot, the start of the flow, and one word with the service, the
-/// reason for the choice, and the phase.
-#[inline(always)]
-fn end_of_former<I: Instructions>(before: &Flow) {
-    let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;
-    end_former::<I>(before.slot, word, before.start_ns);
-}
-
 global_function! {
+    /// Counts the end of a socket's previous flow, which the numbers of [`Place::former`] describe.
     fn end_former(slot: u32, word: u32, start_ns: u64) -> u32 = abandon_former, end_former_flow, end_former_flow_5_10;
 }
 
