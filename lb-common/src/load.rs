@@ -124,9 +124,8 @@ pub fn sign_mask(difference: u64) -> u64 {
 }
 
 /// Like [`sign_mask`], but computed in a register, because `black_box` goes through memory in a
-/// kernel program. ([`decayed`] must not use this function: if the mask did not go through memory
-/// there, the verifier would have too many paths to follow without CAP_PERFMON when a policy
-/// compares two backends.)
+/// kernel program. ([`decayed`] does not use this function, because the scan for the least loaded
+/// member would need more stack: functions that call each other share 512 bytes.)
 #[cfg(not(target_arch = "bpf"))]
 #[inline(always)]
 pub fn sign_mask_in_register(difference: u64) -> u64 {

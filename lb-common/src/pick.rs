@@ -71,10 +71,12 @@ pub trait Tables: Sized {
         self.errors(backend).count != 0
     }
 
-    /// The number of recent errors that remain at the tick `now`, for the backend in `slot`.
+    /// The number of recent errors that remain at the tick `now`, for the backend in `slot`. The
+    /// argument `rules` may have only the rules with which a choice begins, see
+    /// [`Tables::all_rules`].
     #[inline(always)]
     fn remaining_errors(&self, slot: u32, rules: Rules, now: u32) -> u32 {
-        let half_life = HalfLife::new(rules.error_half_life);
+        let half_life = HalfLife::new(self.all_rules(rules).error_half_life);
         self.backend(slot).map_or(0, |backend| load::decayed(self.errors(backend), now, half_life))
     }
 

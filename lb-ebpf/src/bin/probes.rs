@@ -137,12 +137,12 @@ pub fn knows_kernel_sockets(ctx: SockAddrContext) -> i32 {
 /// Since Linux 6.2: a program can get pointers to the kernel's own structures.
 #[cgroup_sock_addr(connect4)]
 pub fn kernel_casts(ctx: SockAddrContext) -> i32 {
-    // SAFETY: the context and its socket are valid while the program runs. The kernel handles the
-    // fault of a load from a structure of another type.
+    // SAFETY: the context and its socket are valid while the program runs. A load past the end of a
+    // smaller structure may fault, which the kernel handles.
     unsafe {
         let socket = cast::cast(socket(ctx.sock_addr).cast_const(), TCP_SOCK.load());
         cast::field::<u64>(socket, SOCKET_COOKIE.load());
-        // The kernel also accepts a program's context.
+        // The programs also cast their own contexts.
         cast::field::<u8>(cast::cast(ctx.sock_addr.cast_const(), TCP_SOCK.load()), SOCKET_COOKIE.load());
     }
     1

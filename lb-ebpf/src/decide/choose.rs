@@ -59,12 +59,13 @@ fn choose_slowly<I: Instructions>(index: u32, table: u64, sample: u32, now: u32)
 
 const HOW_BIT: u32 = 16;
 
-/// A pick in one word, which a global function can return.
+/// A pick in one word, which a global function can accept and return.
 #[inline(always)]
 pub fn to_word(pick: Pick) -> u32 {
     (pick.how as u32) << HOW_BIT | pick.slot & NO_SLOT
 }
 
+/// The pick in a word from [`to_word`].
 #[inline(always)]
 pub fn from_word(word: u32) -> Pick {
     const PICKED: u16 = How::Picked as u16;

@@ -7,7 +7,7 @@ use lb_common::ticks::tick;
 
 use super::choose;
 use super::service::Dialled;
-use super::tables::{beside_lame, table_of};
+use super::tables::{divert_from_lame, table_of};
 use super::verdict::Verdict;
 use crate::ejection;
 use crate::flow::tally;
@@ -168,6 +168,6 @@ fn unless_lame(
     if !rows::is_lame(backend, now_ns) {
         return (pick, backend);
     }
-    let pick = choose::from_word(beside_lame(index, table.to_word(), sample, choose::to_word(pick)));
+    let pick = choose::from_word(divert_from_lame(index, table.to_word(), sample, choose::to_word(pick)));
     (pick, rows::backend(pick.slot).unwrap_or(core::ptr::null()))
 }

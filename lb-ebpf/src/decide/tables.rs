@@ -69,7 +69,7 @@ pub fn rules_of(service: *const Service) -> Rules {
 /// The rules of a service that a choice needs, with a policy that the caller has read. The daemon
 /// stores the rules word by word, at any time.
 #[inline(always)]
-pub fn rules(service: *const Service, policy: u8) -> Rules {
+fn rules(service: *const Service, policy: u8) -> Rules {
     // SAFETY: a live map value.
     unsafe {
         let rules = &raw const (*service).rules;
@@ -246,7 +246,7 @@ impl<I: Instructions> Tables for KernelTables<I> {
 }
 
 /// The remaining errors of the backend in a slot of a service, as a global function: few backends
-/// have errors, and this code would separate the instructions of all other connects.
+/// have errors, and inlined code would be between the instructions that every connect executes.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn errors_in_slot(index: u32, slot: u32, now: u32) -> u32 {
@@ -356,22 +356,21 @@ extern "C" fn other_scheduled_slot(base: u32, length_log2: u32, first: u32, samp
     pick::other_than(&of_no_service(), table, first, sample)
 }
 
-/// The diversion of a pick whose backend is a lame duck. This is a global function, because few
-/// connects pick a lame duck, and its code would separate the instructions of all other connects.
-/// The table and the picks are passed as words.
+/// The diversion of a pick whose backend is a lame duck, as a global function like
+/// [`errors_in_slot`]. The table and the picks are passed as words.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn beside_lame(index: u32, table: u64, sample: u32, picked: u32) -> u32 {
+pub extern "C" fn divert_from_lame(index: u32, table: u64, sample: u32, picked: u32) -> u32 {
     let pick = choose::from_word(picked);
     let Some(service) = rows::service(index) else { return picked };
-    let limit = pick::limit_of_diversion(pick.how, rules_of(service));
+    let limit = pick::limit_of_diversion(pick.how, first_rules(service, 0));
     let slot = pick::divert(sample, pick.slot, |place, is_scattered| {
         look_beside_lame(table, place, is_scattered.into(), limit)
     });
     choose::to_word(pick::diverted(pick, slot))
 }
 
-/// Examines half of the entries that [`beside_lame`] examines, see [`pick::diversion_part`].
+/// Examines half of the entries that [`divert_from_lame`] examines, see [`pick::diversion_part`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn look_beside_lame(table: u64, place: u32, is_scattered: u32, active_limit: u32) -> u64 {

@@ -173,9 +173,10 @@ impl Place {
             return;
         }
         tally::opened(backend);
-        let former = if self.is_taken { self.former() } else { (0, 0, 0) };
-        // The record is written last: nothing has used this cache line lately, and every atomic
-        // instruction after this store would wait for the store.
+        let former = if self.is_taken { self.numbers_of_former() } else { (0, 0, 0) };
+        // The record is written after the counters, except those of a previous flow, which is rare:
+        // nothing has used this cache line lately, and every atomic instruction after this store
+        // would wait for the store.
         // SAFETY: a live map value that belongs to the socket.
         unsafe { self.flow.write(flow()) };
         if self.is_taken {
@@ -187,7 +188,7 @@ impl Place {
     /// The socket's previous flow: its slot, one word with the service, the reason for the choice
     /// and the phase, and its start. (A global function accepts only numbers.)
     #[inline(always)]
-    fn former(&self) -> (u32, u32, u64) {
+    fn numbers_of_former(&self) -> (u32, u32, u64) {
         // SAFETY: a live map value that belongs to the socket.
         let before = unsafe { self.flow.read_volatile() };
         let word = u32::from(before.service) | u32::from(before.why) << 16 | u32::from(before.phase) << 24;
@@ -227,7 +228,8 @@ extern "C" fn claim_overflow(cookie: u64) -> u32 {
 }
 
 global_function! {
-    /// Counts the end of a socket's previous flow, which the numbers of [`Place::former`] describe.
+    /// Counts the end of a socket's previous flow, with the numbers of
+    /// [`Place::numbers_of_former`].
     fn end_former(slot: u32, word: u32, start_ns: u64) -> u32 = abandon_former, end_former_flow, end_former_flow_5_10;
 }
 

@@ -8,7 +8,7 @@ use core::mem::offset_of;
 use lb_common::abi::{
     Backend, CpuService, ENDING_ROWS, Histogram, Outcomes, RecentErrors, SlotCounters, TIME_BUCKETS, bucket,
 };
-use lb_common::load::{self, HalfLife};
+use lb_common::load::{self, HalfLife, without_bounds};
 use lb_common::pick::How;
 
 use crate::kernel::atomic;
@@ -42,19 +42,24 @@ pub fn outcome(index: u32, field: impl FnOnce(&mut Outcomes) -> *mut u64) {
 #[inline(always)]
 pub fn sent(service: *mut CpuService, how: How) {
     /// The position of each outcome's field in [`Outcomes`], in the four bits that begin at four
-    /// times the number of [`How`]; 0 is [`Outcomes::forwarded`].
-    const FIELDS: u64 = field(How::Fallback, offset_of!(Outcomes, fallback))
+    /// times the number of [`How`].
+    const FIELDS: u64 = field(How::Picked, offset_of!(Outcomes, forwarded))
+        | field(How::Diverted, offset_of!(Outcomes, forwarded))
+        | field(How::Fallback, offset_of!(Outcomes, fallback))
         | field(How::Overflowed, offset_of!(Outcomes, overflowed))
         | field(How::Trial, offset_of!(Outcomes, trial));
     const fn field(how: How, offset: usize) -> u64 {
         assert!(offset / 8 < 8);
         (offset as u64 / 8) << (4 * how as u32)
     }
-    // The position is computed without a branch: without CAP_PERFMON the verifier rejects an offset
-    // that differs by path.
-    let position = FIELDS >> (4 * how as u32) & 7;
     // SAFETY: this CPU's map value, which has more than eight outcomes.
-    unsafe { atomic::add((&raw mut (*service).outcomes).cast::<u64>().add(position as usize), 1) };
+    unsafe {
+        // The position is unknown to the verifier, because without CAP_PERFMON the verifier rejects
+        // an offset that differs by path.
+        let any = u64::from((&raw const (*service).cursor.phase).read_volatile());
+        let position = without_bounds(FIELDS >> (4 * how as u32), any) & 7;
+        atomic::add((&raw mut (*service).outcomes).cast::<u64>().add(position as usize), 1);
+    }
 }
 
 /// Increments one field of a slot's counters on this CPU.

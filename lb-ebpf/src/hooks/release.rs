@@ -9,7 +9,7 @@ use crate::ejection::{self, Judges};
 use crate::flow::datagrams;
 use crate::flow::record::{self, RecordRef};
 use crate::flow::tally;
-use crate::globals::{FULL_ACCOUNTING, RELEASED_SK_ERR, can_cast};
+use crate::globals::{FULL_ACCOUNTING, RELEASED_CALLBACKS, RELEASED_SK_ERR, can_cast};
 use crate::kernel::atomic::Instructions;
 use crate::kernel::context::Socket;
 use crate::rows;
@@ -23,8 +23,10 @@ pub fn release<I: Instructions>(socket: &Socket) {
     if socket.is_udp() {
         datagrams::end(cookie);
     }
-    // If the programs can cast, this check takes less time than the lookup of the record.
-    if can_cast() && ends_later(socket) {
+    let is_closed = socket.is_closed();
+    // If a load shows the requests, this check takes less time than the lookup of the record.
+    let shows_requests = can_cast() && RELEASED_CALLBACKS.load() != 0;
+    if shows_requests && ends_later(socket, is_closed) {
         return;
     }
     let Some(record) = record::of(cookie) else { return };
@@ -33,19 +35,19 @@ pub fn release<I: Instructions>(socket: &Socket) {
         // If the socket is in the state "closed", it has tried to connect and could not, because
         // there was no route or no port. In any other state, the first packet was deferred until
         // there is data (`TCP_FASTOPEN_CONNECT`).
-        let send_failed = RELEASED_SK_ERR.load() != 0 && socket.is_closed();
+        let send_failed = RELEASED_SK_ERR.load() != 0 && is_closed;
         let end = End::of(Ending::NotSent, false).send_failed_if(send_failed);
         record::end::<I>(cookie, record, end, 0, Judges::SendFailures, || socket.is_ordinary());
         return;
     }
     let is_datagram = phase == Phase::Datagrams as u8;
     if FULL_ACCOUNTING.load() != 0 && !is_datagram {
-        if !can_cast() && ends_later(socket) {
+        if !shows_requests && ends_later(socket, is_closed) {
             return;
         }
         // Kernel fact: the event precedes the state change, so if the socket is already closed, the
         // event of its end has occurred.
-        if socket.is_closed() {
+        if is_closed {
             record::anomaly(|anomalies| &raw mut anomalies.release_out_of_turn);
         }
     } else if socket.is_connected() && !rows::is_backend(slot, socket.peer()) {
@@ -80,11 +82,12 @@ pub fn release<I: Instructions>(socket: &Socket) {
 }
 
 /// Whether accounting is full and the TCP program will detect the end of the socket's connection,
-/// which may be long after the release of the socket. It will not if another program has removed
-/// our request for events of state changes.
+/// which may be long after the release of the socket. It will not if no SYN was sent, because the
+/// SYN's event makes the request for events of state changes, or if another program has removed
+/// this request.
 #[inline(always)]
-fn ends_later(socket: &Socket) -> bool {
-    FULL_ACCOUNTING.load() != 0 && socket.is_tcp() && !socket.is_closed() && socket.announces_states()
+fn ends_later(socket: &Socket, is_closed: bool) -> bool {
+    FULL_ACCOUNTING.load() != 0 && socket.is_tcp() && !is_closed && socket.announces_states()
 }
 
 /// Whether accounting is full and the TCP program has received no event of a SYN of the flow. If

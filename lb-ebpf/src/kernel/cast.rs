@@ -15,7 +15,8 @@ use lb_common::constants::CAST;
 /// in the kernel's BTF. A program's context is also such a structure.
 ///
 /// # Safety
-/// `address` must be the address of a structure with this type, and the type's number must not be
+/// `address` must be the address of a structure with this type (or of one that begins with the same
+/// fields, if only these are loaded), and the type's number must not be
 /// 0.
 #[inline(always)]
 pub unsafe fn cast<T>(address: *const T, type_number: u32) -> *const u8 {

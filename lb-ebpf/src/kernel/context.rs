@@ -422,7 +422,9 @@ impl Socket {
     #[inline(always)]
     fn read<T: Copy + Default>(&self, offset: u32) -> T {
         if can_cast() {
-            // SAFETY: a TCP socket; the offsets are those of its fields.
+            // SAFETY: a TCP socket; the offsets are those of its fields. (A raw socket with the
+            // protocol number of TCP has no record. The load may be past its end, and the kernel
+            // handles the fault.)
             return unsafe { field(cast(self.ctx.cast_const(), TCP_SOCK.load()), offset) };
         }
         read_at(self.ctx.cast::<u8>().wrapping_add(offset as usize).cast_const())
